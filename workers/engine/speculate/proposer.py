@@ -65,6 +65,8 @@ class Proposer(Protocol):
 
     def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
         """The tokens are the sequence's already."""
+        return
 
     def forget(self, region: bytes | None) -> None:
         """The texts of a namespace region are to be gone; None: those of every region."""
+        return

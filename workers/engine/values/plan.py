@@ -156,9 +156,6 @@ class AdapterWeights(Protocol):
 class StepRunner(Protocol):
     """What the engine needs of a model. Real: `runner.ModelRunner`; in tests: a scripted one."""
 
-    lag: int
-    """How many launched, uncollected steps there may be when the next one is launched: 0 or 1."""
-
     root: str
     """KV identity (messages.Hello.root)."""
     block_size: int
@@ -169,11 +166,21 @@ class StepRunner(Protocol):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    kernels: Sequence[KernelState]
     takes_trees: bool
     """Rows may have `parents`."""
-    adapters: Mapping[str, LoadedAdapter]
-    """By name, of each LoRA adapter that is loaded."""
+
+    @property
+    def lag(self) -> int:
+        """How many launched, uncollected steps there may be when the next one is launched: 0 or 1."""
+        ...
+
+    @property
+    def kernels(self) -> Sequence[KernelState]: ...
+
+    @property
+    def adapters(self) -> Mapping[str, LoadedAdapter]:
+        """By name, of each LoRA adapter that is loaded."""
+        ...
 
     def read_adapter(self, directory: Path) -> AdapterWeights:
         """Slow and free of side effects, for any thread. Raises `ModelError`."""
