@@ -150,7 +150,7 @@ def _pretend(capability: int) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.backends.driver import DriverBase
 
-    class Absent(DriverBase):
+    class Absent(DriverBase):  # type: ignore[misc]  # triton has no types
         get_current_target = staticmethod(lambda: GPUTarget("cuda", capability, 32))
         get_current_device = staticmethod(lambda: capability)
         set_current_device = staticmethod(lambda device: None)

@@ -322,7 +322,8 @@ class Ops:
         assert tokens is None or (tokens.shape, tokens.dtype) == ((rows,), torch.int64)
         assert logprobs is None or (logprobs.shape, logprobs.dtype) == ((rows,), torch.float32)
         assert raw is None or raw.shape == logits.shape, (raw.shape, logits.shape)
-        return self.chosen["sample"](logits, draws, tokens, logprobs, raw, workspace)
+        drawn: torch.Tensor = self.chosen["sample"](logits, draws, tokens, logprobs, raw, workspace)
+        return drawn
 
     def sample_workspace(self, max_rows: int, vocab: int) -> Workspace:
         """Returns buffers for `logits` and `sample` of up to `max_rows` rows; a step that is captured needs them."""

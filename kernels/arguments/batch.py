@@ -5,6 +5,7 @@ Knows lengths and block ids. Does not know sequences, layers or what the tokens 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol, Self, TypeVar
@@ -86,7 +87,7 @@ class PagedBatch:
 
     query_lens: list[int]
     context_lens: list[int]
-    block_tables: list[torch.Tensor]
+    block_tables: Sequence[torch.Tensor]
     """The block ids of each row, int64, on the device."""
     block_size: int
     given: RowTensors | None = None
@@ -116,7 +117,7 @@ class PagedBatch:
             return self.given
         seq_lens = [c + q for c, q in zip(self.context_lens, self.query_lens, strict=True)]
         device = self.block_tables[0].device
-        table = torch.nn.utils.rnn.pad_sequence(self.block_tables, batch_first=True)
+        table = torch.nn.utils.rnn.pad_sequence(list(self.block_tables), batch_first=True)
         return RowTensors(
             table.to(torch.int32),
             torch.tensor(seq_lens, dtype=torch.int32, device=device),

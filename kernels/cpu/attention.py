@@ -18,8 +18,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from kernels.cpu import emit
+from kernels.cpu.emit import NUM
 from kernels.cpu.lanes import (
-    NUM,
     ask,
     first_of,
     integer_at,

@@ -59,13 +59,14 @@ def _compile(folder: Path) -> Compiled:
 
     from kernels.cpu import decoder, product
 
-    numba.config.CACHE_DIR = str(folder)
+    numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes its settings at run time
     is_first = not any(folder.iterdir())
     if is_first:
         log.info("compiling the kernels of this CPU, once: about ten seconds (%s)", folder)
     started = time.perf_counter()
-    make = numba.cfunc("void(int64)", nopython=True, cache=True)
+    make = numba.cfunc("void(int64)", nopython=True, cache=True)  # type: ignore[call-arg]  # of the decorator's **options
     decode, multiply = make(decoder.decode.py_func), make(product.multiply.py_func)
+    assert decode.address is not None and multiply.address is not None, "numba kept no machine code"
     if is_first:
         log.info("compiled the kernels of this CPU in %.1f s", time.perf_counter() - started)
     return Compiled(decode.address, multiply.address, (decode, multiply))

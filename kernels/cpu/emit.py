@@ -21,7 +21,7 @@ WORDS = ir.VectorType(INT32, NUM)
 HALVES = ir.VectorType(INT16, NUM)
 
 
-class _BFloat(ir.Type):
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
     """The type bfloat, which LLVM has and llvmlite does not define."""
 
     null = "0.0"

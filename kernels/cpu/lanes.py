@@ -42,7 +42,7 @@ LANES = LanesType()
 @register_model(LanesType)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, VECTOR)
+        super().__init__(manager, kind, VECTOR)  # type: ignore[no-untyped-call]  # numba has no types for it
 
 
 @intrinsic
@@ -200,7 +200,7 @@ def _arithmetic(symbol: Any, name: str) -> None:
 
     def found(a, b):  # type: ignore[no-untyped-def]  # numba compares it with the lambda
         if isinstance(a, LanesType) and isinstance(b, LanesType):
-            return lambda a, b: apply(a, b)
+            return lambda a, b: apply(a, b)  # type: ignore[call-arg]  # numba hands over the typing context
         return None
 
     overload(symbol)(found)

@@ -16,7 +16,8 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from kernels.cpu import emit
-from kernels.cpu.lanes import NUM, add_at, integer_at, load, store
+from kernels.cpu.emit import NUM
+from kernels.cpu.lanes import add_at, integer_at, load, store
 from kernels.cpu.team import LINE, take
 
 FLOATS, WIDENED, PAIRED = 0, 1, 2

@@ -91,5 +91,6 @@ def _parallel() -> Callable[[int, int, int, int], None] | None:
             if found is not None:
                 found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
                 found.restype = None
-                return found
+                start: Callable[[int, int, int, int], None] = found
+                return start
     return None

@@ -213,6 +213,7 @@ def attention_prefill(
         causal = batch.context_lens[row] == 0 and not special
         mask = None if causal else batch.mask(row, window)
         if tree is not None:
+            assert mask is not None, "a tree is special, and what is special has a mask"
             mask = _narrowed(mask, tree[start : start + length])
         result = _attend(
             packed.permute(1, 2, 0, 3),

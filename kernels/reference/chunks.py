@@ -82,8 +82,7 @@ def _whole_parts(
             some = chunks[first : first + most]
             rows = [row for chunk in some for row in readers[chunk]]
             targets = [chunk[0] * len(tables) + row for chunk in some for row in readers[chunk]]
-            blocks = torch.tensor([chunk[1:] for chunk in some])
-            source = _source(blocks, kv_heads)
+            source = _source(torch.tensor([chunk[1:] for chunk in some]), kv_heads)
             yield Part(source, torch.tensor(rows), torch.tensor(targets), len(some), CHUNK)
 
 

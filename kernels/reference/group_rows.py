@@ -34,7 +34,8 @@ class RowGroups:
         least one row."""
         num_tiles = min(len(ids), len(ids) // tile + num_groups)
         sizes = (num_tiles * tile, num_tiles, num_groups)
-        return cls(ids, *(torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes), tile)
+        rows, tiles, counts = (torch.empty(n, dtype=torch.int32, device=ids.device) for n in sizes)
+        return cls(ids, rows, tiles, counts, tile)
 
 
 def group_rows(groups: RowGroups) -> None:

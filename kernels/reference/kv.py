@@ -83,6 +83,7 @@ def gather_blocks(
     `[n, num_layers, 2, KVH, block_size]`."""
     for packed, tensor in ((bits(staging), bits(kv)), (staging_scales, kv_scales)):
         if packed is not None:
+            assert tensor is not None, "scales to copy into, but none to copy"
             packed.copy_(tensor[:, ids].transpose(0, 1))
 
 
@@ -96,4 +97,5 @@ def scatter_blocks(
     """Writes packed blocks back: the reverse of `gather_blocks`; no id occurs twice."""
     for tensor, packed in ((bits(kv), bits(staging)), (kv_scales, staging_scales)):
         if tensor is not None:
+            assert packed is not None, "scales to copy into, but none to copy"
             tensor[:, ids] = packed.transpose(0, 1)

@@ -49,7 +49,8 @@ def select_gate(capability: int, quantized: bool) -> GateConfig:
 def half_block(size: int) -> int:
     """Returns the lanes for half of the `size` columns that are rotated; the length of arange has to be a power of
     two."""
-    return max(1, triton.next_power_of_2(size // 2))
+    lanes: int = triton.next_power_of_2(size // 2)
+    return max(1, lanes)
 
 
 @triton.jit
@@ -206,7 +207,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
     dtype, width = torch.bfloat16, 14_336
     eight = torch.float8_e4m3fn if capability >= 89 else torch.int8
     config = select_gate(capability, False)
-    constants = {"WIDTH": width, "BLOCK": config.block, "GELU": True}
+    constants: dict[str, float] = {"WIDTH": width, "BLOCK": config.block, "GELU": True}
     options = {"enable_fp_fusion": False}
     yield Specimen("gelu_mul", _gate_mul, (dtype, dtype), constants, Budget(48), config.num_warps, 1, options)
     config = select_gate(capability, True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import TypedDict
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 340, 50, 16, 16, 44
@@ -19,9 +20,17 @@ COLORS = {
 }
 
 
-def entries_of(runs: list[dict]) -> list[dict]:
+Entry = dict[str, float]
+
+
+class Run(TypedDict):
+    entries: list[Entry]
+    tokens: int
+
+
+def entries_of(runs: list[Run]) -> list[Entry]:
     """Return the entries of all runs that led to the weights. Their token counts go on from one run to the next."""
-    entries = []
+    entries: list[Entry] = []
     before = 0
     for run in runs:
         entries.extend({**entry, "tokens": before + entry["tokens"]} for entry in run["entries"])
@@ -29,7 +38,7 @@ def entries_of(runs: list[dict]) -> list[dict]:
     return entries
 
 
-def draw(log: dict[str, list]) -> str:
+def draw(log: dict[str, list[Run]]) -> str:
     lines = [(name, key, entries_of(log[name])) for name, key in COLORS]
     largest = max(entries[-1]["tokens"] for _, _, entries in lines) / 1e6
     low, high = 1.0, 9.0

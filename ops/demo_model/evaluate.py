@@ -83,13 +83,14 @@ def main() -> None:
         part: dict[str, object] = {"tokens": tokens, "bytes": size, "draft_agreement": agreement}
         for name, total in nats.items():
             per_token, per_byte = total / tokens, total / size
-            part[name] = {
+            figures = {
                 "nats_per_token": round(per_token, 4),
                 "perplexity_per_token": round(math.exp(per_token), 3),
                 "bits_per_byte": round(per_byte / math.log(2), 4),
                 "perplexity_per_byte": round(math.exp(per_byte), 4),
             }
-            print(f"| {kind} | {name} | " + " | ".join(map(str, part[name].values())) + " |")
+            part[name] = figures
+            print(f"| {kind} | {name} | " + " | ".join(map(str, figures.values())) + " |")
         report[kind] = part
         print(f"draft agreement on {kind}: {agreement}")
     text = json.dumps(report, indent=1) + "\n"

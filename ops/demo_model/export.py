@@ -7,13 +7,23 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import TypedDict
 
 import tokenizer as demo_tokenizer
 import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-SHAPES = {
+
+class Shape(TypedDict):
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+
+
+SHAPES: dict[str, Shape] = {
     "model": {
         "hidden_size": 256,
         "intermediate_size": 704,
@@ -51,7 +61,8 @@ def config(name: str) -> LlamaConfig:
 
 def save(model: LlamaForCausalLM, tok: Tokenizer, folder: Path) -> None:
     """Write weights in bf16, configuration, tokenizer and chat template."""
-    shipped = copy.deepcopy(model).to(torch.bfloat16).eval()
+    shipped = copy.deepcopy(model)
+    shipped.to(torch.bfloat16).eval()  # type: ignore[arg-type]  # the decorator of transformers' `to` hides self from mypy
     shipped.generation_config = GenerationConfig(
         bos_token_id=BOS_ID, eos_token_id=[EOS_ID, IM_END_ID], pad_token_id=PAD_ID
     )

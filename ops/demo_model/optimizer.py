@@ -17,7 +17,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a quintic whose iteration drives sin
 def orthogonalize(batch: Tensor, steps: int = 5) -> Tensor:
     """Replace every matrix of the batch (wide or square) by one with singular values near 1."""
     a, b, c = COEFFICIENTS
-    x = batch.bfloat16()
+    x: Tensor = batch.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
@@ -40,7 +40,7 @@ class Muon:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         for shape, group in self._groups.items():
-            gradient = torch.stack([_wide(p.grad) for p in group])
+            gradient = torch.stack([_wide(_gradient(p)) for p in group])
             buffer = self._buffers[shape]
             buffer.lerp_(gradient, 1 - self._momentum)
             update = orthogonalize(gradient.lerp(buffer, self._momentum))
@@ -49,6 +49,11 @@ class Muon:
                 scale = max(1.0, rows / columns) ** 0.5
                 parameter.mul_(1 - rate * self._weight_decay)
                 parameter.sub_(delta if rows <= columns else delta.mT, alpha=rate * scale)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "a step without a backward pass"
+    return parameter.grad
 
 
 def _wide(matrix: Tensor) -> Tensor:

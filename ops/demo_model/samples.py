@@ -44,7 +44,7 @@ def main() -> None:
         )
         for chat in CHATS
     ]
-    settings = {
+    settings: dict[str, dict[str, float]] = {
         "greedy": {"do_sample": False},
         "temperature 0.7, top-p 0.95": {"do_sample": True, "temperature": 0.7, "top_p": 0.95},
     }

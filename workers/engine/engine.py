@@ -311,11 +311,12 @@ class Engine:
 
     def _plan(self, now: float) -> StepPlan:
         """Returns a plan of the sequences that may run in this step. It is empty if there is nothing to compute."""
-        ahead = len(self._pipeline) > 0
+        ahead, plan = len(self._pipeline) > 0, None
         for takes in self.failures.apart.turns(now, lambda: self.scheduler.all_running):
             plan = self.scheduler.plan(self._step, now, ahead=ahead, takes=takes)
             if plan.work:
                 break
+        assert plan is not None, "somebody always has a turn"
         return plan
 
     def _launch(self, plan: StepPlan) -> Exception | None:

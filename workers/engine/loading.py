@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workers.engine.checkpoint.checkpoint import find, read_json
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.model import heads
+from workers.engine.model import heads, hf
 from workers.engine.model.heads import Heads
 from workers.engine.parallel.group import ALONE, Member, device_of
 from workers.engine.settings import WorkerSettings
@@ -93,7 +93,7 @@ def load_heads(told: WorkerSettings, target: StepRunner) -> Heads:
     if not isinstance(target, ModelRunner):
         raise ModelError("Heads and several ranks do not go together.")
     assert told.engine_heads is not None
-    weight = target.loaded.model.get_input_embeddings().weight
+    weight = hf.embedding_weight(target.loaded.model)
     size = weight.shape[1]
     return heads.load(told.engine_heads, size, target.vocab_size, weight.device, weight.dtype)
 

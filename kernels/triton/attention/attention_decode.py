@@ -214,9 +214,10 @@ def attention_decode(
 
 
 def workspace_of(batch: PagedBatch, query: torch.Tensor, num_splits: int) -> DecodeWorkspace:
+    num_rows, num_heads, head_dim = query.shape
     if batch.workspace is None:
-        return DecodeWorkspace.of(*query.shape, num_splits, query.device)
-    assert batch.workspace.holds(*query.shape, num_splits), (query.shape, num_splits)
+        return DecodeWorkspace.of(num_rows, num_heads, head_dim, num_splits, query.device)
+    assert batch.workspace.holds(num_rows, num_heads, head_dim, num_splits), (query.shape, num_splits)
     return batch.workspace
 
 

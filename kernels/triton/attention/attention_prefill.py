@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -451,7 +451,7 @@ def _specimen(capability: int, shape: _Shape) -> Specimen:
     stride = 8 * shape.group * shape.head_dim
     numbers = (0.1, 0.0, 0, 3, 300, 16, 32, stride, shape.head_dim, stride, shape.head_dim)
     flags = (shape.window_and_cap, shape.window_and_cap, quantized)
-    unit = "wgmma" if capability >= 90 and tiling.rows >= 64 else "mma"
+    unit: Literal["mma", "wgmma"] = "wgmma" if capability >= 90 and tiling.rows >= 64 else "mma"
     kinds = (shape.head_dim, shape.dtype, shape.kv)
     return Specimen(
         f"prefill {'short ' * shape.short}{specimen_name(shape.head_dim, shape.group, *kinds[1:])}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 import triton
@@ -194,7 +195,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
         if kv == torch.float8_e4m3fn and capability < 89:
             continue
         tiling = select(capability, head_dim, dtype, kv)
-        unit = "wgmma" if capability == 90 else "mma"
+        unit: Literal["mma", "wgmma"] = "wgmma" if capability == 90 else "mma"
         scales = torch.float32 if kv.itemsize == 1 else None
         pointers = (torch.float32, torch.float32, dtype, kv, scales, *[torch.int32] * 4)
         arguments = (*pointers, 0.1, 0.0, 4, 99, 99, 300, 8 * group * head_dim, head_dim)

@@ -203,7 +203,7 @@ def product(
 
 def split_size(in_features: int, config: Config) -> int:
     """Returns the in_features of a split: whole steps of the loop."""
-    steps = triton.cdiv(in_features, config.block_k * config.splits)
+    steps: int = triton.cdiv(in_features, config.block_k * config.splits)
     return steps * config.block_k
 
 

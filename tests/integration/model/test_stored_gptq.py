@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from stored_models import check_logits, prompt_of, start, wrapped, write
 from tiny_models import CONFIGS, GREEDY, Driven, TinyModel, drive
 from torch import nn
+from transformers import LlamaForCausalLM
 
 from workers.engine.layers.merged_linear import Together
 from workers.engine.layers.quant import QuantLinear
@@ -238,6 +239,20 @@ def test_a_checkpoint_without_one_layer_is_refused(tiny_model: TinyModels, tmp_p
     write(tmp_path, tiny_model("llama"), variant.settings(), kept)
     with pytest.raises(ModelError, match=rf"lacks 1 tensors, the first is {path}\.weight"):
         start(tmp_path)
+
+
+def test_a_quantized_layer_that_transformers_ignores_is_skipped(tiny_model: TinyModels, tmp_path, monkeypatch):
+    """Checkpoints carry layers for guessing ahead that their model class does not have."""
+    tiny, variant = tiny_model("llama"), VARIANTS["gptq symmetric"]
+    tensors, reference = quantized(tiny, tmp_path, variant)
+    path = "model.layers.0.mlp.up_proj."
+    extra = {f"model.mtp.{name.removeprefix(path)}": t.clone() for name, t in tensors.items() if name.startswith(path)}
+    assert extra
+    write(tmp_path, tiny, variant.settings(), tensors | extra)
+    with pytest.raises(ModelError, match=r"model\.mtp\.weight that the model has no place for"):
+        start(tmp_path)
+    monkeypatch.setattr(LlamaForCausalLM, "_keys_to_ignore_on_load_unexpected", [r"^model\.mtp\."])
+    check_logits(start(tmp_path), reference)
 
 
 @pytest.mark.parametrize(

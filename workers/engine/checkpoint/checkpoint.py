@@ -70,10 +70,13 @@ class Stored:
 
     def read(self, part: Part | None = None) -> torch.Tensor:
         """Reads the tensor, or a part of it, on the host; bytes outside the part are not read."""
+        found: torch.Tensor
         if part is None:
-            return self._file.get_tensor(self.name)
-        before = (slice(None),) * part.dim
-        return self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+            found = self._file.get_tensor(self.name)
+        else:
+            before = (slice(None),) * part.dim
+            found = self._file.get_slice(self.name)[(*before, slice(part.start, part.end))]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

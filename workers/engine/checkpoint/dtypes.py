@@ -40,7 +40,8 @@ def of_model(asked: str, device: torch.device, config: PreTrainedConfig, rounded
         return ModelDtype(_DTYPES[asked], "asked for")
     if asked != "auto":
         raise ModelError(f"The dtype {asked} is not one of auto, {', '.join(_DTYPES)}.")
-    stored: torch.dtype | None = config.dtype
+    stored = config.dtype
+    assert not isinstance(stored, str), "transformers turns a name into the dtype"
     on_cpu = device.type == "cpu"
     if stored is None:
         usual = torch.float32 if on_cpu else torch.bfloat16

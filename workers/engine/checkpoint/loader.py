@@ -46,11 +46,14 @@ _DERIVED = (r"rotary_emb\.inv_freq$",)
 def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     content = read_json(checkpoint.directory / "config.json")
     try:
-        return AutoConfig.from_pretrained(checkpoint.directory, trust_remote_code=False, local_files_only=True)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            checkpoint.directory, trust_remote_code=False, local_files_only=True
+        )
     except _NONSENSE as error:
         kind = content.get("model_type", "none given")
         path = checkpoint.directory / "config.json"
         raise ModelError(f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}") from error
+    return config
 
 
 def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
@@ -79,7 +82,7 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, at
     """Builds the model without memory for its parameters (meta), but with its buffers computed on the device."""
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
     except _NONSENSE as error:
@@ -87,7 +90,8 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, at
             f"No model of the type '{config.model_type}' can be built from its configuration: {cause_of(error)}"
         ) from error
     _compute_buffers(model, device)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def fill(
@@ -102,7 +106,7 @@ def fill(
     known = places(model)
     filled: dict[int, torch.Tensor] = {}
     stacks = Stacks(model, device)
-    packed: dict[str | None, Tensors] = {}
+    packed: dict[str, Tensors] = {}
     for found in checkpoint.tensors():
         name = found.name
         if stacks.take(found):
@@ -110,6 +114,8 @@ def fill(
         path, _, suffix = name.rpartition(".")
         if scheme is not None and scheme.takes(suffix, found):
             weight = _resolve(f"{path}.weight", known, model)
+            if weight is None:
+                continue
             packed.setdefault(weight, {})[suffix] = found.read().to(device)
             continue
         target = _resolve(name, known, model)
@@ -139,6 +145,7 @@ def fill(
         if id(old) in filled:
             raise ModelError(f"The checkpoint has {target} exact and quantized.")
         filled[id(old)] = old
+        assert scheme is not None, "without a scheme nothing is packed"
         _put_packed(model, target, tensors, scheme)
     missing = sorted(name for name, (old, _) in known.items() if id(old) not in filled)
     if missing:

@@ -138,4 +138,5 @@ def _reasons(model: PreTrainedModel, size: int) -> Iterator[str]:
 
 
 def _num_kv_heads(config: PreTrainedConfig) -> int:
-    return getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    number: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return number

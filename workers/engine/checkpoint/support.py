@@ -7,9 +7,9 @@ Knows transformers' configurations. Does not read weights; `probe` checks what o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from workers.engine.checkpoint import stored
 from workers.engine.values.errors import ModelError
@@ -51,7 +51,9 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
     others = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
     if others:
         yield f"it has layers of type {', '.join(sorted(others))}"
-    if not MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]._supports_attention_backend:
+    # transformers annotates all such mappings as those of its tokenizers.
+    kind = cast("type[PreTrainedModel]", MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    if not kind._supports_attention_backend:
         yield "its attention does not go through transformers' attention interface"
     if getattr(config, "num_kv_shared_layers", 0):
         yield "its layers share keys and values"

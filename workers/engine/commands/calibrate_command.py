@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -70,7 +70,9 @@ def _measure(model: str, text: Path | None, tokens: int, alpha: float, out: Path
             start = torch.tensor([[config.bos_token_id or 0]])
             how: dict[str, Any] = {"do_sample": True, "max_new_tokens": min(tokens, 512)}
             torch.manual_seed(0)
-            written = loaded.generate(start, attention_mask=torch.ones_like(start), **how)
+            # For mypy any attribute of a module is a Tensor or a Module.
+            generate = cast("Callable[..., torch.Tensor]", loaded.generate)
+            written = generate(start, attention_mask=torch.ones_like(start), **how)
             num_read = written.shape[1] - 1
         else:
             num_read = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -163,7 +163,7 @@ def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, n
     return taken, chosen.reason
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     click.echo(f"headgate: {message}", err=True)
     raise SystemExit(1)
 

@@ -165,7 +165,7 @@ class ModelRunner:
             return {}
         return {name: LoadedAdapter(n, found.identities[name]) for name, n in found.slots.items()}
 
-    def read_adapter(self, directory: Path) -> adapters.Weights:
+    def read_adapter(self, directory: Path) -> AdapterWeights:
         return adapters.read(directory)
 
     def add_adapter(self, name: str, weights: AdapterWeights) -> None:
@@ -235,7 +235,7 @@ class ModelRunner:
         hf.attach(sites, store, ops, step)
         moe.install(model, ops, settings.quant)
         pack_linears(model, make_linear, model.get_output_embeddings())
-        own = fused.build(model, ops, step, self.max_model_len)
+        own: fused.FusedPass | cpu_pass.CpuPass | None = fused.build(model, ops, step, self.max_model_len)
         if own is None and (own := cpu_pass.build(model, ops, step, self.max_model_len)):
             min_tokens = own.min_tokens
         return LoadedModel(

@@ -80,7 +80,9 @@ class Bench:
         values = torch.randn(shape, generator=self.generator, device=self.device)
         return values.to(self.shapes.dtype if dtype is None else dtype)
 
-    def integers(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    def integers(
+        self, values: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.int32
+    ) -> torch.Tensor:
         return torch.tensor(values, dtype=dtype, device=self.device)
 
     def kv(self, *blocks: int) -> LayerKV:
@@ -113,12 +115,12 @@ def _advance_rows(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 def _input_prep(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     number, rows = 4, _device_rows(bench)
-    vectors = [torch.full((number,), 77, device=bench.device) for _ in range(3)]
+    tokens, positions, slots = (torch.full((number,), 77, device=bench.device) for _ in range(3))
     lens = torch.full((number,), 77, dtype=torch.int32, device=bench.device)
     table = torch.full((number, 8), 77, dtype=torch.int32, device=bench.device)
-    inputs = StepInputs(*vectors, lens, table)
+    inputs = StepInputs(tokens, positions, slots, lens, table)
     ops.input_prep(inputs, rows, bench.integers((2, 5, -1, 0)), bench.shapes.kv.block_size)
-    return [*vectors, lens, table]
+    return [tokens, positions, slots, lens, table]
 
 
 def _device_rows(bench: Bench) -> DeviceRows:

@@ -47,11 +47,13 @@ class Flying:
 
     @property
     def done(self) -> bool:
-        return self._ended.query()
+        done: bool = self._ended.query()
+        return done
 
     @property
     def seconds(self) -> float:
-        return self.begun.elapsed_time(self._ended) / 1000
+        milliseconds: float = self.begun.elapsed_time(self._ended)
+        return milliseconds / 1000
 
     def wait(self) -> None:
         self._ended.synchronize()
@@ -108,7 +110,7 @@ class HostStore:
         self._last_store.wait()  # the last store may still write to this slot
         start, given = 0, memoryview(data)
         for tensor in self._host.tensors:
-            target = memoryview(_octets(tensor[slot]).numpy())
+            target = _octets(tensor[slot]).numpy().data
             target[:] = given[start : start + len(target)]
             start += len(target)
 
@@ -191,7 +193,7 @@ def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin
     if pinned:
         # The memory is registered and not allocated as pinned, because that allocator rounds up to a power of two.
         size = tensor.numel() * tensor.element_size()
-        status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0)  # type: ignore[attr-defined]  # torch declares no names of it
+        status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0)
         if int(status):
             raise ModelError(f"{size} bytes of host memory cannot be pinned.")
     return tensor

@@ -99,7 +99,8 @@ class OneDnnProduct:
         self.num_bytes = weight.nbytes
 
     def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, bias, "none", [], "")
+        return out
 
 
 class HalfProduct:
@@ -113,7 +114,7 @@ class HalfProduct:
         self.num_bytes = 2 * weight.numel()
 
     def __call__(self, rows: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        out = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
+        out: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(rows.float(), self._packed)
         if bias is not None:
             out += bias
         return out.to(rows.dtype)
@@ -242,7 +243,7 @@ def pack_linears(model: nn.Module, make: MakeLinear = PackedLinear, head: nn.Mod
     number = 0
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if type(child) in (nn.Linear, SplitLinear):
+            if isinstance(child, nn.Linear) and type(child) in (nn.Linear, SplitLinear):
                 split = getattr(child, "split", None)
                 layer = PackedLinear if child is head else make
                 setattr(module, name, layer(child.weight.detach(), child.bias, split))

@@ -57,7 +57,7 @@ class LoraLinear(nn.Module):
         self._tokens, self._ops = tokens, ops
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.layer(x)
+        out: torch.Tensor = self.layer(x)
         if self._tokens.groups is None:
             return out
         rows = x.reshape(-1, x.shape[-1]).contiguous()

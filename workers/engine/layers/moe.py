@@ -8,7 +8,9 @@ rounds weights alone; routers never are.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import nn
@@ -25,6 +27,42 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 _TOKENS = 8
 FORMATS = ("int8", "int4")
 """Formats of linear layers that experts are rounded to as well."""
+
+
+class Router(Protocol):
+    """Chooses the experts of each token."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """`[num_experts, hidden]`"""
+        ...
+
+    @property
+    def top_k(self) -> int: ...
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Logits, and the weights and numbers of the chosen experts."""
+        ...
+
+
+class StackedExperts(Protocol):
+    """All experts of a block. `stacks_experts` names the shapes."""
+
+    @property
+    def gate_up_proj(self) -> torch.Tensor: ...
+    @property
+    def down_proj(self) -> torch.Tensor: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
+class ExpertBlock(Protocol):
+    """A block of transformers that may be replaced."""
+
+    @property
+    def gate(self) -> Router: ...
+    @property
+    def experts(self) -> StackedExperts: ...
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +90,7 @@ class MoeBlock(nn.Module):
     """A block that takes the softmax over all experts, chooses the best of them, and sums their outputs. It shares the
     tensors of the block it replaces, until its experts are rounded."""
 
-    def __init__(self, block: nn.Module, ops: Ops) -> None:
+    def __init__(self, block: ExpertBlock, ops: Ops) -> None:
         super().__init__()
         router, experts = block.gate, block.experts
         self._router = router.weight.detach()
@@ -126,7 +164,7 @@ def stacks_experts(module: nn.Module) -> bool:
     )
 
 
-def fits(block: nn.Module) -> bool:
+def fits(block: nn.Module) -> TypeGuard[ExpertBlock]:
     """Returns whether the block may be replaced, judged by its parts alone; `_fault` checks what they compute."""
     children = dict(block.named_children())
     if children.keys() != {"gate", "experts"} or dict(block.named_parameters(recurse=False)):
@@ -139,7 +177,7 @@ def fits(block: nn.Module) -> bool:
     )
 
 
-def _fault(block: nn.Module, mine: MoeBlock) -> str:
+def _fault(block: ExpertBlock, mine: MoeBlock) -> str:
     """Returns why the two blocks differ on random tokens; empty if they do not. If scores are equal either choice is
     right, so outputs are compared for tokens with the same experts, weights for all."""
     weight = block.gate.weight

@@ -71,11 +71,10 @@ class Packed:
         first = several[0]
         if len({(number.bits, number.scale.shape[0]) for number in several}) > 1:
             return None
-        orders = [number.order for number in several]
-        if any(order is None for order in orders):
-            if not all(order is None for order in orders):
-                return None
-        elif not all(torch.equal(order, orders[0]) for order in orders):
+        orders = [number.order for number in several if number.order is not None]
+        if len(orders) not in (0, len(several)):
+            return None
+        if not all(torch.equal(order, orders[0]) for order in orders):
             return None
         zero = None
         if any(number.zero is not None for number in several):
@@ -251,7 +250,9 @@ def joined(linears: Sequence[nn.Module]) -> nn.Module | None:
         return _SideBySide(linears)
     first, bias = stored[0], None
     if first.bias is not None:
-        bias = torch.cat([linear.bias for linear in stored])
+        biases = [linear.bias for linear in stored if linear.bias is not None]
+        assert len(biases) == len(stored), "some of the layers have a bias, others none"
+        bias = torch.cat(biases)
     return QuantLinear(together, bias, first.ops, first.dtype)
 
 

@@ -127,6 +127,7 @@ class Adapters:
         weight = layer.norms[0].weight
         hidden, queries = len(weight), layer.num_heads * layer.head_dim
         keys, inner = layer.num_kv_heads * layer.head_dim, layer.down.in_features
+        assert isinstance(inner, int)
         shapes = {
             "qkv": ((queries, queries + keys, queries + 2 * keys), hidden),
             "output": ((hidden,), queries),

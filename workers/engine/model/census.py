@@ -78,7 +78,7 @@ def take(
 
 def weight_bytes(model: PreTrainedModel, quant: Format, device: torch.device) -> int:
     """Returns the bytes that a model, which may be on meta, takes once it is loaded on the device."""
-    dtype = model.get_input_embeddings().weight.dtype
+    dtype = hf.embedding_weight(model).dtype
     packs = device.type == "cpu" and _packs(dtype)
     return Served(count(model), dtype.itemsize, quant, head_is_copied=packs).weight_bytes
 
@@ -92,11 +92,11 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
     stacks = {id(tensor) for block in model.modules() if moe.fits(block) for tensor in block.experts.parameters()}
     for kind, tensor in _kinds(model, head):
         if kind == "linear":
-            linears[tuple(tensor.shape)] += 1
+            linears[tensor.shape[0], tensor.shape[1]] += 1
             continue
         kinds[kind] += tensor.numel()
         if id(tensor) in stacks:
-            stacked[tuple(tensor.shape[1:])] += len(tensor)
+            stacked[tensor.shape[1], tensor.shape[2]] += len(tensor)
     share = _expert_share(model.config) if kinds["experts"] else 0.0
     site = sites[0] if sites else None
     return ModelSize(
@@ -113,7 +113,7 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
         num_kv_heads=site.num_kv_heads if site else 0,
         head_dim=site.head_dim if site else 0,
         windows=tuple(site.window for site in sites),
-        is_tied=model.get_input_embeddings().weight is head,
+        is_tied=hf.embedding_weight(model) is head,
     )
 
 
@@ -121,7 +121,8 @@ def _size(config: PreTrainedConfig, dtype: torch.dtype, parallel: Parallel) -> M
     with torch.inference_mode():
         model = loader.build(config, dtype, torch.device("cpu"), hf.ATTENTION)
         sharding.split(model, parallel)
-        model = model.to(_META)  # its buffers were computed on the CPU
+        # Its buffers were computed on the CPU.
+        model.to(_META)  # type: ignore[arg-type]  # the decorator of transformers' `to` hides self from mypy
         return count(model, hf.discover(model))
 
 

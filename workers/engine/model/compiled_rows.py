@@ -65,13 +65,20 @@ def _weights(layer: LlamaLayer) -> LayerWeights:
 
     query, key, eps = layer.qk_norms or (None, None, 0.0)
     before, behind = layer.norms
+    qkv, output, gate_up, down = layer.linears
     return LayerWeights(
-        *(_panels(linear) for linear in layer.linears),
-        *(_wide(linear.bias) for linear in layer.linears),
+        qkv=_panels(qkv),
+        output=_panels(output),
+        gate_up=_panels(gate_up),
+        down=_panels(down),
+        qkv_bias=_bias(qkv),
+        output_bias=_bias(output),
+        gate_up_bias=_bias(gate_up),
+        down_bias=_bias(down),
         norm_before=_wide(before.weight),
         norm_behind=_wide(behind.weight),
-        norm_query=_wide(query),
-        norm_key=_wide(key),
+        norm_query=None if query is None else _wide(query),
+        norm_key=None if key is None else _wide(key),
         eps_before=before.variance_epsilon,
         eps_behind=behind.variance_epsilon,
         eps_heads=eps,
@@ -81,10 +88,14 @@ def _weights(layer: LlamaLayer) -> LayerWeights:
 
 
 def _panels(linear: nn.Module) -> Panels:
-    product = linear.product
-    assert isinstance(product, PanelProduct)
-    return product.panels
+    assert isinstance(linear, PackedLinear) and isinstance(linear.product, PanelProduct)
+    return linear.product.panels
 
 
-def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().float().contiguous()
+def _bias(linear: nn.Module) -> torch.Tensor | None:
+    assert isinstance(linear, PackedLinear)
+    return None if linear.bias is None else _wide(linear.bias)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().float().contiguous()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -19,12 +20,12 @@ from transformers import PreTrainedModel
 from kernels.arguments.batch import PagedBatch, Slots
 from kernels.dispatch import Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
-from workers.engine.layers.linear import MIN_ROWS, PackedLinear
+from workers.engine.layers.linear import MIN_ROWS, PackedLinear, Product
 from workers.engine.layers.norm import RmsNorm
 from workers.engine.model import compiled_rows
 from workers.engine.model.fused import rope_table
 from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
-from workers.engine.model.llama import TOLERANCE, LlamaLayer
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, decoder_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -35,10 +36,10 @@ class CpuPass:
     """Computes `hf.hidden_states` of one model."""
 
     def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
-        base = model.base_model
+        base = decoder_of(model)
         self._embed, self.layers = base.embed_tokens, list(base.layers)
         self._ops, self._step = ops, step
-        products = [linear.product for layer in self.layers for linear in layer.linears]
+        products = [product for layer in self.layers for product in _products(layer)]
         wide = all(product.is_wide for product in products)
         self.dtype = torch.float32 if wide else self._embed.weight.dtype
         """The dtype of inputs and outputs of linear layers and attention. The residual stream is float32."""
@@ -126,7 +127,13 @@ def _behind(step: StepContext, num_tokens: int) -> StepContext:
     return dataclasses.replace(step, slots=slots, decode=None, prefill=None)
 
 
-def _norm(norm: nn.Module) -> RmsNorm:
+def _products(layer: LlamaLayer) -> Iterator[Product]:
+    for linear in layer.linears:
+        assert isinstance(linear, PackedLinear), "`build` looks for others"
+        yield linear.product
+
+
+def _norm(norm: Norm) -> RmsNorm:
     return RmsNorm(norm.weight.detach().float(), norm.variance_epsilon)
 
 
@@ -180,7 +187,7 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
     table = [3, 1, 6, 2, 5, 4]
     whole = pack([Row([0] * number, 0, table)], 4, weight.device)
     trial.context = whole.context
-    embeddings = model.base_model.rotary_emb(x[None], whole.positions[None])
+    embeddings = decoder_of(model).rotary_emb(x[None], whole.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0].float()
     errors = []
     for run in (mine.run, mine.run_plain):

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from kernels.dispatch import TWINS, Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.model.hf import Call, PagedLayer, StepSlot
-from workers.engine.model.llama import TOLERANCE, LlamaLayer
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, decoder_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -29,7 +29,7 @@ class FusedPass:
     stream is added by the norm of the next one."""
 
     def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
-        base = model.base_model
+        base = decoder_of(model)
         self._embed, self._norm, self.layers = base.embed_tokens, base.norm, list(base.layers)
         self._ops = ops
         self._step = step
@@ -58,8 +58,8 @@ class FusedPass:
         step, (kv, scales) = self._step.context, layer.paged.kv
         assert step is not None, "a pass outside a step"
         number = len(step.slots)
-        *norms, eps = layer.qk_norms or (None, 0.0)
-        weights = (norms[0], norms[1]) if layer.qk_norms else None
+        of_query, of_key, eps = layer.qk_norms or (None, None, 0.0)
+        weights = None if of_query is None or of_key is None else (of_query, of_key)
         where = (self._table, positions[:number], step.slots)
         self._ops.rope_kv_write(kv, qkv[:number], *where, weights, eps, kv_scales=scales)
         heads = qkv.view(len(qkv), -1, layer.head_dim)
@@ -67,7 +67,7 @@ class FusedPass:
         call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
         return layer.paged.attend_written(call, step).view(len(qkv), -1)
 
-    def _normed(self, x: torch.Tensor, norm: nn.Module, residual: torch.Tensor | None) -> torch.Tensor:
+    def _normed(self, x: torch.Tensor, norm: Norm, residual: torch.Tensor | None) -> torch.Tensor:
         """Returns the normalised rows. If a residual is given, `x` is added to it in place, and the sum is
         normalised."""
         out = torch.empty_like(x)
@@ -102,8 +102,8 @@ def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: 
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
     trial.context = packed.context
     served, layer.paged = (layer.paged, PagedLayer(KVStore(shape, 4, weight.device, ops), 0, ops, trial))
-    embeddings = model.base_model.rotary_emb(x[None], packed.positions[None])
-    expected = layer(x[None], position_embeddings=embeddings)[0]
+    embeddings = decoder_of(model).rotary_emb(x[None], packed.positions[None])
+    expected: torch.Tensor = layer(x[None], position_embeddings=embeddings)[0]
     added, residual = mine.run(layer, x.clone(), None, packed.positions)
     layer.paged = served
     return ((residual + added - expected).abs().max() / expected.abs().max()).item()

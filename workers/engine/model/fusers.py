@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -107,7 +107,7 @@ def install(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops, ma
 
 def _run_once(model: PreTrainedModel, sites: Sequence[AttentionSite], ops: Ops) -> None:
     """Runs one pass with a chunk and a single token of random ids."""
-    weight = model.get_input_embeddings().weight
+    weight = hf.embedding_weight(model)
     shape = KVShape(len(sites), sites[0].num_kv_heads, sites[0].head_dim, 4, weight.dtype)
     step, store = StepSlot(), KVStore(shape, 4, weight.device, ops)
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
@@ -178,11 +178,20 @@ def _gated(found: Found, make: MakeLinear) -> Change | None:
     return Change(forward, {"gate_proj": None, "up_proj": None, "gate_up_proj": both})
 
 
+class _Gated(Protocol):
+    """A module with the two products that `GatedProduct` calls."""
+
+    @property
+    def gate_up_proj(self) -> Forward: ...
+    @property
+    def down_proj(self) -> Forward: ...
+
+
 class GatedProduct:
     """A gated product. It looks its module's layers up at each call, because they may be replaced until then."""
 
     def __init__(self, module: nn.Module, op: Callable[..., None]) -> None:
-        self._module = module
+        self._module = cast("_Gated", module)  # `_gated` looked for the one and makes the other
         self._op = op
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

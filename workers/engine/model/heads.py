@@ -31,7 +31,8 @@ class Head(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
             x = x + F.silu(block(x))
-        return self.project(x)
+        logits: torch.Tensor = self.project(x)
+        return logits
 
 
 class Heads(nn.Module):

@@ -206,12 +206,19 @@ def paged_attention(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
 
 
+def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
+    """`[vocab, hidden]`, in the dtype and on the device of the model."""
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
 def discover(model: PreTrainedModel) -> list[AttentionSite]:
     """Runs one token and returns the modules that attend, in the order in which they run."""
     sites: list[AttentionSite] = []
     for module in model.modules():
         setattr(module, _LAYER, Discovery(module, sites))
-    first = torch.zeros(1, dtype=torch.int64, device=model.get_input_embeddings().weight.device)
+    first = torch.zeros(1, dtype=torch.int64, device=embedding_weight(model).device)
     hidden_states(model, first, first)
     for module in model.modules():
         delattr(module, _LAYER)
@@ -240,7 +247,8 @@ def attach(sites: Sequence[AttentionSite], store: KVStore, ops: Ops, step: StepS
 def hidden_states(model: PreTrainedModel, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """Runs one packed pass without the head: `[num_tokens]` ids and absolute positions → `[num_tokens, hidden]`."""
     output = model.base_model(input_ids=token_ids[None], position_ids=positions[None], use_cache=False)
-    return output.last_hidden_state[0]
+    hidden: torch.Tensor = output.last_hidden_state[0]
+    return hidden
 
 
 class Head:

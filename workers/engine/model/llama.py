@@ -7,16 +7,17 @@ the two agree on random input; a layer that does not agree is kept, and the log 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol, TypeGuard, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.mistral.modeling_mistral import MistralAttention, MistralDecoderLayer, MistralRMSNorm
+from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention, Qwen2DecoderLayer, Qwen2RMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer, Qwen3RMSNorm
 
 from kernels.dispatch import Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
@@ -28,6 +29,9 @@ from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 
+DecoderLayer = LlamaDecoderLayer | MistralDecoderLayer | Qwen2DecoderLayer | Qwen3DecoderLayer
+Attention = LlamaAttention | MistralAttention | Qwen2Attention | Qwen3Attention
+Norm = LlamaRMSNorm | MistralRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm
 LAYERS = (LlamaDecoderLayer, MistralDecoderLayer, Qwen2DecoderLayer, Qwen3DecoderLayer)
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Tolerances relative to the largest output of a layer: the rounding of one operation more or less."""
@@ -55,7 +59,7 @@ class LlamaLayer(nn.Module):
     """A decoder layer. It keeps nothing of the layer it replaces but the norms, so that the weights exist once."""
 
     def __init__(
-        self, layer: Any, site: AttentionSite, paged: PagedLayer, rope: Rope, make: MakeLinear = PackedLinear
+        self, layer: DecoderLayer, site: AttentionSite, paged: PagedLayer, rope: Rope, make: MakeLinear = PackedLinear
     ) -> None:
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
@@ -68,19 +72,19 @@ class LlamaLayer(nn.Module):
         self.output = joined(make, attention.o_proj)
         self.gate_up = joined(make, mlp.gate_proj, mlp.up_proj)
         self.down = joined(make, mlp.down_proj)
-        self.norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self.norms: tuple[Norm, Norm] = (layer.input_layernorm, layer.post_attention_layernorm)
         self.qk_norms = _qk_norms(attention)
         self._qk_weight, self._qk_eps = _qk_norm(attention, self.num_heads, site.num_kv_heads)
 
     @property
-    def linears(self) -> tuple[nn.Module, ...]:
+    def linears(self) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
         return self.qkv, self.output, self.gate_up, self.down
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
     ) -> torch.Tensor:
         """Takes and returns `[1, num_tokens, hidden]`, as transformers' model calls its layers."""
-        hidden = hidden_states[0]
+        hidden: torch.Tensor = hidden_states[0]
         hidden = hidden + self._attend(_normed(hidden, self.norms[0]), position_embeddings)
         gate, up = self.gate_up(_normed(hidden, self.norms[1])).chunk(2, dim=-1)
         hidden = hidden + self.down(F.silu(gate) * up)
@@ -97,7 +101,33 @@ class LlamaLayer(nn.Module):
         qk = qk * cos + qk.roll(head_dim // 2, dims=-1) * sin
         query, key = qk[:, : self.num_heads], qk[:, self.num_heads :]
         call = Call(query, key, qkv[:, rotated:], self.scale, self.window, 0.0, None)
-        return self.output(self.paged.attend(call).view(num_tokens, -1))
+        out: torch.Tensor = self.output(self.paged.attend(call).view(num_tokens, -1))
+        return out
+
+
+class Decoder(Protocol):
+    """The inner model of transformers around such layers."""
+
+    @property
+    def embed_tokens(self) -> nn.Embedding: ...
+    @property
+    def layers(self) -> Sequence[LlamaLayer]:
+        """What they are once `install` has replaced all of them."""
+        ...
+
+    @property
+    def norm(self) -> Norm: ...
+    @property
+    def rotary_emb(self) -> nn.Module: ...
+
+
+def decoder_of(model: PreTrainedModel) -> Decoder:
+    """The inner model of a model that has layers of this family."""
+    return cast("Decoder", model.base_model)  # for mypy any attribute of a module is a Tensor or a Module
+
+
+def is_of_family(layer: nn.Module) -> TypeGuard[DecoderLayer]:
+    return type(layer) in LAYERS
 
 
 def install(
@@ -110,7 +140,7 @@ def install(
 ) -> int:
     """Replaces every layer that can be replaced, and returns their number. Leaves the attention modules of all others
     unattached. `make` builds the linear layers once the layer has been found right with exact ones."""
-    layers = getattr(model.base_model, "layers", ())
+    layers: nn.ModuleList = getattr(model.base_model, "layers", nn.ModuleList())
     rope, number = Rope(), 0
     for index, (layer, site) in enumerate(zip(layers, sites, strict=False)):
         if not _fits(layer, site):
@@ -128,19 +158,19 @@ def install(
     return number
 
 
-def _fits(layer: nn.Module, site: AttentionSite) -> bool:
+def _fits(layer: nn.Module, site: AttentionSite) -> TypeGuard[DecoderLayer]:
     return (
-        type(layer) in LAYERS
+        is_of_family(layer)
         and layer.self_attn is site.module
-        and site.module.config.hidden_act in ("silu", "swish")
+        and layer.self_attn.config.hidden_act in ("silu", "swish")
         and site.softcap == 0.0
         and not site.has_sinks
-        and (site.module.config.rope_parameters.get("partial_rotary_factor") or 1.0) == 1.0
+        and ((layer.self_attn.config.rope_parameters or {}).get("partial_rotary_factor") or 1.0) == 1.0
     )
 
 
 def _checked(
-    model: PreTrainedModel, layer: nn.Module, site: AttentionSite, rope: Rope, ops: Ops
+    model: PreTrainedModel, layer: DecoderLayer, site: AttentionSite, rope: Rope, ops: Ops
 ) -> tuple[LlamaLayer, float]:
     """Returns the new layer, and its largest difference from the old one on a chunk and a single token, relative to the
     largest output."""
@@ -152,29 +182,29 @@ def _checked(
     step.context = packed.context
     attach([site], store, ops, step)
     mine = LlamaLayer(layer, site, PagedLayer(store, 0, ops, step), rope)
-    embeddings = model.base_model.rotary_emb(x, packed.positions[None])
+    embeddings = decoder_of(model).rotary_emb(x, packed.positions[None])
     expected = layer(x, position_embeddings=embeddings)
     found = mine(x, position_embeddings=embeddings)
     return mine, ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def _qk_norm(attention: nn.Module, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor | None, float]:
+def _qk_norm(attention: Attention, num_heads: int, num_kv_heads: int) -> tuple[torch.Tensor | None, float]:
     """Returns the weights of a norm per head, `[H + KVH, head_dim]`, if the model has one (Qwen3), and their
     epsilon."""
-    if not hasattr(attention, "q_norm"):
+    if not isinstance(attention, Qwen3Attention):
         return None, 0.0
     q, k = attention.q_norm, attention.k_norm
     weight = torch.cat((q.weight.expand(num_heads, -1), k.weight.expand(num_kv_heads, -1)))
     return weight, q.variance_epsilon
 
 
-def _qk_norms(attention: nn.Module) -> tuple[torch.Tensor, torch.Tensor, float] | None:
+def _qk_norms(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, float] | None:
     """Returns the weights `[head_dim]` of the norms of queries and of keys, and their epsilon."""
-    if not hasattr(attention, "q_norm"):
+    if not isinstance(attention, Qwen3Attention):
         return None
     q, k = attention.q_norm, attention.k_norm
     return q.weight, k.weight, q.variance_epsilon
 
 
-def _normed(x: torch.Tensor, norm: nn.Module) -> torch.Tensor:
+def _normed(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)

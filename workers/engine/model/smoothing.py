@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from workers.engine.model.llama import LAYERS
+from workers.engine.model.llama import Norm, is_of_family
 from workers.engine.values.errors import ModelError
 
 _LEAST = 1e-5
@@ -46,11 +46,11 @@ def read(path: Path) -> Statistics:
     return Statistics(largest, alpha, digest)
 
 
-def sites(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module, list[nn.Module]]]:
+def sites(model: PreTrainedModel) -> Iterator[tuple[str, Norm, list[nn.Linear]]]:
     """Yields the path of a norm, the norm, and the linear layers that read its output. Yields nothing for other
     families."""
     for path, layer in model.named_modules():
-        if type(layer) not in LAYERS:
+        if not is_of_family(layer):
             continue
         attention, mlp = layer.self_attn, layer.mlp
         readers = [attention.q_proj, attention.k_proj, attention.v_proj]
@@ -86,7 +86,7 @@ def fold(model: PreTrainedModel, statistics: Statistics) -> None:
             reader.weight.copy_(reader.weight.double() * factor)
 
 
-def _factor(largest: torch.Tensor, readers: list[nn.Module], alpha: float) -> torch.Tensor:
+def _factor(largest: torch.Tensor, readers: list[nn.Linear], alpha: float) -> torch.Tensor:
     columns = torch.stack([reader.weight.abs().amax(0) for reader in readers]).amax(0).double()
     largest = largest.double()
     factor = largest.clamp_min(_LEAST) ** alpha / columns.clamp_min(_LEAST) ** (1 - alpha)

@@ -101,7 +101,7 @@ class Member(Parallel):
     def __init__(self, rank: int, size: int, meeting: Path, device: str) -> None:
         """Joins the group and waits for the others. `device` is this rank's own."""
         super().__init__(rank, size)
-        self._store = dist.FileStore(str(meeting), size)
+        self._store = dist.FileStore(str(meeting), size)  # type: ignore[attr-defined]  # torch.distributed does not export the name
         self._num_meetings = 0
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
@@ -111,7 +111,7 @@ class Member(Parallel):
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore("group", self._store),
+            store=dist.PrefixStore("group", self._store),  # type: ignore[attr-defined]  # torch.distributed does not export the name
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=COLLECTIVE_S),

@@ -67,6 +67,8 @@ class Proposer(Protocol):
 
     def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
         """Learns from the outcome of a row. The drawn tokens are already appended to the sequence."""
+        return
 
     def forget(self, region: bytes | None) -> None:
         """Forgets the texts of a namespace region, or those of every region if it is None."""
+        return

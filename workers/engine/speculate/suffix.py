@@ -56,7 +56,8 @@ class RegionIndex:
         """Returns the length of the longest match, and the indices after the latest matches of that length."""
         if len(tail) < 2:
             return 0, []
-        longest, places = 0, []
+        longest = 0
+        places: list[int] = []
         for place in self._index.places((tail[-2], tail[-1])):
             length = match_length(self.tokens, place, tail, LONGEST_MATCH)
             if length > longest:

@@ -54,7 +54,7 @@ def _shared(shared: SharedTier, block_size: int) -> TierFigures:
         num_bytes_out=counts.num_bytes_read,
         refused={
             **dict.fromkeys(("truncated", "foreign", "corrupted"), 0),
-            **counts.refused,
+            **dict[str, int](counts.refused.items()),
             "full": counts.num_dropped,
             "away": counts.num_away,
             "slower": shared.num_skipped,

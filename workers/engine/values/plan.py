@@ -170,9 +170,6 @@ class StepRunner(Protocol):
     """The interface of a model that the engine needs. The real one is `device.runner.ModelRunner`; tests use a scripted
     one."""
 
-    lag: int
-    """Number of launched, uncollected steps that there may be when the next one is launched: 0 or 1."""
-
     root: str
     """KV identity (messages.Hello.root)."""
     block_size: int
@@ -183,11 +180,21 @@ class StepRunner(Protocol):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    kernels: Sequence[KernelState]
     takes_trees: bool
     """Whether rows may have `parents`."""
-    adapters: Mapping[str, LoadedAdapter]
-    """Loaded LoRA adapters by name."""
+
+    @property
+    def lag(self) -> int:
+        """Number of launched, uncollected steps that there may be when the next one is launched: 0 or 1."""
+        ...
+
+    @property
+    def kernels(self) -> Sequence[KernelState]: ...
+
+    @property
+    def adapters(self) -> Mapping[str, LoadedAdapter]:
+        """Loaded LoRA adapters by name."""
+        ...
 
     def read_adapter(self, directory: Path) -> AdapterWeights:
         """Reads an adapter's weights. This is slow, has no side effects and may be called from any thread. Raises
