@@ -44,7 +44,7 @@ Graph = Mapping[str, set[str]]
 
 
 def module_imports() -> dict[str, set[str]]:
-    """What each module imports of ours, imports for type checkers included."""
+    """Each module and the modules of ours that it imports, for type checkers too."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     return {name: set(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
 
@@ -61,7 +61,7 @@ def node_of(module: str) -> str | None:
 
 
 def folder_imports(imports: Graph) -> dict[str, set[str]]:
-    """What each node imports of the others."""
+    """Each node and the other nodes that it imports."""
     found: dict[str, set[str]] = {}
     for module, imported in imports.items():
         node = node_of(module)
@@ -138,7 +138,7 @@ class Layout:
 
     rows: list[list[str]]
     arrows: dict[Arrow, list[str]]
-    """From each arrow to what it passes: its start, one point for each row between, its end."""
+    """Each arrow and what it passes: its start, one point for each row between, its end."""
     width: dict[str, int]
     x: dict[str, float] = field(default_factory=dict)
     above: dict[str, list[str]] = field(default_factory=dict)

@@ -112,7 +112,7 @@ class Decoder(Protocol):
     def embed_tokens(self) -> nn.Embedding: ...
     @property
     def layers(self) -> Sequence[LlamaLayer]:
-        """What they are once `install` has replaced all of them."""
+        """The layers, once `install` has replaced all of them."""
         ...
 
     @property
