@@ -362,7 +362,7 @@ def _arrow(layout: Layout, y: dict[str, int], arrow: Arrow) -> str:
 
 
 def _port(layout: Layout, node: str, neighbour: str, near: dict[str, list[str]]) -> int:
-    """Where on a node's edge an arrow begins or ends: arrows stand side by side in the order of where they go."""
+    """The point on a node's edge where an arrow begins or ends. Arrows stand side by side in the order of where they go."""
     beside = sorted(near[node], key=lambda name: (layout.x[name], name))
     step = (layout.width[node] - 16) / (len(beside) + 1)
     return round(layout.x[node] - layout.width[node] / 2 + 8 + step * (1 + beside.index(neighbour)))
