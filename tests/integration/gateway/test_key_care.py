@@ -16,6 +16,8 @@ from gateway.base.addresses import LOOPBACK
 from gateway.base.app_keys import RUNNING
 from gateway.generation.stream import GENERATION
 
+pytestmark = pytest.mark.rest
+
 LONG: dict[str, Any] = {
     "model": MODEL,
     "messages": [{"role": "user", "content": "tell"}],
@@ -279,7 +281,6 @@ async def test_s7_a_change_that_takes_nothing_away_lets_streams_finish(tmp_path,
             assert (await answer.read()).decode().rstrip().endswith("data: [DONE]")
 
 
-@pytest.mark.rest
 async def test_a_tenant_that_comes_back_streams_again(tmp_path, redis_url):
     async with two_gateways(tmp_path, redis_url) as (one, two):
         tenant, key = await one.new_tenant("resting")

@@ -25,6 +25,8 @@ from gateways import MODEL, prepare_home
 from gateway.base.settings import SettingsError, load
 from gateway.server import serve
 
+pytestmark = pytest.mark.rest
+
 ANONYMOUS = ["rw-p", "00000000", "00:00", "0"]
 
 

@@ -18,6 +18,8 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 
+pytestmark = pytest.mark.rest
+
 ENDPOINT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -198,7 +200,6 @@ async def test_b4_a_batch_of_completions_needs_the_scope_of_its_endpoint(gateway
             await create(narrow, [completion_line(0, "x")], endpoint="/v1/completions")
 
 
-@pytest.mark.rest
 async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs, worker):
     batch = await ended(client, (await create(client, [line(0), b"", line(2), b"{"])).id)
     assert batch.status == "failed"

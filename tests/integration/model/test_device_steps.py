@@ -18,6 +18,8 @@ from workers.engine.values.errors import DeviceOutOfMemory
 from workers.engine.values.plan import PENDING, Row, SampledToken, SampleSpec
 from workers.protocol.messages import SamplingParams
 
+pytestmark = pytest.mark.rest
+
 TinyModels = Callable[[str], TinyModel]
 
 

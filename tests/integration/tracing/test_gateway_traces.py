@@ -13,6 +13,8 @@ from gateways import MODEL, RunningGateway, running_gateway
 
 from gateway.telemetry.tracing import parse
 
+pytestmark = pytest.mark.rest
+
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 CANARY = "canary in the prompt"
 SPANS = {"POST /v1/chat/completions", "admit", f"chat {MODEL}", "queue", "prefill", "decode", "settle"}

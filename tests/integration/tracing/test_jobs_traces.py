@@ -10,8 +10,11 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, running_gateway
+
+pytestmark = pytest.mark.rest
 
 
 async def test_batch_chunk_and_lines_are_linked(tmp_path: Path, redis_socket, redis_url, collector, monkeypatch):

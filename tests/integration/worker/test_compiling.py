@@ -11,6 +11,8 @@ from walks import END, LIBRARIES, VOCABULARY, ids
 from workers.engine.grammars.compiling import Grammars, Shelf
 from workers.engine.grammars.grammar import Automaton, GrammarError, digest
 
+pytestmark = pytest.mark.rest
+
 BOMB = "root ::= " + "(" * 20 + "[a-c]" + "{1,300})" * 20 + "\n"
 WIDE = "\n".join(
     ["root ::= " + " | ".join(f"a{i}" for i in range(2000))]
@@ -150,7 +152,6 @@ def test_a_tenant_with_many_grammars_does_not_keep_others_waiting(grammars):
     assert order.index("one") <= 2
 
 
-@pytest.mark.rest
 def test_bombs_of_one_tenant_keep_a_stranger_waiting_for_one_of_them_at_most(grammars):
     ours = grammars()
     bombs = [f"root ::= x{i}\nx{i} ::= " + BOMB.removeprefix("root ::= ") for i in range(4)]
