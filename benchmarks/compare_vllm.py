@@ -129,7 +129,7 @@ def vllm(python: Path, model: Path, log: Path, threads: int) -> Iterator[dict[st
 
 
 def preloaded(python: Path, name: str) -> Path:
-    """From vLLM's environment, else from the system's libraries."""
+    """The library's path in vLLM's environment, else among the system's libraries."""
     folders = [python.parent.parent / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
     found = [path for folder in folders for path in sorted(folder.glob(f"{name}.so*"))]
     if not found:
@@ -159,7 +159,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """Of the server's processes, which are all that this one has started."""
+    """CPU time of the server's processes, which are all that this process has started."""
     ticks = 0
     for pid in descendants(os.getpid()):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -342,13 +342,13 @@ def main() -> None:
 
 
 def command_line() -> str:
-    """Without the folders of this machine."""
+    """The command that was run, without the folders of this machine."""
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     return " ".join(["benchmarks/compare_vllm.py", *words])
 
 
 def version(python: Path) -> str:
-    """Of the distribution, whatever its name, that has vLLM."""
+    """The version of the distribution that has vLLM, whatever its name."""
     code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
     told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return told.stdout.strip()

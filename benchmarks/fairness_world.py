@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 PACE = (0.008, 30e-6, 20e-9)
 SLOW_PACE = (0.004, 130e-6, 100e-9)
-"""Of a small model on two cores: fixed costs are small, tokens are not."""
+"""The costs of a small model on two cores: fixed costs are small, tokens are not."""
 NUM_BLOCKS = 16_000
 TARGET_S = WorkerSettings.model_fields["engine_ttft_target_ms"].default / 1000
-"""Of a worker at its default settings: who would wait longer is refused."""
+"""The target of a worker at its default settings. A request that would wait longer is refused."""
 IDLE_S = 0.002
 """A round without work takes the clock on by so much."""
 
@@ -62,7 +62,7 @@ class Simulated:
         self.now += seconds
 
     def rest(self, before: float, *, busy: bool) -> None:
-        """Behind a round that began at `before`."""
+        """Moves the clock on after a round that began at `before` and took no time."""
         if self.now == before:
             self.now += IDLE_S
 
@@ -178,7 +178,7 @@ def percentiles(clients: list[Client]) -> dict[str, float]:
 
 
 def jain_of(clients: list[Client]) -> dict[str, float]:
-    """Of what each tenant's ended requests are charged."""
+    """Jain's index of the charges of each tenant's ended requests."""
     charges = dict.fromkeys((client.request.tenant for client in clients), 0.0)
     for client in clients:
         if client.ended >= 0:

@@ -1,4 +1,4 @@
-"""For how long one request stops everybody else on a gateway: the largest lag of its loop, shape by shape.
+"""The time for which one request stops everybody else on a gateway: the largest lag of its loop, shape by shape.
 
     python benchmarks/loop_lag.py [--rounds 3] [--json out.json]
 
@@ -26,10 +26,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from fakes import ScriptedRunner, ScriptedWorker  # noqa: E402
-from gateways import MODEL, running_gateway  # noqa: E402
+from fakes import ScriptedRunner, ScriptedWorker  # noqa: E402 - tests/ is on the path only now
+from gateways import MODEL, running_gateway  # noqa: E402 - as above
 
-from gateway.cli.embedded import find_server, server_command  # noqa: E402
+from gateway.cli.embedded import find_server, server_command  # noqa: E402 - as above
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 2**19
@@ -98,7 +98,7 @@ SHAPES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def _post(port: int, key: str, shape: str, answers: Any) -> None:
-    """In a process of its own: status and seconds of one request."""
+    """Sends one request from a process of its own and answers with its status and seconds."""
     path, make = SHAPES[shape]
     body = make()
     answers.put(len(body))

@@ -1,4 +1,4 @@
-"""What stays in memory of a request that is over: 100,000 of them through `headgate up` with a worker that computes nothing.
+"""The memory that a request leaves behind: 100,000 of them through `headgate up` with a worker that computes nothing.
 
     python benchmarks/memory.py                                    # SQLite, as `headgate up` starts it
     python benchmarks/memory.py --database postgresql              # a database of its own on the local server
@@ -40,7 +40,7 @@ from fairness_http import new_tenant
 
 START_S = 120
 REST_S = 5.0
-"""For what is under way when the last answer is: postings, the workers' own records."""
+"""The wait for what is still under way after the last answer: postings, the workers' own records."""
 TOMBSTONES_S = 400
 FEW_KEYS = 200
 LIMITS = {"max_requests_per_1_minute": 10**8, "max_tokens_per_1_minute": 10**10}

@@ -44,7 +44,7 @@ def write_model(directory: Path) -> Path:
 
 
 async def up(home: Path, ready_file: Path) -> None:
-    """Until a signal."""
+    """Runs until a signal."""
     Home(home).prepare()
     options = Options(
         home=Home(home),
@@ -61,7 +61,7 @@ async def up(home: Path, ready_file: Path) -> None:
 
 
 async def serve_worker() -> None:
-    """Until a signal."""
+    """Runs until a signal."""
     address = Path(os.environ["HEADGATE_WORKER_ADDRESS"].removeprefix("unix:"))
     journal = Home(Path(os.environ["HEADGATE_HOME"])).state / "worker-0" / "journal"
     runner = ScriptedRunner()
