@@ -53,7 +53,7 @@ class _State:
     """The reports of the worker so far."""
 
     prompt: PromptCounts | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt_logprobs: tuple[bytes, ...] = ()
     num_spent: int = 0
     """The number of tokens that the beams of a search have cost so far."""
     final: Finished | Failed | None = None
@@ -111,7 +111,7 @@ class Generation:
         return self.admitted.budget_stop if stopped else None
 
     @property
-    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+    def prompt_logprobs(self) -> tuple[bytes, ...]:
         return self._state.prompt_logprobs
 
     @property

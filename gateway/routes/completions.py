@@ -13,7 +13,7 @@ from gateway.base import errors, ids
 from gateway.generation import quotes
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import MAX_TOKENS, ServedModel, output_bound
-from gateway.generation.replies import CompletionShape, Echo
+from gateway.generation.replies import CompletionShape, Echo, EchoArrays
 from gateway.generation.reply import AnswerPlan, answer
 from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
@@ -28,7 +28,7 @@ from gateway.schema.search import beams_of
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TokenEntry, texts_of
-from workers.protocol.messages import TokenLogprob
+from workers.protocol.prompt_logprobs import unpack
 
 MAX_CHOICES = 128
 
@@ -150,19 +150,24 @@ class _Echoes:
         num_entries = num_each * sum(len(order.prompt) for order in self._plan.orders)
         self._shape.echoes = await self._plan.work(num_entries, partial(self._echoes, logprobs))
 
-    def _echoes(self, logprobs: Sequence[Sequence[TokenLogprob | None]]) -> list[Echo]:
+    def _echoes(self, logprobs: Sequence[Sequence[bytes]]) -> list[Echo]:
         prompts = [order.prompt for order in self._plan.orders]
         return [self._echo(*pair) for pair in zip(prompts, logprobs, strict=True)]
 
-    def _echo(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Echo:
+    def _echo(self, prompt: Sequence[int], parts: Sequence[bytes]) -> Echo:
         texts = texts_of(self._shape.tokenizer, prompt, skip_special_tokens=True)
-        entries: list[TokenEntry] = []
+        if self._shape.num_logprobs < 0:
+            return Echo("".join(texts))
+        arrays = EchoArrays(self._shape)
+        pairs = zip(prompt, texts, strict=True)
         offset = 0
-        for token, text, logprob in zip(prompt, texts, logprobs or [None] * len(prompt), strict=True):
-            entries.append(TokenEntry(token, logprob, offset))
-            offset += len(text)
-        shown = self._shape.logprobs(entries) if self._shape.num_logprobs >= 0 else None
-        return Echo("".join(texts), shown)
+        for logprobs in unpack(parts):
+            entries = []
+            for logprob, (token, text) in zip(logprobs, pairs, strict=False):
+                entries.append(TokenEntry(token, logprob, offset))
+                offset += len(text)
+            arrays.add(entries)
+        return Echo("".join(texts), arrays.encoded())
 
 
 ROUTES = [Route("POST", "/v1/completions", create, "chat", takes=CompletionFields)]
