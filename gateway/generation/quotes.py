@@ -48,7 +48,7 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
     `ApiError`.
     """
     principal, orders = request[PRINCIPAL], plan.orders
-    model, tier = orders[0].model.id, orders[0].tier
+    model, tier = orders[0].model.id, orders[0].facts.tier
     admission = request.app[GENERATION].admission
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
     cached = await _ask_worker(request, orders)
@@ -88,7 +88,7 @@ async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerP
         terms = await quotes.use(
             conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, _now_ms()
         )
-        price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].tier)
+        price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].facts.tier)
     if terms is None or price is None:
         raise _invalid()
     try:

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from accounting.values.types import Posting
+from accounting.values.types import Opened, Posting
 from gateway.journal import journal_records as records
 from gateway.journal import segments
 from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
@@ -113,7 +113,7 @@ class Journal:
         """The number of the last record that is on the disk."""
         return self._synced_seq
 
-    async def open(self, opened: records.Opened) -> None:
+    async def open(self, opened: Opened) -> None:
         """Writes an OPEN, before dispatch. It is then in the file, not yet on the disk."""
         await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
 
@@ -355,8 +355,8 @@ async def open_journal(
     return journal
 
 
-def _unended(left: segments.Left) -> dict[str, records.Opened]:
-    running: dict[str, records.Opened] = {}
+def _unended(left: segments.Left) -> dict[str, Opened]:
+    running: dict[str, Opened] = {}
     for record in left.records:
         if record.kind == Kind.OPEN:
             opened = records.opened(record.payload)

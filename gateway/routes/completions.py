@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from accounting.values.types import RequestFacts
 from gateway.base import errors, ids
 from gateway.generation import quotes
 from gateway.generation.engine_request import EngineRequest
@@ -60,10 +62,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)
     prompts = await common.in_thread(request, _encode, model, texts)
-    request[RECORD].mark("tokenized")
-    request[RECORD].num_prompt_tokens = sum(map(len, prompts))
-    end_user = common.end_user(value)
-    orders = _orders(request, fields, model, prompts, form, bad_words, end_user, line)
+    facts = common.describe(request, value, fields, model, sum(map(len, prompts)), line)
+    orders = _orders(request, facts, fields, model, prompts, form, bad_words)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
     plan = AnswerPlan(fields, orders, shape, ignored, work=common.work_of(request))
     return dataclasses.replace(plan, before_text=_Echoes(plan)) if fields.echo else plan
@@ -84,13 +84,12 @@ def _encode(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> list[
 
 def _orders(
     request: web.Request,
+    facts: RequestFacts,
     fields: CompletionFields,
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
     form: Form | None,
     bad_words: tuple[tuple[int, ...], ...],
-    end_user: str,
-    line: tuple[str, int] | None,
 ) -> list[EngineRequest]:
     """Returns one engine request per prompt. The first has the request's own id, the others ids of their own: each is a
     ledger entry.
@@ -104,7 +103,7 @@ def _orders(
         return output_bound(model, limit, len(prompt), fields.max_output, "prompt", least)
 
     base = EngineRequest(
-        request_id=request[RECORD].request_id,
+        facts=msgspec.structs.replace(facts, prompt_tokens=len(prompts[0])),
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompts[0],
@@ -115,18 +114,14 @@ def _orders(
         max_tokens=bound(prompts[0]),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
-        tier=common.tier_of(request),
-        end_user=end_user,
         form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
-        batch_id=line and line[0],
-        line_no=line and line[1],
     )
     others = [
         dataclasses.replace(
             base,
-            request_id=ids.request_id(),
+            facts=msgspec.structs.replace(facts, request_id=ids.request_id(), prompt_tokens=len(prompt)),
             prompt=prompt,
             namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
             max_tokens=bound(prompt),

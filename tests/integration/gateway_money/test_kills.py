@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from accounting.tables.models import LedgerEntry
-from accounting.values.types import Posting
+from accounting.values.types import Opened, Posting
 from gateway.journal import journal_records, segments
 from gateway.journal.journal import open_journal
 from gateway.journal.poster import Poster
@@ -25,7 +25,7 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.journal.journal import open_journal
-from gateway.journal.journal_records import Opened
+from accounting.values.types import Opened
 
 async def request(journal, name):
     opened = Opened(request_id=name, tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
@@ -48,7 +48,7 @@ asyncio.run(main())
 """
 
 
-OPENED = journal_records.Opened(
+OPENED = Opened(
     request_id="",
     tenant_id="proj_1",
     key_id="key_1",
@@ -146,7 +146,7 @@ def test_no_payload_has_room_for_text() -> None:
     """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
-        for payload in (journal_records.Opened, journal_records.Progress, journal_records.Attempted, Posting)
+        for payload in (Opened, journal_records.Progress, journal_records.Attempted, Posting)
         for name in (field.name for field in msgspec.structs.fields(payload))
     }
     assert fields == {
@@ -156,6 +156,7 @@ def test_no_payload_has_room_for_text() -> None:
         "model",
         "root",
         "tier",
+        "endpoint",
         "price_version",
         "currency",
         "opened_at_ms",
