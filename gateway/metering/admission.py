@@ -19,6 +19,7 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import pricing
 from accounting.requests import request_postings
+from accounting.values.clock import now_ms as _now_ms
 from accounting.values.types import Outcome, Posting, Price, Principal, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
@@ -358,7 +359,3 @@ def _opened(ask: AdmissionRequest, holder: LimitSubject, price: Price, verdict: 
         line_no=ask.line_no,
         end_user=holder.end_user_place,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
