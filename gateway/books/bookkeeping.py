@@ -8,13 +8,10 @@ corrected, because they are only sums.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry, Gauge
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import invoices, residency
 from accounting.books import books
@@ -23,9 +20,10 @@ from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.limits import end_users
+from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.periods import DAY_S, month_start, period_of
-from gateway.base.lifecycle import uninterrupted
+from gateway.base.lifecycle import ask_sql
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +58,7 @@ class Bookkeeping:
         self._issuer = issuer
         self._closes = closes
         self._limiter_truth = limiter_truth
-        self._checked_until_ms = time.time_ns() // 1_000_000 - QUIET_MS
+        self._checked_until_ms = clock.now_ms() - QUIET_MS
         self._suspect: set[Span] = set()
         """The spans that are checked until they hold."""
         self._equations: set[str] = set()
@@ -76,12 +74,8 @@ class Bookkeeping:
         self._ok.set(1)
 
     async def run(self) -> None:
-        while True:
-            try:
-                await uninterrupted(self.once(time.time_ns() // 1_000_000))
-            except (SQLAlchemyError, OSError, TimeoutError):
-                pass  # the next minute checks this one's requests too
-            await asyncio.sleep(EVERY_S)
+        """Runs until it is cancelled. After a failure the next minute checks this one's requests too."""
+        await ask_sql(EVERY_S, lambda: self.once(clock.now_ms()))
 
     async def once(self, now_ms: int) -> None:
         until_ms = now_ms - QUIET_MS

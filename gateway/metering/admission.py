@@ -19,6 +19,7 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import pricing
 from accounting.requests import request_postings
+from accounting.values.clock import now_ms as _now_ms
 from accounting.values.types import Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
@@ -340,7 +341,3 @@ class Admitted:
             return void
         charge = pricing.charge(ending.billed, self._price.rates)
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -211,7 +211,7 @@ async def die_as_gateway_7(gateway) -> None:
     async with gateway.app[DATABASE].write() as conn:
         engine_record = record("req_ended", Usage(0, 0, 5, 2), tenant_id=tenant)
         await request_postings.post_engine_records(conn, [engine_record])
-    os.close(dead._lock)  # killed: nothing is sealed or shipped
+    os.close(dead._log.lock)  # killed: nothing is sealed or shipped
 
 
 async def endings(gateway) -> list[tuple[Any, ...]]:

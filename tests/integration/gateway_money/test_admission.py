@@ -18,7 +18,8 @@ from accounting.prices import prices
 from accounting.tables.models import LedgerEntry
 from accounting.values.types import Limits, Rates, Usage
 from gateway.base.errors import ApiError
-from gateway.journal import journal_records, segments
+from gateway.journal import journal_records
+from gateway.journal.reader import Reader
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import Metering, metering
 from workers.protocol.journal import Kind
@@ -53,7 +54,7 @@ async def nothing_left(metered: Metering) -> None:
 
 
 def recorded(metered: Metering) -> list:
-    reader = segments.Reader(metered.journal.directory, 0)
+    reader = Reader(metered.journal.directory, 0)
     return [
         journal_records.posting(r.payload) for r in reader.read(1 << 60, 100_000) if r.kind in (Kind.SETTLE, Kind.VOID)
     ]

@@ -15,11 +15,13 @@ from sqlalchemy import select
 
 from accounting.tables.models import LedgerEntry
 from accounting.values.types import Opened, Posting
-from gateway.journal import journal_records, segments
+from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.poster import Poster
+from gateway.journal.reader import Reader
 from gateway.journal.shipper import Shipper
 from workers.protocol.journal import Kind
+from workers.protocol.segments import list_segments
 
 WRITER = """
 import asyncio, sys
@@ -79,7 +81,7 @@ def write_and_kill(directory: Path, life: int, after_s: float) -> tuple[set[str]
 def endings(directory: Path) -> list[Posting]:
     return [
         journal_records.posting(record.payload)
-        for record in segments.Reader(directory, 0).read(1 << 60, 1_000_000)
+        for record in Reader(directory, 0).read(1 << 60, 1_000_000)
         if record.kind in (Kind.SETTLE, Kind.VOID)
     ]
 
@@ -133,7 +135,7 @@ async def test_a_successor_killed_before_its_voids_loses_none_of_them(
             await open_journal(second, 0)
     shutil.copytree(second, third)
     await (await open_journal(third, 0)).close()
-    assert len(segments.list_segments(third)) == 3
+    assert len(list_segments(third)) == 3
     assert sorted((ending.request_id, ending.outcome) for ending in endings(third)) == [
         ("req_0", "gateway_crash"),
         ("req_1", "ok"),

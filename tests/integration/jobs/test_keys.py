@@ -22,9 +22,9 @@ from accounting.values.types import Opened
 from gateway.base.app_keys import DATABASE
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from gateway.journal.segments import recover
 from workers.jobs.batches.order import Placed, pack
 from workers.protocol.journal import Kind
+from workers.protocol.segments import recover
 
 PATH = "/v1/chat/completions"
 
