@@ -68,8 +68,11 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         sync: Callable[[int], None] = os.fdatasync,
         ballast_bytes: int = BALLAST_BYTES,
+        committed: Callable[[float], None] = lambda _: None,
     ) -> None:
+        """`committed` is called with the seconds until an ending was durable."""
         self.directory = directory
+        self._committed = committed
         self._ballast = Ballast(directory, ballast_bytes)
         self._lock = lock
         self._chain = chain
@@ -120,7 +123,9 @@ class Journal:
     async def end(self, posting: Posting) -> None:
         """Writes an ending durably, before the client sees the end of its reply."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
+        began = time.perf_counter()
         await self._append(kind, records.encode(posting), posting.request_id, durable=True)
+        self._committed(time.perf_counter() - began)
 
     def progress(self, request_id: str, num_received: int, bound: int) -> None:
         """Notes progress. If the machine is lost with this note, only the knowledge is lost."""
@@ -324,6 +329,7 @@ async def open_journal(
     sync: Callable[[int], None] = os.fdatasync,
     ballast_bytes: int = BALLAST_BYTES,
     stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
+    committed: Callable[[float], None] = lambda _: None,
 ) -> Journal:
     """Takes the slot and ends the requests that a dead process left open, durably: with a VOID, outcome
     `gateway_crash`, or, if the request's answer is `stored`, with the SETTLE that pays for it.
@@ -347,6 +353,7 @@ async def open_journal(
         segment_bytes=segment_bytes,
         sync=sync,
         ballast_bytes=ballast_bytes,
+        committed=committed,
     )
     now_ms = time.time_ns() // 1_000_000
     kept = await stored(unended.keys()) if stored is not None and unended else {}
