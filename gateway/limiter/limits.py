@@ -126,7 +126,7 @@ class Limiter:
             link, database, self.open_reservations, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
         )
         self.fresh = Fresh()
-        self.renewals: Counter[str] = Counter()
+        self.renewals = Counter(dict.fromkeys(("granted", "waits", "stopped", "ended", "unavailable"), 0))
         """The number of calls of `extend` by their result."""
         self._link = link
         self._now_ms = now_ms

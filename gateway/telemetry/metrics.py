@@ -63,6 +63,8 @@ class Metrics:
         self.disconnects = Counter(
             "headgate_client_disconnects", "Clients that left before the end.", ("phase",), registry=self.registry
         )
+        for phase in ("queue_or_prefill", "decode"):
+            self.disconnects.labels(phase)
         self.loop_lag = Histogram(
             "headgate_event_loop_lag_seconds",
             "How late a timer of 100 ms fires.",

@@ -30,6 +30,8 @@ class CacheMetrics:
         registry.register(self._ages)
         self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree", registry=registry)
         self._evicted = Counter("headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry)
+        for cause in ("capacity", "quota", "idle"):
+            self._evicted.labels(cause)
         self._breaches = Counter("headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry)
         self._refused = Counter("headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry)
         self._broken = Counter("headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry)
