@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from accounting.values.types import Posting
+from accounting.values.types import Posting, Tier
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
@@ -23,7 +23,7 @@ from gateway.telemetry.labels import OTHER, FirstSeen
 
 MAX_TENANTS = 100
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-TIERS = ("interactive", "batch")
+TIERS: tuple[Tier, ...] = ("interactive", "batch")
 
 
 class MeteringMetrics:

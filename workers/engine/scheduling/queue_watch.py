@@ -27,6 +27,6 @@ def queue_figures(attempts: Iterable[Attempt], scheduler: Scheduler, now: float)
         tier.num_preempted = ranks.num_preempted[name]
         tier.num_tenants_waiting = len(waiting.get(name, ()))
     found.num_tenants = len(tenants)
-    counters = [scheduler.counters[tenant] for tenant in set().union(*waiting.values())]
+    counters = [scheduler.counters[tenant] for tenant in set[str]().union(*waiting.values())]
     found.counter_spread = max(counters) - min(counters) if counters else 0.0
     return found

@@ -11,11 +11,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from accounting.batches.batch_figures import BATCH_STATES, OPEN_CHUNKS, BatchFigures
-from workers.jobs.base.tally import Tally
+from workers.jobs.base.tally import Counted, Tally
 
 EVERY_S = 10.0
 """Seconds between two looks at SQL."""
-RETRIES = ("busy", "running", "failed")
+RETRIES: tuple[Counted, ...] = ("busy", "running", "failed")
 
 
 class BatchMetrics(Collector):
