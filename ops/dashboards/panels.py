@@ -1,4 +1,4 @@
-"""What a dashboard is made of. Each dashboard is a table: for each panel its title, its unit and its expressions.
+"""The parts of a dashboard. Each dashboard is a table that has, for each panel, its title, its unit and its expressions.
 
 `$rate` stands for Grafana's `$__rate_interval`, which is wide enough for two scrapes.
 """
@@ -21,7 +21,7 @@ class Panel(NamedTuple):
     queries: tuple[Query, ...]
     kind: Kind = "timeseries"
     text: str = ""
-    """What a reader has to know to understand the panel."""
+    """The facts that a reader has to know to understand the panel."""
 
 
 class Row(NamedTuple):

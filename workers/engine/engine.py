@@ -109,7 +109,7 @@ class StepOutput:
     occupancy: Occupancy | None = None
     """Use of blocks. It is there together with `cache`."""
     queues: QueueFigures | None = None
-    """Who waits and who was preempted. It is there together with `cache`."""
+    """Figures of who waits and who was preempted. They are there together with `cache`."""
     adapters: tuple[AdapterState, ...] | None = None
     """States of all adapters, when one changed."""
 
