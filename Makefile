@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration import-map format clean
+.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -76,6 +76,16 @@ $(VENV)/triton-$(OLDER_TRITON): | setup
 
 configuration: setup ## write docs/configuration.md and the known names from the settings classes
 	PYTHONPATH=. $(BIN)/python ops/configuration.py
+
+dashboards: setup ## write ops/grafana/*.json from the tables in ops/dashboards
+	PYTHONPATH=. $(BIN)/python -m ops.dashboards.build
+
+prometheus: setup $(VENV)/prometheus/usr/bin/promtool ## unpack Debian's Prometheus into .venv, for the tests of dashboards and alerts
+
+$(VENV)/prometheus/usr/bin/promtool:
+	rm -rf $(VENV)/prometheus && mkdir -p $(VENV)/prometheus.new
+	cd $(VENV)/prometheus.new && apt-get -q download prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
+	mv $(VENV)/prometheus.new $(VENV)/prometheus
 
 import-map: setup ## draw docs/design/imports.svg from the imports between folders
 	PYTHONPATH=. $(BIN)/python ops/import_map.py

@@ -85,6 +85,10 @@ class PrefixCache:
         return self.retention.num_blocks
 
     @property
+    def num_nodes(self) -> int:
+        return self._tree.num_nodes
+
+    @property
     def step(self) -> int:
         return self.owners.step
 
@@ -167,6 +171,7 @@ class PrefixCache:
     ) -> Handle:
         """Return the longest match, protected until `release`. The matched nodes are raised to `priority`, so that a
         chat keeps its hit even if a batch wrote it. O(match + nodes on the path); it splits one edge at most."""
+        began = time.perf_counter()
         blocks = segments(path, self.block_size)
         if read:
             walk = self._walk(blocks, tokens)
@@ -178,6 +183,8 @@ class PrefixCache:
         self._raise_priority(node, priority)
         self.retention.refresh(node)
         self._num_handles += 1
+        self.counts.num_matches += 1
+        self.counts.match_s += time.perf_counter() - began
         public = min(num_blocks, blocks[0].end) if len(blocks) > 1 else 0
         return Handle(
             block_ids=self._tree.ids_between(self._tree.root, node),

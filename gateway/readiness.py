@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import redis.asyncio
+from prometheus_client import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from gateway.base.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart, redis_fault
@@ -22,6 +25,7 @@ from gateway.journal.shipper import Shipper
 from gateway.routing.upstream.native import WorkerLink
 
 EVERY_S = 1.0
+STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}
 SILENT_S = 6.0
 """The time after which SQL counts as not answering. SQL is asked every 2 s, and this is later than any slow answer."""
 
@@ -79,6 +83,21 @@ def of_limiter(asked: Asked) -> list[Check]:
     if abs(asked.ahead_s) <= CLOCK_APART_S:
         return [Check("limiter"), Check("clock")]
     return [Check("limiter"), Check("clock", "degraded", clocks_apart(asked.ahead_s))]
+
+
+class ReadinessMetrics(Collector):
+    """The checks as metrics, for alerts that say what is missing."""
+
+    def __init__(self, checks: Callable[[], Iterable[Check]]) -> None:
+        self._checks = checks
+
+    def collect(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily(
+            "headgate_check_state", "A check of /readyz: 0 in order, 1 degraded, 2 failing.", labels=["check"]
+        )
+        for check in self._checks():
+            state.add_metric([check.name], STATES[check.state])
+        yield state
 
 
 class RedisProbe:

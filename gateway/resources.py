@@ -67,13 +67,14 @@ from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.metering import METERING, metering
-from gateway.readiness import RedisProbe, of_database, of_disk, of_limiter, of_models
+from gateway.metering.metering_metrics import MeteringMetrics
+from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
 from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import access_log, tracing
 from gateway.telemetry.keys import OBSERVERS, TRACING
-from gateway.telemetry.metrics import METRICS, Metrics
+from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.tracing import Tracing
 from workers.process.rounds import repeat
 from workers.protocol import registry
@@ -99,6 +100,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[TRACING] = traces = Tracing(
         settings.trace_ratio, settings.trace_parent_from, tracing.exporter(), slot=settings.slot
     )
+    metrics.registry.register(TracingMetrics(traces))
     app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]
     async with _background(_watch_loop(metrics)), _background(repeat(TRACE_TICK_S, traces.tick)):
         yield
@@ -209,14 +211,14 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         redis_url=settings.redis_url,
         slot=settings.slot,
         directory=settings.journal_dir,
-        note_shadow=app[METRICS].note_shadow,
+        metrics=MeteringMetrics(app[METRICS].registry, app[METRICS].model_label),
         limiter_timeout_s=settings.limiter_timeout_s,
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]
         fleet = Fleet(look, metered.shipper.keep, group_key)
         router = Router(group_key)
-        app[METRICS].registry.register(RouterMetrics(router, lambda: fleet.links))
+        app[METRICS].registry.register(RouterMetrics(router, fleet, tuple(settings.models)))
         lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
         app[GENERATION] = GenerationServices(
@@ -242,6 +244,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
         ]
 
     app[LIFECYCLE].checks = checks
+    app[METRICS].registry.register(ReadinessMetrics(checks))
     async with _background(probe.run()):
         yield
 

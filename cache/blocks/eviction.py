@@ -150,6 +150,8 @@ class Protection:
             node.num_protectors += 1
             if node.num_protectors > 1:
                 return
+            if node.used_ms:  # it was not inserted just now
+                self.usage.counts.reuse_gaps.add(self.usage.now_ms() - node.used_ms, len(node.block_ids))
             self.left(node, held=len(node.block_ids))
             node = node.parent
 

@@ -64,7 +64,7 @@ class Ownership:
     ) -> Node:
         """Add a child of `node` that takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids)
-        child.priority, child.tenant = priority, tenant
+        child.priority, child.tenant, child.born_ms = priority, tenant, self.usage.now_ms()
         self.protection.inserted(child, len(block_ids))
         self._take(child, block_ids)
         return child
@@ -166,6 +166,9 @@ class Ownership:
     def _cut_tail(self, leaf: Node, num_cut: int, cause: EvictionCause, needed_by: str) -> None:
         if self.offers is not None and cause != "idle":
             self.offers.leaving(leaf)
+        now_ms, counts = self.usage.now_ms(), self.usage.counts
+        counts.lifetimes.add(now_ms - leaf.born_ms, num_cut)
+        counts.idle_times.add(now_ms - leaf.used_ms, num_cut)
         kept = len(leaf.block_ids) - num_cut
         ghost = Ghost(self.step, leaf.region, leaf.tenant, leaf.lapsed)
         self.ghosts.add(leaf.hashes[kept:] if kept else leaf.hashes, ghost)

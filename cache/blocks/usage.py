@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
+from cache.blocks.ages import Ages
+
 UNLIMITED = sys.maxsize
 FLOOR_SHARE = 0.6
 """The part of the pool that all floors together may take. The rest is for anybody who needs blocks now."""
@@ -87,6 +89,15 @@ class CacheCounts:
     """The leaves cut below their tenant's floor, so that a sequence could go on."""
     num_refused_inserts: int = 0
     """The commits that a quota cut short: the blocks stayed private."""
+    num_matches: int = 0
+    match_s: float = 0.0
+    """The seconds that all matches took together."""
+    lifetimes: Ages = field(default_factory=Ages)
+    """The time from a node's insertion to the eviction of its blocks."""
+    idle_times: Ages = field(default_factory=Ages)
+    """The time from the last use of blocks to their eviction."""
+    reuse_gaps: Ages = field(default_factory=Ages)
+    """The time for which blocks had been unused when they were used again."""
 
 
 class Usage:

@@ -23,6 +23,7 @@ class Node:
 
     __slots__ = (
         "block_ids",
+        "born_ms",
         "children",
         "doomed",
         "entry",
@@ -59,6 +60,8 @@ class Node:
         self.last_used = 0
         """The step of the last use."""
         self.used_ms = 0
+        self.born_ms = 0
+        """The time at which the node's first blocks were inserted."""
         self.is_recent = False
         """The node is evictable, but batch may not evict it yet."""
         self.num_protectors = 0
@@ -157,6 +160,8 @@ class RadixTree:
         self.watch: Watch | None = None
         self.block_size = block_size
         self.root = Node(0, None, b"")
+        self.num_nodes = 0
+        """The number of nodes below the root."""
         self._next_id = 1
 
     def child(self, node: Node, region: bytes, tokens: Sequence[int], block: int) -> Node | None:
@@ -186,6 +191,7 @@ class RadixTree:
     def add_child(self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]) -> Node:
         """Add a new, unprotected leaf. O(new blocks)."""
         node = Node(self._take_id(), parent, region)
+        self.num_nodes += 1
         parent.children[(region, self._block_bytes(tokens, 0))] = node
         self.extend(node, tokens, ids, parent.end_hash)
         return node
@@ -209,8 +215,9 @@ class RadixTree:
         assert parent is not None
         assert 0 < num_blocks < len(node.block_ids)
         upper = Node(self._take_id(), parent, node.region)
+        self.num_nodes += 1
         upper.tenant, upper.priority = node.tenant, node.priority
-        upper.last_used, upper.used_ms = node.last_used, node.used_ms
+        upper.last_used, upper.used_ms, upper.born_ms = node.last_used, node.used_ms, node.born_ms
         upper.is_recent, upper.lapsed = node.is_recent, node.lapsed
         upper.num_pins = 1 if node.num_pins else 0
         upper.num_hits = node.num_hits
@@ -236,9 +243,10 @@ class RadixTree:
             self.watch.cut(node)
 
     def unlink(self, node: Node) -> Node:
-        """Remove a node from its parent's children. Returns the parent. O(1)."""
+        """Remove a node from its parent's children, with everything below it. Returns the parent. O(branch)."""
         assert node.parent is not None
         del node.parent.children[self._key(node)]
+        self.num_nodes -= 1 if not node.children else sum(1 for _ in self.nodes(node))
         if self.watch is not None:
             self.watch.unlinked(node)
         return node.parent

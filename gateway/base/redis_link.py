@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
@@ -73,8 +74,17 @@ class RedisLink:
     answer or with `LimiterUnavailable`.
     """
 
-    def __init__(self, url: str, *, life_key: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        life_key: str,
+        timeout_s: float = TIMEOUT_S,
+        script_ran: Callable[[str, float], None] = lambda *_: None,
+    ) -> None:
+        """`script_ran` is called with the name of each script that was answered, and the seconds that it took."""
         self._life_key = life_key
+        self._script_ran = script_ran
         self._timeouts_s = (timeout_s, timeout_s / 2)
         self._window_s = BREAKER_WINDOW_S + BREAKER_FAILURES * timeout_s
         self._client = redis.Redis.from_url(
@@ -104,7 +114,9 @@ class RedisLink:
 
     async def script(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> list[Any]:
         """Runs one script of `gateway/limiter/lua` and returns its answer, made of integers, text and lists."""
+        began = time.perf_counter()
         answer = await self.command("EVALSHA", self._sha[name], len(keys), *keys, *args)
+        self._script_ran(name, time.perf_counter() - began)
         return cast(list[Any], msgspec.msgpack.decode(answer))
 
     async def command(self, *command: Argument) -> Any:

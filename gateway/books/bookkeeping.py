@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from accounting.billing import invoices, residency
 from accounting.books import books
@@ -19,6 +19,7 @@ from accounting.books import day_hashes as day_seals
 from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger
+from accounting.ledger.write_off_sums import REASONS, written_off
 from accounting.limits import end_users
 from accounting.values import clock
 from accounting.values.errors import AccountingError
@@ -72,6 +73,14 @@ class Bookkeeping:
             registry=registry,
         )
         self._ok.set(1)
+        self._written_off = Counter(
+            "headgate_writeoff_tokens",
+            "Tokens of all gateways that the engine computed and nobody paid for.",
+            ("reason",),
+            registry=registry,
+        )
+        for reason in REASONS:
+            self._written_off.labels(reason)
 
     async def run(self) -> None:
         """Runs until it is cancelled. After a failure the next minute checks this one's requests too."""
@@ -79,6 +88,7 @@ class Bookkeeping:
 
     async def once(self, now_ms: int) -> None:
         until_ms = now_ms - QUIET_MS
+        await self._count_write_offs(self._checked_until_ms, until_ms)
         self._suspect.update(_pieces(self._checked_until_ms, until_ms))
         self._checked_until_ms = until_ms
         failures = await self._seal(now_ms)
@@ -95,6 +105,12 @@ class Bookkeeping:
         if self._limiter_truth is not None:
             failures += _failures(await self._limiter_truth())
         self._show(failures)
+
+    async def _count_write_offs(self, since_ms: int, until_ms: int) -> None:
+        async with self._database.read() as conn:
+            found = await written_off(conn, since_ms, until_ms)
+        for reason, number in found.items():
+            self._written_off.labels(reason).inc(number)
 
     async def _seal(self, now_ms: int) -> list[Failure]:
         async with self._database.read() as conn:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
@@ -58,10 +59,13 @@ class Journal:
         running: dict[str, bytes],
         segment_bytes: int,
         sync: Callable[[int], None],
+        committed: Callable[[float], None],
     ) -> None:
+        """`committed` is called with the seconds until an ending was durable."""
         self.directory = log.directory
         self._log = log
         self._header = header
+        self._committed = committed
         self._segment_bytes = segment_bytes
         self._sync = sync
         self._loop = asyncio.get_running_loop()
@@ -105,7 +109,9 @@ class Journal:
     async def end(self, posting: Posting) -> None:
         """Writes an ending durably, before the client sees the end of its reply."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
+        began = time.perf_counter()
         await self._append(kind, records.encode(posting), posting.request_id, durable=True)
+        self._committed(time.perf_counter() - began)
 
     def progress(self, request_id: str, num_received: int, bound: int) -> None:
         """Notes progress. If the machine is lost with this note, only the knowledge is lost."""
@@ -291,6 +297,7 @@ async def open_journal(
     sync: Callable[[int], None] = os.fdatasync,
     ballast_bytes: int = BALLAST_BYTES,
     stored: Callable[[Collection[str]], Awaitable[Mapping[str, Posting]]] | None = None,
+    committed: Callable[[float], None] = lambda _: None,
 ) -> Journal:
     """Takes the slot and ends the requests that a dead process left open, durably: with a VOID, outcome
     `gateway_crash`, or, if the request's answer is `stored`, with the SETTLE that pays for it.
@@ -306,7 +313,7 @@ async def open_journal(
     running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
     header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, left.boot + 1)
     log = Log(directory, lock, chain, ballast_bytes=ballast_bytes, sync=sync)
-    journal = Journal(log, header, running, segment_bytes, sync)
+    journal = Journal(log, header, running, segment_bytes, sync, committed)
     now_ms = clock.now_ms()
     kept = await stored(unended.keys()) if stored is not None and unended else {}
     endings = [kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms) for o in unended.values()]

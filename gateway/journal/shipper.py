@@ -64,6 +64,8 @@ class Shipper:
         self._failing_since: float | None = None
         self._backlog_bytes = 0
         self._drop_at = 0.0
+        self._mark = (poster.offset, time.monotonic())
+        """A record that was durable at that moment. It is chosen anew once SQL has it."""
 
     @property
     def offset(self) -> int:
@@ -74,6 +76,17 @@ class Shipper:
     def num_posted(self) -> int:
         """The number of endings that this process brought into SQL and that were not there before."""
         return self._num_posted
+
+    @property
+    def num_unshipped(self) -> int:
+        """The number of durable records of the journal that SQL does not have."""
+        return max(0, self._journal.durable_seq - self._passed)
+
+    @property
+    def lag_s(self) -> float:
+        """The seconds for which a durable record has been waiting for SQL, seen once in a round."""
+        seq, durable_at = self._mark
+        return time.monotonic() - durable_at if self._passed < seq else 0.0
 
     @property
     def is_failing(self) -> bool:
@@ -162,6 +175,8 @@ class Shipper:
 
     async def _run(self) -> None:
         while not self._stop.is_set():
+            if self._passed >= self._mark[0]:
+                self._mark = (self._journal.durable_seq, time.monotonic())
             try:
                 num_records = await self.ship()
             except ShippingStopped:

@@ -7,6 +7,7 @@ granted (`rebuild.py`); `upkeep.py` repeats endings that Redis did not confirm. 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,6 +126,8 @@ class Limiter:
             link, database, self.open_reservations, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
         )
         self.fresh = Fresh()
+        self.renewals = Counter(dict.fromkeys(("granted", "waits", "stopped", "ended", "unavailable"), 0))
+        """The number of calls of `extend` by their result."""
         self._link = link
         self._now_ms = now_ms
 
@@ -171,6 +174,20 @@ class Limiter:
         """Extends a lease. `counted_prompt` is the number of prompt tokens that were not cached, once that is known.
         `now_ms` selects the budgets' limits.
         """
+        try:
+            grant = await self._extend(holder, seq, ladder, now_ms, counted_prompt)
+        except ReservationEnded:
+            self.renewals["ended"] += 1
+            raise
+        except LimiterUnavailable:
+            self.renewals["unavailable"] += 1
+            raise
+        self.renewals["stopped" if grant.stop else "waits" if grant.wait_ms else "granted"] += 1
+        return grant
+
+    async def _extend(
+        self, holder: LimitSubject, seq: int, ladder: Ladder, now_ms: int, counted_prompt: int
+    ) -> LeaseGrant:
         held = self.open_reservations.held.get(holder.request_id)
         if held is None:
             raise ReservationEnded(holder.request_id)
@@ -280,8 +297,10 @@ class Limiter:
         return await self._link.script(script, keys, (now, body))
 
 
-def limiter_link(url: str, *, timeout_s: float = TIMEOUT_S) -> RedisLink:
-    return RedisLink(url, life_key=LIFE_PREFIX, timeout_s=timeout_s)
+def limiter_link(
+    url: str, *, timeout_s: float = TIMEOUT_S, script_ran: Callable[[str, float], None] = lambda *_: None
+) -> RedisLink:
+    return RedisLink(url, life_key=LIFE_PREFIX, timeout_s=timeout_s, script_ran=script_ran)
 
 
 def _limit(windows: Sequence[str], rule: Rule) -> tuple[int, int, int]:

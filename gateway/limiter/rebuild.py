@@ -139,6 +139,8 @@ class Rebuilder:
         self._reading = asyncio.Lock()
         self._sending = asyncio.Lock()
         self._newest = Group(has_begun=True)  # the first caller begins another
+        self.num_built = 0
+        """The number of states that this process has built."""
         self._building: dict[str, asyncio.Task[None]] = {}
 
     async def join(self) -> None:
@@ -338,6 +340,7 @@ class Rebuilder:
         while answer[0] == "forget":
             keys += [reservation_key(tenant_id, request_id) for request_id in answer[1]]
             answer = await self._link.script("rebuild", keys, (given, ask))
+        self.num_built += 1
 
     async def _redis_ms(self) -> int:
         if self._now_ms is not None:

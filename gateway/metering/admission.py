@@ -26,8 +26,9 @@ from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
+from gateway.limiter.rules import BudgetUse, LimitSubject
 from gateway.metering.leases import Extension, Lease, ladder
+from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import Ending, decide
 
@@ -86,11 +87,10 @@ class Admission:
         database: Database,
         backlog: Backlog,
         slot: int,
-        note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
+        metrics: MeteringMetrics,
     ) -> None:
-        """`note_shadow` is called when a limit in shadow mode would have refused a request."""
         self.journal = journal
-        self._note_shadow = note_shadow
+        self._metrics = metrics
         self.limiter = limiter
         self._prices = prices
         self._database = database
@@ -159,6 +159,7 @@ class Admission:
                 offset = await request_postings.journal_offset(conn, self._slot) or 0
                 await request_postings.post(conn, self._slot, offset, [posting])
             self.journal.forget(posting.request_id)
+        self._metrics.charged(posting)
 
     def _check_metering(self) -> None:
         if not self.journal.is_writable:
@@ -208,7 +209,8 @@ class Admission:
                 ) from reason
             raise unavailable("limiter_unavailable", "Rate limits cannot be checked right now.") from reason
         for shadow in verdict.shadowed:
-            self._note_shadow(shadow)
+            self._metrics.shadow_refused(shadow)
+        self._metrics.reserved(holder, verdict)
         if verdict.failing is not None:
             least = rungs[-1][0] if rungs else 0
             raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least)

@@ -8,7 +8,7 @@ Stop: endings written → upkeep ended → journal sealed → shipped → limite
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +26,9 @@ from gateway.journal.poster import Poster, Posts
 from gateway.journal.poster_process import PosterProcess
 from gateway.journal.shipper import Shipper
 from gateway.limiter.limits import Limiter, limiter_link
-from gateway.limiter.rules import BudgetUse, Rule
 from gateway.limiter.upkeep import Upkeep
 from gateway.metering.admission import Admission
+from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache
 from workers.process.rounds import repeat
 
@@ -54,11 +54,12 @@ async def metering(
     slot: int,
     directory: Path,
     limiter_timeout_s: float = TIMEOUT_S,
-    note_shadow: Callable[[Rule | BudgetUse], None] = lambda _: None,
+    metrics: MeteringMetrics | None = None,
 ) -> AsyncIterator[Metering]:
     """Runs the billing path. `directory` holds this slot's journal. Raises SlotTaken if another process has it, and
     what SQL raises.
     """
+    metrics = metrics or MeteringMetrics()
     async with database.read() as conn:
         offset = await request_postings.journal_offset(conn, slot) or 0
 
@@ -66,26 +67,21 @@ async def metering(
         async with database.read() as conn:
             return await replies.postings(conn, request_ids)
 
-    journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored)
+    journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored, committed=metrics.committed)
     async with database.write() as conn:
         # The journal is replayed: the requests that the dead process left running have ended now, and their keys may be
         # used again.
         await replies.drop_running(conn, slot)
-    link = limiter_link(redis_url, timeout_s=limiter_timeout_s)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s, script_ran=metrics.script_ran)
     poster = _poster(database, directory, slot, offset)
     shipper = Shipper(journal, poster)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
     upkeep = Upkeep(limiter, link, database)
     prices = PriceCache(database)
     admission = Admission(
-        journal=journal,
-        limiter=limiter,
-        prices=prices,
-        database=database,
-        backlog=shipper,
-        slot=slot,
-        note_shadow=note_shadow,
+        journal=journal, limiter=limiter, prices=prices, database=database, backlog=shipper, slot=slot, metrics=metrics
     )
+    metrics.watch(limiter, link, journal, shipper)
     await shipper.start()
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))

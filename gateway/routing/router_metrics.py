@@ -1,23 +1,59 @@
-"""Metrics of the router's choices and predictions, read at each scrape."""
+"""Metrics of workers, and of the router's choices and predictions, read at each scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.routing.router import Router
+from gateway.routing.upstream.fleet import Fleet
 from gateway.routing.upstream.native import WorkerLink
+
+STATES = ("ready", "draining", "disk_full", "silent")
+
+
+def _state(link: WorkerLink) -> str:
+    if link.takes_work:
+        return "ready"
+    if link.status.draining:
+        return "draining"
+    return "disk_full" if link.status.disk_full else "silent"
 
 
 class RouterMetrics(Collector):
-    def __init__(self, router: Router, links: Callable[[], Iterable[WorkerLink]]) -> None:
+    def __init__(self, router: Router, fleet: Fleet, models: Collection[str]) -> None:
         self._router = router
-        self._links = links
+        self._fleet = fleet
+        self._models = models
 
     def collect(self) -> Iterator[Metric]:
+        yield from self._of_workers()
+        yield from self._of_choices()
+
+    def _of_workers(self) -> Iterator[Metric]:
+        links = self._fleet.links
+        ready = GaugeMetricFamily("headgate_ready_workers", "Linked workers that take work.", labels=["model"])
+        for model in self._models:
+            ready.add_metric([model], sum(link.takes_work for link in links if link.registration.model == model))
+        yield ready
+        states = GaugeMetricFamily(
+            "headgate_worker_state",
+            "1 for the state of a linked worker: ready, draining, disk_full, or silent for some seconds.",
+            labels=["worker", "model", "state"],
+        )
+        for link in links:
+            for state in STATES:
+                place = [link.registration.worker, link.registration.model, state]
+                states.add_metric(place, float(state == _state(link)))
+        yield states
+        yield CounterMetricFamily(
+            "headgate_worker_links_lost", "Links to workers that ended.", value=self._fleet.num_lost
+        )
+
+    def _of_choices(self) -> Iterator[Metric]:
         counts = self._router.counts
         choices = CounterMetricFamily("headgate_router_choices", "Why a worker was chosen.", labels=["reason"])
         for reason, number in counts.choices.items():
@@ -51,6 +87,6 @@ class RouterMetrics(Collector):
             "Groups of 64 tokens that a worker is known to have cached.",
             labels=["worker"],
         )
-        for link in self._links():
+        for link in self._fleet.links:
             index.add_metric([link.registration.worker], len(link.cached))
         yield index

@@ -13,7 +13,7 @@ from prometheus_client import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,7 +52,7 @@ class Gathered(Collector):
     """The pages of several processes as one: samples of equal families together."""
 
     def __init__(self, pages: Iterable[tuple[str, str | None]]) -> None:
-        """Takes pairs (slot, text page or None for a process that does not answer)."""
+        """Takes pairs (slot, OpenMetrics page, which has exemplars, or None for a process that does not answer)."""
         self._pages = list(pages)
 
     def collect(self) -> Iterator[Metric]:
@@ -60,12 +60,16 @@ class Gathered(Collector):
         families: dict[str, Metric] = {}
         for slot, page in self._pages:
             up.add_metric([slot], 0.0 if page is None else 1.0)
-            for family in text_string_to_metric_families(page or ""):
+            for family in _families(page):
                 known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples += family.samples
         yield up
         yield from families.values()
+
+
+def _families(page: str | None) -> Iterable[Metric]:
+    return () if page is None else text_string_to_metric_families(page)  # type: ignore[no-untyped-call]
 
 
 def gathered(pages: Iterable[tuple[str, str | None]], accept: str) -> Page:

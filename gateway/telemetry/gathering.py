@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from gateway.telemetry.exposition import Page, gathered
+from gateway.telemetry.exposition import OPENMETRICS, Page, gathered
 
 PEER_S = 0.25
 
@@ -26,7 +26,7 @@ async def _page(path: Path) -> str | None:
     try:
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(path)), timeout=timeout) as session,
-            session.get("http://gateway/metrics") as answer,
+            session.get("http://gateway/metrics", headers={"accept": OPENMETRICS}) as answer,
         ):
             return await answer.text() if answer.status == 200 else None
     except (aiohttp.ClientError, TimeoutError):

@@ -4,20 +4,25 @@ series (operations.md 3.3).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import prometheus_client
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
-from gateway.limiter.rules import BudgetUse, Rule
 from gateway.telemetry.exposition import Labelled, Page, expose
+from gateway.telemetry.labels import OTHER, FirstSeen
 from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.tracing import Tracing
 
 DURATION_BUCKETS = tuple(0.01 * 2**i for i in range(14))
 PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 GENAI_LABELS = ("gen_ai_operation_name", "gen_ai_request_model")
-OTHER = "_other"
+WAIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+MAX_REASONS = 64
+"""More than there are error codes: a code that carried a client's text could not multiply the series."""
 
 _OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
 
@@ -58,25 +63,28 @@ class Metrics:
         self.disconnects = Counter(
             "headgate_client_disconnects", "Clients that left before the end.", ("phase",), registry=self.registry
         )
+        for phase in ("queue_or_prefill", "decode"):
+            self.disconnects.labels(phase)
         self.loop_lag = Histogram(
             "headgate_event_loop_lag_seconds",
             "How late a timer of 100 ms fires.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
             registry=self.registry,
         )
-        self.shadow_refusals = Counter(
-            "headgate_shadow_refusals",
-            "Requests that a limit or budget in shadow mode would have refused.",
-            ("level", "dimension"),
+        self.admissions = Counter(
+            "headgate_admission",
+            "Requests for an answer: admitted, or refused and with which error code.",
+            ("decision", "reason"),
             registry=self.registry,
         )
-
-    def note_shadow(self, limit: Rule | BudgetUse) -> None:
-        if isinstance(limit, Rule):
-            level, dimension = str(limit.level), str(limit.dimension)
-        else:
-            level, dimension = limit.budget.scope, "budget_micro_units"
-        self.shadow_refusals.labels(level, dimension).inc()
+        self.admission_wait = Histogram(
+            "headgate_admission_wait_seconds",
+            "From the tokenized prompt to the admission.",
+            ("tier",),
+            buckets=WAIT_BUCKETS,
+            registry=self.registry,
+        )
+        self._reasons = FirstSeen(MAX_REASONS)
 
     def serve_models(self, models: Iterable[str]) -> None:
         """Sets the only values of the label `model`; all other names become `_other`."""
@@ -86,23 +94,36 @@ class Metrics:
         return expose(self._labelled, accept)
 
     def observe(self, record: RequestRecord) -> None:
-        model = self._model(record.model)
+        model = self.model_label(record.model)
         self.requests.labels(record.route, model, record.tier or "none", outcome_of(record)).inc()
         if record.disconnect_phase:
             self.disconnects.labels(record.disconnect_phase).inc()
         operation = _OPERATIONS.get(record.route)
-        if operation is None or record.status != 200:
+        if operation is None:
             return
+        self._admitted_or_not(record)
+        if record.status != 200:
+            return
+        exemplar = _exemplar(record)
         end_ms, first_ms = record.offset_ms("last_byte"), record.offset_ms("first_byte")
         if end_ms is not None:
-            self.duration.labels(operation, model).observe(end_ms / 1e3)
+            self.duration.labels(operation, model).observe(end_ms / 1e3, exemplar)
         if record.stream and end_ms is not None and first_ms is not None:
-            self.first_token.labels(operation, model).observe(first_ms / 1e3)
+            self.first_token.labels(operation, model).observe(first_ms / 1e3, exemplar)
             if record.usage.output > 1:
                 per_token = (end_ms - first_ms) / 1e3 / (record.usage.output - 1)
-                self.per_token.labels(operation, model).observe(per_token)
+                self.per_token.labels(operation, model).observe(per_token, exemplar)
 
-    def _model(self, name: str) -> str:
+    def _admitted_or_not(self, record: RequestRecord) -> None:
+        admitted_ms, tokenized_ms = record.offset_ms("admitted"), record.offset_ms("tokenized")
+        if admitted_ms is not None:
+            self.admissions.labels("admitted", "").inc()
+            if tokenized_ms is not None:
+                self.admission_wait.labels(record.tier or "none").observe((admitted_ms - tokenized_ms) / 1e3)
+        elif record.error_code:
+            self.admissions.labels("refused", self._reasons.label(record.error_code)).inc()
+
+    def model_label(self, name: str) -> str:
         """Returns the label of a model. A model with an adapter counts as its base model."""
         base = name.rpartition(":")[0]
         return next((known for known in (name, base) if known in self._models), OTHER)
@@ -116,6 +137,25 @@ def outcome_of(record: RequestRecord) -> str:
     if record.status == 429:
         return "refused"
     return "client_error" if record.status >= 400 else "ok"
+
+
+def _exemplar(record: RequestRecord) -> dict[str, str] | None:
+    """Returns the trace of a request whose spans are exported whatever becomes of it: no other trace can be opened."""
+    if not record.outgoing_traceparent.endswith("-01"):
+        return None
+    return {"trace_id": record.outgoing_traceparent.split("-")[1]}
+
+
+class TracingMetrics(Collector):
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "headgate_trace_spans_dropped",
+            "Spans that were dropped because the collector does not take them.",
+            value=self._tracing.num_dropped,
+        )
 
 
 METRICS = web.AppKey("metrics", Metrics)

@@ -23,6 +23,7 @@ from workers.engine.reports.cache_probe import peek
 from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
 from workers.engine.reports.occupancy import Occupancy, occupancy
 from workers.engine.scheduling.policy import Policy
+from workers.engine.scheduling.queue_watch import queue_figures
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits, StepPlan
@@ -41,6 +42,7 @@ from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.values.errors import DeviceOutOfMemory
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import Row, StepRunner
+from workers.engine.values.queue_figures import QueueFigures
 from workers.engine.values.record import Rate, StepRecord, StepTotals
 from workers.protocol.messages import (
     AdapterCommand,
@@ -106,6 +108,8 @@ class StepOutput:
     """Figures of the cache. They are there once a second."""
     occupancy: Occupancy | None = None
     """Use of blocks. It is there together with `cache`."""
+    queues: QueueFigures | None = None
+    """Figures of who waits and who was preempted. They are there together with `cache`."""
     adapters: tuple[AdapterState, ...] | None = None
     """States of all adapters, when one changed."""
 
@@ -389,6 +393,7 @@ class Engine:
         out.cache = self._watch.look(now, busy=self._busy or bool(self.attempts))
         if out.cache is not None:
             out.occupancy = occupancy(self.scheduler.all_running, self.cache.block_size)
+            out.queues = queue_figures(self.attempts.values(), self.scheduler, now)
         return out
 
     def _status(self) -> WorkerStatus:

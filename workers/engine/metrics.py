@@ -3,43 +3,20 @@ module knows no socket."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
-from prometheus_client.core import HistogramMetricFamily
 
 from workers.engine.engine import StepOutput
 from workers.engine.reports.cache_metrics import CacheMetrics
+from workers.engine.reports.histograms import WeightedHistogram
 from workers.engine.reports.occupancy import Occupancy
+from workers.engine.reports.queue_metrics import QueueMetrics
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.plan import KernelState
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000)
-
-
-class WeightedHistogram:
-    """A histogram that takes equal values together. 256 sequences whose tokens are equally far apart cost as much as
-    one."""
-
-    def __init__(self, name: str, text: str, labels: dict[str, str], bounds: tuple[float, ...]) -> None:
-        self._name, self._text, self._labels, self._bounds = name, text, labels, bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float, count: int) -> None:
-        self._counts[bisect_left(self._bounds, value)] += count
-        self._sum += value * count
-
-    def collect(self) -> Iterator[HistogramMetricFamily]:
-        family = HistogramMetricFamily(self._name, self._text, labels=list(self._labels))
-        buckets, total = [], 0
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound if bound == "+Inf" else str(float(bound)), total))
-        family.add_metric(list(self._labels.values()), buckets, self._sum)
-        yield family
 
 
 class Metrics:
@@ -48,7 +25,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model, "engine": str(slot)}
         self._num_blocks = num_blocks - 1
-        self._cache = CacheMetrics(self.registry, by_tenant=by_tenant)
+        self._cache = CacheMetrics(self.registry, self._labels, by_tenant=by_tenant)
+        self._queues = QueueMetrics(self.registry)
         gauge, counter, seconds, tokens = self._gauge, self._counter, self._seconds, self._tokens
         self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks")
         self._waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for blocks or a place")
@@ -96,6 +74,7 @@ class Metrics:
         self._step_tokens = Counter(
             "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
         )
+        self._tier_tokens = Counter("headgate_tier_tokens", "Tokens computed by tier", ["tier"], registry=self.registry)
         self._steps = Histogram(
             "headgate_step_seconds", "Time of a step", ["phase"], buckets=SECONDS, registry=self.registry
         )
@@ -127,6 +106,8 @@ class Metrics:
             self._step_size.observe(step.num_prefill_tokens + num_decode)
             self._step_tokens.labels("prefill").inc(step.num_prefill_tokens)
             self._step_tokens.labels("decode").inc(num_decode)
+            self._tier_tokens.labels("interactive").inc(step.num_tokens - step.num_batch_tokens)
+            self._tier_tokens.labels("batch").inc(step.num_batch_tokens)
             self._proposed.inc(step.num_proposed)
             self._accepted.inc(step.num_accepted)
             self._generation.inc(step.num_output_tokens)
@@ -149,6 +130,8 @@ class Metrics:
             self._cache.observe(out.cache)
         if out.occupancy is not None:
             self._occupied(out.occupancy)
+        if out.queues is not None:
+            self._queues.observe(out.queues)
 
     def _occupied(self, found: Occupancy) -> None:
         for mode, shared in found.shared.items():

@@ -19,14 +19,18 @@ import uuid
 from pathlib import Path
 
 from celery import Celery
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from sqlalchemy.exc import SQLAlchemyError
 
+from accounting.batches import claims
+from accounting.batches.batch_figures import batch_figures
 from accounting.database.db import Database
 from workers.jobs.base import ops
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tally import Tally
+from workers.jobs.batches.batch_metrics import EVERY_S, BatchMetrics
 from workers.jobs.batches.sweeper import Sweeper
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
@@ -49,7 +53,11 @@ class Jobs:
         self._settings = settings
         self._pulse: Path = settings.jobs_pulse
         self._celery: Celery = create_celery(settings)
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        self._tally = Tally(settings.counts_file)
+        self._metrics = BatchMetrics(self._tally, self._pulse)
+        self.registry.register(self._metrics)
         self._stop = asyncio.Event()
         self._worker: asyncio.subprocess.Process | None = None
         self._spawned = 0.0
@@ -63,10 +71,12 @@ class Jobs:
             group.create_task(self._keep_worker())
             sweeping = group.create_task(self._sweep())
             sending = group.create_task(self._send_webhooks())
+            counting = group.create_task(self._count_batches())
             await self._stop.wait()
-            sweeping.cancel()
-            sending.cancel()
+            for task in (sweeping, sending, counting):
+                task.cancel()
         self._pulse.unlink(missing_ok=True)
+        self._tally.clear()
 
     # The Celery worker
 
@@ -124,6 +134,7 @@ class Jobs:
 
         async def sweep() -> None:
             swept = await sweeper.sweep()
+            self._metrics.num_expired += swept.num_expired
             for _ in range(swept.num_rings):
                 await asyncio.to_thread(ring, self._celery)
             self._watch(swept.num_rings > 0 and not swept.is_busy)
@@ -133,6 +144,21 @@ class Jobs:
 
         try:
             await repeat(self._settings.sweep_s, sweep, forgives=(SQLAlchemyError, OSError), on_failure=not_swept)
+        finally:
+            await database.close()
+
+    async def _count_batches(self) -> None:
+        database = Database(self._settings.sql_url, pool_size=1)
+
+        async def count() -> None:
+            async with database.read() as conn:
+                self._metrics.figures = await batch_figures(conn, await claims.now_ms(conn))
+
+        def not_counted(error: Exception) -> None:
+            logger.warning("batches_not_counted", extra={"reason": str(error)[:200]})
+
+        try:
+            await repeat(EVERY_S, count, forgives=(SQLAlchemyError, OSError), on_failure=not_counted)
         finally:
             await database.close()
 

@@ -35,6 +35,8 @@ class Fleet:
         self._process = new_process_id()
         self._known: dict[str, Registration] = {}
         self._links: dict[str, WorkerLink] = {}
+        self.num_lost = 0
+        """The number of links that were up and ended."""
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -61,6 +63,7 @@ class Fleet:
     async def _serve(self, link: WorkerLink) -> None:
         try:
             await link.run()
+            self.num_lost += 1
         except LinkDown:
             await asyncio.sleep(REDIAL_S)
         finally:

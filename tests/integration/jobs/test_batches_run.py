@@ -11,7 +11,9 @@ import pytest_asyncio
 from sqlalchemy import text
 
 from accounting.batches import batch_lines, batch_runs, batches, claims
+from accounting.batches.batch_figures import batch_figures
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tally import Tally
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches.tasks import Look
 
@@ -57,6 +59,33 @@ async def test_back_pressure_is_no_failure_and_failures_are_tried_three_times(ho
     assert errors[0]["error"]["code"] == "internal_error"
     assert errors[0]["response"]["status_code"] == 500
     assert gateway.tries[3] == 3
+    (counts,) = (home.path / "run").glob("jobs-*.counts")
+    counted = Tally(counts).read()
+    assert (counted["busy"] >= 1, counted["failed"] >= 3, counted["fence_reject"]) == (True, True, 0)
+
+
+async def test_the_figures_of_metrics_are_those_of_the_batches(home, gateway, started):
+    before = await figures(home)
+    gateway.delay_s = 0.1
+    batch_id = await home.submit([f"say {i}" for i in range(100)] + ["bad x"])
+    await home.until(lambda: len(gateway.num_runs) >= 5)
+    during = await figures(home)
+    assert during.batches["in_progress"] == before.batches["in_progress"] + 1
+    assert sum(during.chunks.values()) > 0
+    assert during.lines["queued"] + during.lines["claimed"] > 0
+    assert 0 <= during.oldest_queued_s < 600
+    gateway.delay_s = 0.0
+    await home.wait(batch_id)
+    after = await figures(home)
+    assert after.batches["completed"] == before.batches["completed"] + 1
+    assert after.lines["completed"] - before.lines["completed"] == 100
+    assert after.lines["failed"] - before.lines["failed"] == 1
+    assert (sum(after.chunks.values()), after.lines["queued"], after.oldest_queued_s) == (0, 0, 0)
+
+
+async def figures(home):
+    async with home.database.read() as conn:
+        return await batch_figures(conn, await claims.now_ms(conn))
 
 
 async def test_a_killed_child_loses_and_doubles_no_line(home, gateway, started):

@@ -6,10 +6,16 @@ Families by tenant exist only where the operator asked for them, because a serie
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
+from prometheus_client.core import SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from cache.blocks.ages import BOUNDS_S
 from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.cache_watch import CacheFigures
+from workers.engine.reports.histograms import family
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.tiers.tier_figures import TierFigures
 
@@ -18,9 +24,14 @@ OTHERS = "_other"
 
 
 class CacheMetrics:
-    def __init__(self, registry: CollectorRegistry, *, by_tenant: bool) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: dict[str, str], *, by_tenant: bool) -> None:
         self._before = CacheFigures()
+        self._ages = _Ages(labels)
+        registry.register(self._ages)
+        self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree", registry=registry)
         self._evicted = Counter("headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry)
+        for cause in ("capacity", "quota", "idle"):
+            self._evicted.labels(cause)
         self._breaches = Counter("headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry)
         self._refused = Counter("headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry)
         self._broken = Counter("headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry)
@@ -49,6 +60,8 @@ class CacheMetrics:
 
     def observe(self, now: CacheFigures) -> None:
         before, self._before = self._before, now
+        self._ages.now = now
+        self._nodes.set(now.num_nodes)
         for cause, num_blocks in now.evicted_blocks.items():
             self._evicted.labels(cause).inc(num_blocks - before.evicted_blocks.get(cause, 0))
         self._breaches.inc(now.num_floor_breaches - before.num_floor_breaches)
@@ -61,6 +74,34 @@ class CacheMetrics:
             self._tiers.observe(tier, figures, before.tiers.get(tier, TierFigures()))
         if self._tenants is not None:
             self._tenants.observe(now.tenants, before.tenants)
+
+
+AGES = {
+    "lifetime": "Age of evicted blocks",
+    "idle_before_evict": "Time from the last use of evicted blocks",
+    "reuse_gap": "Time for which blocks were unused that were used again",
+}
+
+
+class _Ages(Collector):
+    """The times of the cache, shown as they were last read. vLLM's dashboards know the names of the histograms."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.now = CacheFigures()
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.now
+        nothing = (0,) * (len(BOUNDS_S) + 1), 0.0
+        for name, text in AGES.items():
+            counts, total = now.ages.get(name, nothing)
+            yield family(f"vllm:kv_block_{name}_seconds", text, self._labels, BOUNDS_S, counts, total)
+        yield SummaryMetricFamily(
+            "headgate_cache_match_seconds",
+            "Time to find the longest cached prefix of a prompt",
+            count_value=now.num_matches,
+            sum_value=now.match_s,
+        )
 
 
 class _Tiers:

@@ -33,6 +33,11 @@ class CacheFigures:
     num_broken_laws: int = 0
     tenants: dict[str, TenantBlocks] = field(default_factory=dict)
     tiers: dict[str, TierFigures] = field(default_factory=dict)
+    num_nodes: int = 0
+    num_matches: int = 0
+    match_s: float = 0.0
+    ages: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    """The histograms of `CacheCounts` by name: the numbers of blocks, and the sum of seconds."""
     num_swapped_blocks: dict[str, int] = field(default_factory=dict)
     """Numbers of swapped blocks, out to the host and in again."""
 
@@ -76,14 +81,20 @@ class CacheWatch:
 
     def _figures(self) -> CacheFigures:
         cache = self._cache
+        counts = cache.counts
+        ages = {"lifetime": counts.lifetimes, "idle_before_evict": counts.idle_times, "reuse_gap": counts.reuse_gaps}
         return CacheFigures(
             num_pinned_blocks=cache.num_pinned,
-            evicted_blocks={str(cause): n for cause, n in cache.counts.num_evicted.items()},
-            num_floor_breaches=cache.counts.num_floor_breaches,
-            num_refused_inserts=cache.counts.num_refused_inserts,
+            evicted_blocks={str(cause): n for cause, n in counts.num_evicted.items()},
+            num_floor_breaches=counts.num_floor_breaches,
+            num_refused_inserts=counts.num_refused_inserts,
             num_broken_laws=self.num_broken_laws,
             tenants={tenant: cache.usage(tenant) for tenant in cache.tenants()},
             tiers=figures(cache, self._restores, self.shared),
+            num_nodes=cache.num_nodes,
+            num_matches=counts.num_matches,
+            match_s=counts.match_s,
+            ages={name: (tuple(found.counts), found.sum_s) for name, found in ages.items()},
             num_swapped_blocks=self._swapped(),
         )
 

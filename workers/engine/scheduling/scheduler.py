@@ -240,7 +240,7 @@ class Scheduler:
             for works in (plan.work[:num_interactive], plan.work[num_interactive:])
         )
         self.floor.count(plan.now, batch, interactive)
-        plan.num_tokens = interactive[0] + batch[0]
+        plan.num_tokens, plan.num_batch_tokens = interactive[0] + batch[0], batch[0]
         plan.num_kv_tokens = sum(work.sequence.place for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
 

@@ -38,6 +38,8 @@ class SequenceQueues:
         collected."""
         self.num_waiting_tokens = 0
         """Number of tokens of prompts that never ran."""
+        self.num_preempted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        """Number of preemptions since the process began, by the tier of the sequence that lost its blocks."""
         self._block_tables = block_tables
         self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
@@ -71,6 +73,7 @@ class SequenceQueues:
 
     def _preempt(self, sequence: Sequence, now: float, plan: StepPlan | None) -> None:
         step = -1
+        self.num_preempted[sequence.attempt.message.tier] += 1
         if plan is not None:
             step = plan.step
             plan.num_preempted += 1

@@ -95,6 +95,8 @@ class StepRecord:
     step: int
     num_seqs: int = 0
     num_tokens: int = 0
+    num_batch_tokens: int = 0
+    """Number of these tokens that belong to the batch tier."""
     num_kv_tokens: int = 0
     """Number of positions that attention read before each row's own tokens."""
     num_decode_seqs: int = 0

@@ -89,6 +89,11 @@ class JobsSettings(pydantic_settings.BaseSettings):
         return self.home / "files"
 
     @property
+    def counts_file(self) -> Path | None:
+        """The file with the counts that the children share with their process."""
+        return None if self.jobs_pulse is None else self.jobs_pulse.with_suffix(".counts")
+
+    @property
     def owner_prefix(self) -> str:
         """The text that the claims of this process's children begin with."""
         return f"{socket.gethostname()}:{self.jobs_process}:"

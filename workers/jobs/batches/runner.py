@@ -25,6 +25,7 @@ from accounting.database.db import Database
 from accounting.requests import idempotency_store as replies
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tally import Tally
 from workers.jobs.batches import fairness
 from workers.jobs.batches.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped
 from workers.jobs.batches.order import PackedLine, unpack
@@ -92,6 +93,7 @@ class ChunkRunner:
         self._sender = sender
         self._is_draining = is_draining
         self._pace = Pace()
+        self._tally = Tally(settings.counts_file)
         self._pending: list[_Line] = []
         self._tasks: dict[asyncio.Task[Outcome], _Line] = {}
         self._buffer = _Buffer()
@@ -110,6 +112,7 @@ class ChunkRunner:
                 await self._look_if_due()
             return await self._leave()
         except ClaimLost:
+            self._tally.add("fence_reject")
             return "lost"
         finally:
             for task in self._tasks:
@@ -207,6 +210,7 @@ class ChunkRunner:
             case Later(wait_s, busy):
                 if busy:
                     self._pace.busy(line.started_in)
+                self._tally.add("busy" if busy else "running")
                 self._retry(line, wait_s)
             case Failed():
                 self._count_failure(line, outcome)
@@ -247,6 +251,7 @@ class ChunkRunner:
         line.last = failed
         self._failures[line.no] = line.failures
         if line.failures < MAX_FAILURES:
+            self._tally.add("failed")
             wait_s = self._settings.backoff_s * 2.0**line.failures * random.uniform(0.5, 1.0)
             self._retry(line, min(wait_s, self._settings.max_backoff_s))
             return

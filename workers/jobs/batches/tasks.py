@@ -24,6 +24,7 @@ from accounting.database import sealing
 from accounting.database.db import Database
 from workers.jobs.base import tracing
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tally import Tally
 from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
@@ -56,6 +57,7 @@ class Look:
             try:
                 await self._do(database, held)
             except ClaimLost:
+                Tally(self._settings.counts_file).add("fence_reject")
                 logger.info("claim_lost", extra={"batch": held.batch_id})
             return await self._num_left(database)
         except (SQLAlchemyError, OSError) as error:

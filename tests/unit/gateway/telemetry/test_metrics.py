@@ -69,7 +69,7 @@ def test_pages_of_several_processes_become_one() -> None:
     first, second = Metrics(0), Metrics(1)
     first.observe(record())
     second.observe(record())
-    pages = [("0", first.page("").body.decode()), ("1", second.page("").body.decode()), ("2", None)]
+    pages = [("0", first.page(OPENMETRICS).body.decode()), ("1", second.page(OPENMETRICS).body.decode()), ("2", None)]
     body = gathered(pages, "").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(body)}
     assert {s.labels["gateway"]: s.value for s in families["headgate_gateway_up"].samples} == {"0": 1, "1": 1, "2": 0}

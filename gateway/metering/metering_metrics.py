@@ -1,0 +1,178 @@
+"""Metrics of admission, leases, the limiter, the journal, and of what tenants were charged.
+
+The families of tenants have one series for each of the first `MAX_TENANTS` tenants that this process charges. All later
+ones share the series `_other`. A tenant keeps its series until the process ends, because a counter must not fall.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from accounting.values.types import Posting, Tier
+from gateway.base.redis_link import RedisLink
+from gateway.journal.journal import Journal
+from gateway.journal.shipper import Shipper
+from gateway.limiter.limits import Limiter, Verdict
+from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
+from gateway.telemetry.labels import OTHER, FirstSeen
+
+MAX_TENANTS = 100
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+TIERS: tuple[Tier, ...] = ("interactive", "batch")
+
+
+class MeteringMetrics:
+    def __init__(
+        self, registry: CollectorRegistry | None = None, model_label: Callable[[str], str] = lambda _: OTHER
+    ) -> None:
+        """`model_label` maps a model's name to one of the few values of the label `model`. Without a registry nobody
+        reads the metrics.
+        """
+        self._registry = registry = registry or CollectorRegistry()
+        self._model_label = model_label
+        self._tenants = FirstSeen(MAX_TENANTS)
+        self._shadow_refusals = Counter(
+            "headgate_shadow_refusals",
+            "Requests that a limit or budget in shadow mode would have refused.",
+            ("level", "dimension"),
+            registry=registry,
+        )
+        self._tokens = Counter(
+            "headgate_tokens", "Tokens that were charged for.", ("tenant", "model", "kind"), registry=registry
+        )
+        self._charge = Counter(
+            "headgate_charge_micro_units", "Charges in micro-units.", ("tenant", "currency"), registry=registry
+        )
+        self._budget = Gauge(
+            "headgate_budget_remaining_ratio",
+            "Share of the tightest budget that was left at the tenant's last request.",
+            ("tenant",),
+            registry=registry,
+        )
+        self._scripts = Histogram(
+            "headgate_limiter_script_seconds",
+            "Time of a limiter script, as its caller sees it.",
+            ("script",),
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._commits = Histogram(
+            "headgate_journal_commit_seconds",
+            "Time until an ending is durable in the journal.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+
+    def watch(self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper) -> None:
+        """Shows the state of these objects at each scrape."""
+        self._registry.register(_State(limiter, link, journal, shipper))
+
+    def shadow_refused(self, limit: Rule | BudgetUse) -> None:
+        if isinstance(limit, Rule):
+            level, dimension = str(limit.level), str(limit.dimension)
+        else:
+            level, dimension = limit.budget.scope, "budget_micro_units"
+        self._shadow_refusals.labels(level, dimension).inc()
+
+    def reserved(self, holder: LimitSubject, verdict: Verdict) -> None:
+        """Notes what the budgets of a request have left."""
+        left = []
+        for use in holder.budgets:
+            money, limit = verdict.money.get(use.row), use.budget.limit_at(holder.opened_ms)
+            if money is not None and limit > 0:
+                left.append(1 - (money.used + money.held) / limit)
+        tenant = self._tenants.label(holder.tenant_id)
+        if left and tenant != OTHER:
+            self._budget.labels(tenant).set(max(0.0, min(left)))
+
+    def charged(self, posting: Posting) -> None:
+        if posting.kind != "settle":
+            return
+        tenant, usage = self._tenants.label(posting.tenant_id), posting.usage
+        model = self._model_label(posting.model)
+        kinds = {
+            "cache_read": usage.cache_read,
+            "cache_write": usage.cache_write,
+            "uncached": usage.uncached,
+            "output": usage.output,
+        }
+        for kind, number in kinds.items():
+            self._tokens.labels(tenant, model, kind).inc(number)
+        self._charge.labels(tenant, posting.currency).inc(posting.charge.total)
+
+    def script_ran(self, script: str, seconds: float) -> None:
+        self._scripts.labels(script).observe(seconds)
+
+    def committed(self, seconds: float) -> None:
+        self._commits.observe(seconds)
+
+
+class _State(Collector):
+    """The families that are read from their owners at each scrape."""
+
+    def __init__(self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper) -> None:
+        self._limiter = limiter
+        self._link = link
+        self._journal = journal
+        self._shipper = shipper
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_limiter()
+        yield from self._of_journal()
+
+    def _of_limiter(self) -> Iterator[Metric]:
+        limiter = self._limiter
+        held = Tally(entry.holder.tier for entry in limiter.open_reservations.held.values())
+        running = GaugeMetricFamily("headgate_inflight_requests", "Admitted requests that run.", labels=["tier"])
+        for tier in TIERS:
+            running.add_metric([tier], held[tier])
+        yield running
+        renewals = CounterMetricFamily(
+            "headgate_lease_renewals",
+            "Answers to a lease's extension: granted, waits for a window, stopped by a budget, ended, unavailable.",
+            labels=["result"],
+        )
+        for result, number in limiter.renewals.items():
+            renewals.add_metric([result], number)
+        yield renewals
+        yield CounterMetricFamily(
+            "headgate_budget_stops", "Streams that a budget ended.", value=limiter.renewals["stopped"]
+        )
+        yield CounterMetricFamily(
+            "headgate_redis_epoch_rebuilds",
+            "Limiter states of tenants that were built again after Redis lost them.",
+            value=limiter.rebuilder.num_built,
+        )
+        yield GaugeMetricFamily(
+            "headgate_limiter_owed_endings", "Endings that Redis has not confirmed yet.", value=limiter.num_owed
+        )
+        yield GaugeMetricFamily(
+            "headgate_limiter_up",
+            "1 while calls are sent to the limiter's Redis, 0 while it is silent.",
+            value=float(self._link.is_open),
+        )
+
+    def _of_journal(self) -> Iterator[Metric]:
+        journal, shipper = self._journal, self._shipper
+        yield GaugeMetricFamily(
+            "headgate_journal_full", "1 while the disk of the journal is full.", value=float(journal.is_full)
+        )
+        poisoned = not journal.is_writable and not journal.is_full
+        yield GaugeMetricFamily(
+            "headgate_journal_poisoned", "1 while the disk of the journal fails otherwise.", value=float(poisoned)
+        )
+        yield GaugeMetricFamily(
+            "headgate_journal_unshipped_records",
+            "Durable records of the journal that SQL does not have.",
+            value=shipper.num_unshipped,
+        )
+        yield GaugeMetricFamily(
+            "headgate_journal_ship_lag_seconds",
+            "Age of the oldest durable record that SQL does not have.",
+            value=shipper.lag_s,
+        )

@@ -1,0 +1,167 @@
+"""Every panel's expression on a real Prometheus that scrapes a running Headgate under mixed load; none is empty."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2 as httpx
+import openai
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_server import ROOT, program, running_prometheus
+from running import PATIENT, Server
+
+WINDOW = "15s"
+LOAD_S, LIMIT_S = 15.0, 60.0
+SHARED = "You are a helper of the operators of Headgate. You answer in short sentences. " * 8
+ACCEPT = "application/openmetrics-text; version=1.0.0"
+
+
+def expressions() -> list[tuple[str, str]]:
+    """(dashboard and title, expression) of each query of the files that Grafana reads."""
+    panels = [
+        (path.stem, panel)
+        for path in sorted((ROOT / "ops" / "grafana").glob("*.json"))
+        for panel in json.loads(path.read_text())["panels"]
+    ]
+    return [
+        (f"{name}: {panel['title']}", query["expr"]) for name, panel in panels for query in panel.get("targets", ())
+    ]
+
+
+def ready_to_run(expression: str) -> str:
+    return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", WINDOW))
+
+
+@contextmanager
+def repeated(*works: Callable[[], None]) -> Iterator[None]:
+    """Runs each work again and again in a thread of its own, until the block ends."""
+    over = threading.Event()
+
+    def run(work: Callable[[], None]) -> None:
+        while not over.is_set():
+            work()
+            over.wait(0.05)
+
+    threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
+    _, key = server.tenant_key("streams")
+    tenant, budgeted = server.tenant_key("budgeted")
+    done = server.command("budgets", "add", tenant, "--limit", "1000", "--period", "day")
+    assert done.returncode == 0, done.stderr
+    streams, budget = server.client(key, max_retries=0), server.client(budgeted, max_retries=0)
+
+    def stream() -> None:
+        """Long enough that its lease is extended."""
+        chunks = streams.chat.completions.create(
+            model=server.model,
+            messages=[{"role": "system", "content": SHARED}, {"role": "user", "content": "What is a lease?"}],
+            max_tokens=160,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        assert list(chunks)
+
+    def answer() -> None:
+        budget.completions.create(model=server.model, prompt="A budget is", max_tokens=8)
+
+    def refused() -> None:
+        with pytest.raises(openai.BadRequestError):
+            budget.chat.completions.create(
+                model=server.model, messages=[{"role": "user", "content": "x"}], max_tokens=8, temperature=9
+            )
+
+    def leave() -> None:
+        chunks = streams.chat.completions.create(
+            model=server.model, messages=[{"role": "user", "content": "Count."}], max_tokens=100, stream=True
+        )
+        next(iter(chunks))
+        chunks.close()
+
+    return stream, stream, answer, refused, leave
+
+
+def submit_batch(server: Server) -> None:
+    client = server.client(server.tenant_key("batcher")[1])
+    body = {"model": server.model, "messages": [{"role": "user", "content": SHARED}], "max_tokens": 16}
+    lines = [
+        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number in range(400)
+    ]
+    content = "\n".join(json.dumps(line) for line in lines).encode()
+    file = client.files.create(file=("work.jsonl", io.BytesIO(content)), purpose="batch")
+    client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+
+
+@pytest.mark.timeout(240)
+def test_no_panel_is_empty_under_mixed_load(start_server, tmp_path):
+    program("prometheus")
+    wanted = expressions()
+    assert len(wanted) > 80
+    server = start_server("--gateways", "2", env={**PATIENT, "HEADGATE_TRACE_RATIO": "1"})
+    directory = tmp_path / "prometheus"
+    directory.mkdir()
+    with running_prometheus(directory, server.ready["metrics"]) as prometheus:
+        began = time.time()
+        submit_batch(server)
+        with repeated(*mixed_load(server)):
+            time.sleep(LOAD_S)  # rates need some scrapes
+            empty = wanted
+            while empty and time.time() < began + LIMIT_S:
+                until = time.time()
+                empty = [one for one in empty if not prometheus.values(ready_to_run(one[1]), began, until)]
+        assert prometheus.unhealthy_targets() == []
+        assert not empty, "\n".join(f"{name}: {expression}" for name, expression in empty)
+        assert broken_rules(prometheus.get("rules")["groups"]) == []
+        assert exemplars(prometheus, began) > 0
+        every_family_is_on_the_page(server)
+
+
+def broken_rules(groups: list[dict]) -> list[str]:
+    return [
+        f"{rule['name']}: {rule['lastError']}" for group in groups for rule in group["rules"] if rule["health"] == "err"
+    ]
+
+
+def exemplars(prometheus, since: float) -> int:
+    name = "gen_ai_server_time_to_first_token_seconds_bucket"
+    found = prometheus.get("query_exemplars", query=name, start=since, end=time.time())
+    traces = [exemplar["labels"]["trace_id"] for series in found for exemplar in series["exemplars"]]
+    assert all(re.fullmatch("[0-9a-f]{32}", trace) for trace in traces)
+    return len(traces)
+
+
+def every_family_is_on_the_page(server: Server) -> None:
+    """docs/observability.md lists the families that exist, and no other ones."""
+    text = Path(ROOT / "docs" / "observability.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z_:]+)", text, re.MULTILINE))
+    live = set()
+    for urls in server.ready["metrics"].values():
+        for url in urls:
+            page = httpx.get(url, headers={"accept": ACCEPT}, timeout=10).text
+            for family in text_string_to_metric_families(page):
+                live.add(family.name)
+    assert live - listed == set(), "not on the page"
+    assert listed - live - sometimes(text) == set(), "on the page, and not there"
+
+
+def sometimes(text: str) -> set[str]:
+    """Families that a configuration must switch on, or that appear with an event. The page says so of each."""
+    return set(re.findall(r"^\| `([a-z_:]+)[^|]*\|[^|]*\|[^|\n]*(?:only )", text, re.MULTILINE))

@@ -1,0 +1,45 @@
+"""Metric families of the queues, updated each second. The module knows no socket.
+
+No family carries a tenant, because a series per tenant costs the operator memory. What fairness promises can be seen
+without names: who waits, for how long, and how far the tenants that wait are apart.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from workers.engine.values.queue_figures import QueueFigures, TierFigures
+
+
+class QueueMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._before = QueueFigures()
+        self._running = Gauge("headgate_running_sequences", "Sequences that hold blocks", ["tier"], registry=registry)
+        self._waiting = Gauge("headgate_waiting_sequences", "Sequences that wait", ["tier"], registry=registry)
+        self._oldest = Gauge(
+            "headgate_oldest_wait_seconds", "Wait of the oldest request that never ran", ["tier"], registry=registry
+        )
+        self._waiting_tenants = Gauge(
+            "headgate_waiting_tenants", "Tenants with a request that never ran", ["tier"], registry=registry
+        )
+        self._preemptions = Counter(
+            "headgate_preemptions", "Sequences that lost their blocks", ["tier"], registry=registry
+        )
+        self._tenants = Gauge("headgate_active_tenants", "Tenants with a request in the worker", registry=registry)
+        self._spread = Gauge(
+            "headgate_tenant_counter_spread_tokens",
+            "Largest difference between the counters of tenants that wait, in weighted tokens",
+            registry=registry,
+        )
+
+    def observe(self, now: QueueFigures) -> None:
+        before, self._before = self._before, now
+        for name, tier in now.tiers.items():
+            self._running.labels(name).set(tier.num_running)
+            self._waiting.labels(name).set(tier.num_waiting)
+            self._oldest.labels(name).set(tier.oldest_wait_s)
+            self._waiting_tenants.labels(name).set(tier.num_tenants_waiting)
+            earlier = before.tiers.get(name, TierFigures())
+            self._preemptions.labels(name).inc(tier.num_preempted - earlier.num_preempted)
+        self._tenants.set(now.num_tenants)
+        self._spread.set(now.counter_spread)

@@ -1,0 +1,35 @@
+"""Figures of the queues: who waits, for how long, and how far tenants are apart. Values only.
+
+They show whether scheduling is fair. They name no tenant, because a worker's metrics do not carry every tenant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from workers.protocol.messages import Tier
+
+
+@dataclass(slots=True)
+class TierFigures:
+    num_running: int = 0
+    """Number of sequences that hold blocks."""
+    num_waiting: int = 0
+    """Number of sequences that wait for blocks or a place."""
+    num_preempted: int = 0
+    """Number of preemptions since the process began."""
+    num_tenants_waiting: int = 0
+    """Number of tenants with a request that never ran."""
+    oldest_wait_s: float = 0.0
+    """Seconds for which the oldest of these requests has been waiting."""
+
+
+@dataclass(slots=True)
+class QueueFigures:
+    tiers: dict[Tier, TierFigures] = field(
+        default_factory=lambda: {"interactive": TierFigures(), "batch": TierFigures()}
+    )
+    num_tenants: int = 0
+    """Number of tenants that have a request in the worker."""
+    counter_spread: float = 0.0
+    """Largest difference between the virtual counters of tenants that wait, in weighted tokens."""
