@@ -45,7 +45,7 @@ from gateway.base.mail import Mailer
 from gateway.base.running import Running
 from gateway.base.settings import SettingsError
 from gateway.books import spending
-from gateway.books.bookkeeping import Bookkeeping
+from gateway.books.bookkeeping import Bookkeeping, LogRetention
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.generation import models
@@ -73,6 +73,7 @@ from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import logs, tracing
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics
+from gateway.telemetry.request_log import RequestLogWriter
 from gateway.telemetry.tracing import Tracing
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -134,6 +135,15 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()
+
+
+async def request_log(app: web.Application) -> AsyncIterator[None]:
+    """Writes the request log. It stays open until the last settlement: its end writes what still waits."""
+    writer = RequestLogWriter(app[DATABASE], app[METRICS].registry)
+    app[OBSERVERS].append(writer.observe)
+    async with _background(writer.run()):
+        yield
+    await writer.close()
 
 
 async def stored_texts(app: web.Application) -> AsyncIterator[None]:
@@ -290,7 +300,12 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         return await limiter_equals_books(database, app[METERING].link, journals)
 
     keeper = Bookkeeping(
-        database, app[METRICS].registry, settings.invoice_issuer, settings.invoice_automatic, limiter_truth
+        database,
+        app[METRICS].registry,
+        settings.invoice_issuer,
+        settings.invoice_automatic,
+        limiter_truth,
+        LogRetention(settings.request_log_rows, settings.request_log_days),
     )
     async with _background(keeper.run()):
         yield
@@ -301,6 +316,7 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     secrets,
     text,
     database,
+    request_log,
     stored_texts,
     shared_memory,
     identities,

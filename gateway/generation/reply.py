@@ -99,6 +99,7 @@ class Envelope:
 async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
+    record.metadata = plan.fields.metadata
     async with request.app[GENERATION].run(plan.orders, record, _ended(request)) as run:
         if CLAIMED_KEY in request:
             run.keep(not_kept)

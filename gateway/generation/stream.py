@@ -85,6 +85,7 @@ class GenerationGroup:
         self._orders = orders
         self._prompts = [order.to_route() for order in orders]
         self._record = record
+        record.end_user = orders[0].end_user
         self._ended = ended
         self._mailbox = Mailbox()
         self._has_started = False
@@ -286,8 +287,10 @@ class GenerationGroup:
             record.charge_micro_units += settled.charge_micro_units
             record.currency = settled.currency
         final = self.generations[0].final if self.generations else None
-        if isinstance(final, Finished):
+        if final is not None:
             record.worker_timeline = final.timeline
+        if isinstance(final, Finished):
+            record.cache = final.cache
         for generation in self.generations:
             if generation.pick is not None and isinstance(generation.final, Finished):
                 self._engine.router.ended(generation.pick, generation.final)

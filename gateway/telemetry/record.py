@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accounting.values.types import Principal, Usage
-from workers.protocol.messages import TimelineEvent
+from workers.protocol.messages import CacheReport, TimelineEvent
 
 Mark = Literal[
     "accepted",
@@ -51,6 +51,12 @@ class RequestRecord:
     stream: bool = False
     params: dict[str, Any] = field(default_factory=dict)
     """Request parameters that telemetry may show: numbers and flags only."""
+    end_user: str = ""
+    """The end user whom the client names."""
+    metadata: dict[str, str] | None = None
+    """The client's own tags of the request."""
+    num_retries: int = 0
+    """The number of earlier tries of which the client's SDK tells."""
     num_prompt_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
     charge_micro_units: int = 0
@@ -62,6 +68,8 @@ class RequestRecord:
     attempt: int = 0
     num_leases: int = 0
     worker_timeline: tuple[TimelineEvent, ...] = ()
+    cache: CacheReport = field(default_factory=CacheReport)
+    """Why no more of the prompt was cached; positions of tokens only."""
     outgoing_traceparent: str = ""
     """The traceparent that was sent to the worker."""
     is_waiting: bool = False
