@@ -147,8 +147,6 @@ def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool
     if after is not None and not _ID.fullmatch(after):
         raise InvalidError("'after' must be the id of a request.", "after")
     bounds: list[ColumnElement[bool]] = []
-    if wanted.request_id is not None:
-        bounds.append(RequestLog.request_id == wanted.request_id)
     if wanted.since_ms is not None:
         bounds.append(RequestLog.request_id >= id_at(wanted.since_ms))
     ends = [after] if after is not None else []
@@ -158,44 +156,35 @@ def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool
     return bounds
 
 
-def _indexed(wanted: RequestFilter) -> tuple[Any, str] | None:
-    """Return the filter that chooses the index: the narrowest that is given."""
+def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
+    """Return the columns with an index that the filter names, the narrowest first."""
     columns = (
+        (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
         (RequestLog.key_id, wanted.key_id),
         (RequestLog.tenant_id, wanted.tenant_id),
         (RequestLog.model, wanted.model),
     )
-    return next(((column, value) for column, value in columns if value is not None), None)
+    return [(column, value) for column, value in columns if value is not None]
 
 
 def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
-    """Return the runs of one index that hold every wanted row. Failed requests are all in the tail."""
-    column_value = _indexed(wanted)
+    """Return the runs of the first column's index that hold every wanted row. Failed requests are all in the tail."""
     failed_only = wanted.status_class in (4, 5) or wanted.outcome not in (None, "ok")
-    if wanted.request_id is not None:
-        return [[]]
-    if column_value is None:
+    columns = _columns(wanted)
+    if not columns:
         return [[RequestLog.is_tail == failed_only]] if failed_only else [[]]
-    column, value = column_value
-    if column is RequestLog.trace_id:
+    column, value = columns[0]
+    if column is RequestLog.request_id or column is RequestLog.trace_id:
         return [[column == value]]
     return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]
 
 
 def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that are checked row by row."""
-    chosen = _indexed(wanted)
-    conditions = [
-        column == value
-        for column, value in (
-            (RequestLog.key_id, wanted.key_id),
-            (RequestLog.tenant_id, wanted.tenant_id),
-            (RequestLog.model, wanted.model),
-            (RequestLog.outcome, wanted.outcome),
-        )
-        if value is not None and (chosen is None or column is not chosen[0])
-    ]
+    """Return the conditions that are checked row by row: all but the first column's."""
+    conditions: list[ColumnElement[bool]] = [column == value for column, value in _columns(wanted)[1:]]
+    if wanted.outcome is not None:
+        conditions.append(RequestLog.outcome == wanted.outcome)
     if wanted.status_class is not None:
         low = wanted.status_class * 100
         conditions.append(RequestLog.status.between(low, low + 99))

@@ -35,9 +35,9 @@ async def prune(database: Database, now_ms: int, *, max_rows: int, max_days: int
         num_deleted, num_pieces = num_deleted + num_old, num_pieces + 1
     async with database.read() as conn:
         counts = await _counts(conn)
-    piece = min(PIECE_ROWS, max(1, max_rows // 20))
-    while num_pieces < MAX_PIECES and counts.total() > max_rows:
-        num_deleted, num_pieces = num_deleted + await _delete_piece(database, counts, piece), num_pieces + 1
+    while num_pieces < MAX_PIECES and (surplus := counts.total() - max_rows) > 0:
+        num_wanted = min(PIECE_ROWS, max(surplus, max_rows // 20))
+        num_deleted, num_pieces = num_deleted + await _delete_piece(database, counts, num_wanted), num_pieces + 1
     return num_deleted
 
 
@@ -57,13 +57,15 @@ async def _counts(conn: AsyncConnection) -> Counter[_Run]:
     return Counter({(tenant_id, is_tail): number for tenant_id, is_tail, number in rows})
 
 
-async def _delete_piece(database: Database, counts: Counter[_Run], num_rows: int) -> int:
-    """Delete the oldest rows of the tenant that has the most, from the larger of its two runs, and correct `counts`."""
+async def _delete_piece(database: Database, counts: Counter[_Run], num_wanted: int) -> int:
+    """Delete the oldest rows of the tenant that has the most, from the larger of its two runs: at most half of that, as
+    others may then have more. Correct `counts`."""
     by_tenant: Counter[str] = Counter()
     for (tenant_id, _), number in counts.items():
         by_tenant[tenant_id] += number
     ((largest, _),) = by_tenant.most_common(1)
     run = max((largest, False), (largest, True), key=lambda one: counts[one])
+    num_rows = min(num_wanted, max(1, counts[run] // 2))
     async with database.read() as conn:
         query = select(RequestLog.request_id, RequestLog.duration_ms).where(_of(run))
         rows = list(await conn.execute(query.order_by(RequestLog.request_id).limit(num_rows)))

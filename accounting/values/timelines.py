@@ -100,7 +100,7 @@ def unpack(text: str) -> Timeline:
         marks, events, num_left_out = msgspec.json.decode(text, type=_Packed)
         gateway = tuple(_event(entry) for entry in marks)
         offsets = [_event(entry) for entry in events]
-    except (msgspec.MsgspecError, ValueError, IndexError):
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError):
         return Timeline()
     return Timeline(gateway, _placed(gateway, offsets), num_left_out)
 

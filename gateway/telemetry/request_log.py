@@ -34,7 +34,7 @@ MAX_BACKOFF_S = 5.0
 BATCH_ROWS = 500
 """The rows of one transaction. On SQLite the ledger's writer waits for it: about 10 ms."""
 MAX_WAITING_ROWS = 20_000
-CLOSE_S = 5.0
+CLOSE_S = 3.0
 MAX_CHARS = 256
 MAX_METADATA_CHARS = 2048
 
