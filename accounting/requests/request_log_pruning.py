@@ -22,7 +22,7 @@ PIECE_ROWS = 5_000
 MAX_PIECES = 40
 """The most transactions of one call; the next call goes on."""
 ONE_OF = 50
-"""Of this many rows that are due, the slowest is kept with the tail."""
+"""One row of this many that are due is kept with the tail: the slowest."""
 
 _Run = tuple[str, bool]
 """A tenant's tail or its other rows: (tenant id, whether they are the tail)."""
