@@ -1,4 +1,4 @@
-"""How fast the request log is written, read and pruned when it is full: batches of 500 rows, pages of 20, a piece of 5,000.
+"""How fast the request log is written, read and pruned when it is full: batches of 200 rows, pages of 20, a piece of 5,000.
 
 Rows have the shape of real ones: 20 tenants of uneven size and one with few old rows, 2 keys each, 3 models, one request
 of 50 failed, a timeline of 17 events. Reported: median and slowest of the repeats, warm. The queries that find nothing
@@ -30,7 +30,7 @@ from accounting.values import timelines
 from accounting.values.timelines import Event
 
 START_MS = 1_790_000_000_000
-BATCH = 500
+BATCH = 200
 NUM_RARE = 100
 MARKS = (
     "accepted",
@@ -179,7 +179,7 @@ async def run(url: str, num_rows: int, repeats: int) -> dict[str, Any]:
             conn.execute(text("ANALYZE"))
         engine.dispose()
         pages = await measure(database, num_rows, repeats)
-        return {"batch_of_500": written, "pages": pages, "prune": await prune(database, num_rows)}
+        return {"batch_of_200": written, "pages": pages, "prune": await prune(database, num_rows)}
     finally:
         await database.close()
 

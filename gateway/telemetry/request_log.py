@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 MAX_BACKOFF_S = 5.0
-BATCH_ROWS = 500
-"""The rows of one transaction. On SQLite the ledger's writer waits for it: about 10 ms."""
+BATCH_ROWS = 200
+"""The rows of one transaction. On SQLite the ledger's writer waits for it, so it is short."""
 MAX_WAITING_ROWS = 20_000
 CLOSE_S = 3.0
 MAX_CHARS = 256
