@@ -21,11 +21,10 @@ from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.prices import pricing
 from accounting.tenants import tenants
-from accounting.values.types import Charge, Limits, Posting, Principal, Usage
+from accounting.values.types import Charge, Limits, Opened, Posting, Principal, RequestFacts, Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.http.auth import Authenticator
-from gateway.journal.journal_records import Opened
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import Metering
 
@@ -246,4 +245,12 @@ def _named(principal: Principal, tenant_id: str) -> Principal:
 
 
 def _ask(principal: Principal) -> AdmissionRequest:
-    return AdmissionRequest(ids.request_id(), principal, MODEL, ROOT, "interactive", 200, 400)
+    facts = RequestFacts(
+        request_id=ids.request_id(),
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        model=MODEL,
+        tier="interactive",
+        prompt_tokens=200,
+    )
+    return AdmissionRequest(facts, principal, ROOT, 400)

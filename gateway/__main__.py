@@ -10,7 +10,7 @@ import uvloop
 
 from gateway.base import settings
 from gateway.server import serve
-from gateway.telemetry import logs
+from workers.process import logs
 
 M_ARENA_MAX = -8
 """The value of this option in malloc.h."""

@@ -22,8 +22,10 @@ from accounting.batches.file_store import FileStore
 from accounting.books.equations import EquationResult
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.requests import request_log_pruning
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
+from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.types import Principal
 from gateway.base.app_keys import (
@@ -40,12 +42,12 @@ from gateway.base.app_keys import (
 )
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import heed_cancellation, uninterrupted
+from gateway.base.lifecycle import ask_sql, heed_cancellation, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.running import Running
 from gateway.base.settings import SettingsError
 from gateway.books import spending
-from gateway.books.bookkeeping import Bookkeeping, LogRetention
+from gateway.books.bookkeeping import Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.generation import models
@@ -53,9 +55,10 @@ from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.models import MODELS
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
+from gateway.http import last_use
 from gateway.http.auth import AUTH, Authenticator
 from gateway.http.key_lookups import KeyLookups, LookupFailed
-from gateway.http.last_use import LAST_USE, LastUse, write_again_and_again
+from gateway.http.last_use import LAST_USE, LastUse
 from gateway.idempotency import idempotency
 from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
 from gateway.idempotency.idempotency import KEYED
@@ -70,11 +73,12 @@ from gateway.readiness import RedisProbe, of_database, of_disk, of_limiter, of_m
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
 from gateway.routing.upstream.fleet import Fleet, decode_all
-from gateway.telemetry import logs, tracing
+from gateway.telemetry import access_log, tracing
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics
-from gateway.telemetry.request_log import RequestLogWriter
+from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
+from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 
@@ -88,6 +92,7 @@ PREFIX_TICK_S = 0.5
 PREFIX_EVERY_S = 2.0
 """The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
 CANCEL_AGAIN_S = 1.0
+PRUNE_EVERY_S = 60.0
 T = TypeVar("T")
 
 
@@ -98,8 +103,8 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[TRACING] = traces = Tracing(
         settings.trace_ratio, settings.trace_parent_from, tracing.exporter(), slot=settings.slot
     )
-    app[OBSERVERS] += [logs.access, metrics.observe, traces.observe]
-    async with _background(_watch_loop(metrics)), _background(_tick(traces)):
+    app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]
+    async with _background(_watch_loop(metrics)), _background(repeat(TRACE_TICK_S, traces.tick)):
         yield
     await traces.close()
 
@@ -138,10 +143,16 @@ async def database(app: web.Application) -> AsyncIterator[None]:
 
 
 async def request_log(app: web.Application) -> AsyncIterator[None]:
-    """Writes the request log. It stays open until the last settlement: its end writes what still waits."""
-    writer = RequestLogWriter(app[DATABASE], app[METRICS].registry)
+    """Writes and prunes the request log. It stays open until the last settlement: its end writes what still waits."""
+    settings, database = app[SETTINGS], app[DATABASE]
+    writer = RequestLogWriter(database, app[METRICS].registry)
     app[OBSERVERS].append(writer.observe)
-    async with _background(writer.run()):
+
+    def prune() -> Coroutine[Any, Any, int]:
+        bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}
+        return request_log_pruning.prune(database, clock.now_ms(), **bounds)
+
+    async with _background(repeat(EVERY_S, writer.write, waits_first=True)), _background(ask_sql(PRUNE_EVERY_S, prune)):
         yield
     await writer.close()
 
@@ -194,7 +205,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     async with (
         _background(_pull_epoch(database, auth, app[RUNNING])),
         _background(_hear_revocations(app[REDIS], auth)),
-        _background(write_again_and_again(database, used)),
+        _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield
 
@@ -272,14 +283,24 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     app[PREFIXES] = known = PublicPrefixes(app[CACHE_SECRET])
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
-    async with _background(_pull_prefixes(app[DATABASE], known)), _background(_fill_prefixes(served.fleet, filler)):
+    async with (
+        _background(_pull_prefixes(app[DATABASE], known)),
+        _background(repeat(PREFIX_TICK_S, lambda: filler.look(served.fleet.links))),
+    ):
         yield
     filler.close()
 
 
 async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
-    retries = app[RETRIES]
-    async with _background(_sweep_keys(app)), _background(_move_charges(retries)):
+    database, slot, keyed = app[DATABASE], app[SETTINGS].slot, app[KEYED]
+
+    def sweep() -> Coroutine[Any, Any, None]:
+        return idempotency.sweep(database, slot, keyed)
+
+    async with (
+        _background(ask_sql(idempotency.SWEEP_EVERY_S, sweep, waits_first=True)),
+        _background(ask_sql(MOVE_EVERY_S, app[RETRIES].move, waits_first=True)),
+    ):
         yield
 
 
@@ -287,7 +308,10 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     """Reads the operator's registered adapters again and again, and loads them on every linked worker."""
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
-    async with _background(_pull_adapters(app[DATABASE], keeper)), _background(_keep_adapters(fleet, keeper)):
+    async with (
+        _background(_pull_adapters(app[DATABASE], keeper)),
+        _background(repeat(PREFIX_TICK_S, lambda: keeper.look(fleet.links))),
+    ):
         yield
 
 
@@ -300,12 +324,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         return await limiter_equals_books(database, app[METERING].link, journals)
 
     keeper = Bookkeeping(
-        database,
-        app[METRICS].registry,
-        settings.invoice_issuer,
-        settings.invoice_automatic,
-        limiter_truth,
-        LogRetention(settings.request_log_rows, settings.request_log_days),
+        database, app[METRICS].registry, settings.invoice_issuer, settings.invoice_automatic, limiter_truth
     )
     async with _background(keeper.run()):
         yield
@@ -360,30 +379,19 @@ async def _watch_loop(metrics: Metrics) -> None:
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 
-async def _tick(traces: Tracing) -> None:
-    """Ticks, so that a minute without requests ends too."""
-    while True:
-        await asyncio.sleep(TRACE_TICK_S)
-        traces.tick()
-
-
 async def _pull_epoch(database: Database, auth: Authenticator, running: Running) -> None:
     """Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
     been admitted on what this process remembered when the key ended.
     """
 
-    async def pull() -> int:
+    async def pull() -> None:
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
-            return await principals.auth_epoch(conn)
+            epoch = await principals.auth_epoch(conn)
+        auth.saw_epoch(epoch)
 
-    while True:
-        try:
-            auth.saw_epoch(await uninterrupted(pull()))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # the authenticator knows how long its remembered keys are valid
-        await asyncio.sleep(EPOCH_EVERY_S)
+    await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 
 
 async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) -> None:
@@ -401,60 +409,21 @@ async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) ->
 
 
 async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
-    async def pull() -> list[prefixes.PrefixInfo]:
+    async def pull() -> None:
         async with database.read() as conn:
-            return await prefixes.in_force(conn, int(time.time()))
+            found = await prefixes.in_force(conn, int(time.time()))
+        known.replace(found)
 
-    while True:
-        try:
-            known.replace(await uninterrupted(pull()))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # the last prefixes stay in use: a prefix that was deleted costs time, never correctness
-        await asyncio.sleep(PREFIX_EVERY_S)
-
-
-async def _sweep_keys(app: web.Application) -> None:
-    slot, keyed = app[SETTINGS].slot, app[KEYED]
-    while True:
-        await asyncio.sleep(idempotency.SWEEP_EVERY_S)
-        try:
-            await uninterrupted(idempotency.sweep(app[DATABASE], slot, keyed))
-        except (SQLAlchemyError, OSError):
-            pass  # the rest is swept the next time
-
-
-async def _move_charges(retries: Retries) -> None:
-    while True:
-        await asyncio.sleep(MOVE_EVERY_S)
-        try:
-            await uninterrupted(retries.move())
-        except (SQLAlchemyError, OSError):
-            pass  # the next round tries again
-
-
-async def _fill_prefixes(fleet: Fleet, filler: Filler) -> None:
-    while True:
-        filler.look(fleet.links)
-        await asyncio.sleep(PREFIX_TICK_S)
+    await ask_sql(PREFIX_EVERY_S, pull)  # a deleted prefix that stays in use costs time, never correctness
 
 
 async def _pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
-    async def pull() -> list[registered.AdapterInfo]:
+    async def pull() -> None:
         async with database.read() as conn:
-            return await registered.known(conn, int(time.time()))
+            found = await registered.known(conn, int(time.time()))
+        keeper.replace(found)
 
-    while True:
-        try:
-            keeper.replace(await uninterrupted(pull()))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # the last adapters stay served
-        await asyncio.sleep(PREFIX_EVERY_S)
-
-
-async def _keep_adapters(fleet: Fleet, keeper: AdapterKeeper) -> None:
-    while True:
-        keeper.look(fleet.links)
-        await asyncio.sleep(PREFIX_TICK_S)
+    await ask_sql(PREFIX_EVERY_S, pull)
 
 
 async def _asked(work: Coroutine[Any, Any, T]) -> T:

@@ -20,8 +20,8 @@ from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, base_socket, ops_socket
-from gateway.journal.journal import SlotTaken
 from gateway.routes.ops import create_ops_app, create_scraped_app
+from workers.protocol.segments import SlotTaken
 
 logger = logging.getLogger(__name__)
 

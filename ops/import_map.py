@@ -25,7 +25,7 @@ PICTURE = ROOT / "docs" / "design" / "imports.svg"
 PACKAGES = ("gateway", "accounting", "workers", "cache", "kernels")
 WITH_ROOMS = ("gateway", "accounting", "workers.engine", "workers.jobs", "cache", "kernels")
 """Packages whose folders are nodes; each other package is one node."""
-WHOLE = ("workers.protocol",)
+WHOLE = ("workers.protocol", "workers.process")
 
 COLOURS = {
     "gateway": "#2563a8",
@@ -34,6 +34,7 @@ COLOURS = {
     "kernels": "#7a3fa0",
     "workers.jobs": "#8a6d00",
     "workers.protocol": "#4a5560",
+    "workers.process": "#1f7a80",
     "cache": "#a02f55",
 }
 NODE_HEIGHT, ROW_HEIGHT, GAP, LINE_GAP, MARGIN, TOP = 36, 84, 16, 9, 24, 76
@@ -177,7 +178,8 @@ def layout_of(arrows: Graph) -> Layout:
 
 
 def _by_package(name: str) -> tuple[int, str]:
-    places = ("gateway", "accounting", "workers.jobs", "workers.protocol", "cache", "workers.engine", "kernels")
+    left = ("gateway", "accounting", "workers.jobs", "workers.process", "workers.protocol")
+    places = (*left, "cache", "workers.engine", "kernels")
     return places.index(_package(name)), name
 
 

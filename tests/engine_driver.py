@@ -11,6 +11,7 @@ from scripted_host import ScriptedHost
 from cache import invariants
 from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
+from workers.protocol.prompt_logprobs import unpack
 
 LINK = 1
 
@@ -115,7 +116,7 @@ class Driver:
         if delta.prompt is not None:
             assert key not in self.prompt_counts, "prompt counts sent twice"
             self.prompt_counts[key] = delta.prompt
-            self.prompt_logprobs[key] = delta.prompt_logprobs
+            self.prompt_logprobs[key] = tuple(one for part in unpack(delta.prompt_logprobs) for one in part)
         if delta.finish is not None:
             self.finishes[choice] = delta.finish
         self.records.append(delta)

@@ -5,7 +5,6 @@ An event that no webhook listens to is not written. deliveries.py sends the rows
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from accounting.database.db import insert_new, upsert
 from accounting.events import events
 from accounting.events.events import Event
 from accounting.tables.outbox_models import Installation, Outbox, Webhook
+from accounting.values import clock
 from accounting.values.types import OPERATOR_TENANT, LedgerRow
 
 
@@ -72,7 +72,7 @@ async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Ro
 async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, str]]) -> None:
     if not addressed:
         return
-    here, now_ms = await source(conn), time.time_ns() // 1_000_000
+    here, now_ms = await source(conn), clock.now_ms()
     rows = [
         {
             "event_id": event.id,

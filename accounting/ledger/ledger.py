@@ -7,7 +7,6 @@ its engine record, posted at the same moment, could each miss the other, and wri
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy import func, select
@@ -18,6 +17,7 @@ from accounting.ledger import booking
 from accounting.ledger.legs import transfer
 from accounting.tables.invoice_models import DaySeal, Invoice
 from accounting.tables.models import JournalOffset, LedgerEntry, LedgerLeg
+from accounting.values import clock
 from accounting.values.periods import DAY_S
 from accounting.values.types import TOKEN_CLASSES, LedgerRow
 
@@ -39,7 +39,7 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
         await conn.execute(_TAKE_TURN)
     closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
     day, cutoff_ms, last_ms = closed.one()
-    now_ms = _now_ms() if now_ms is None else now_ms
+    now_ms = clock.now_ms() if now_ms is None else now_ms
     return max(0 if day is None else (day + DAY_S) * 1000, (cutoff_ms or 0) + 1, last_ms or 0, now_ms)
 
 
@@ -80,7 +80,3 @@ def blank(kind: str, event_id: str, attempt: int, tenant_id: str, currency: str,
         **dict.fromkeys(counts, 0),
         **dict.fromkeys(times, now_ms),
     }
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

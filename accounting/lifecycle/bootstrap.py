@@ -5,7 +5,6 @@ The caller stores the text of the keys (mode 0600); this module only makes and l
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 import msgspec
@@ -15,6 +14,7 @@ from accounting.access import api_keys, service_accounts
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
+from accounting.values import clock
 from accounting.values.types import OPERATOR_TENANT, Rates, Tier
 
 DEFAULT_TENANT = "default"
@@ -41,7 +41,7 @@ async def bootstrap(
 ) -> Credentials:
     """Return `stored` if this database knows its keys, else new keys for the tenant `default`. Also price `model` if
     the default sheet has no price for it."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     database = Database(url)
     try:
         async with database.write() as conn:

@@ -236,10 +236,9 @@ async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int
 
 
 def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:
-    fields = msgspec.structs.asdict(posting)
-    usage, amount, _ = fields.pop("usage"), fields.pop("charge"), fields.pop("end_user")
+    fields, usage, amount = msgspec.structs.asdict(posting), posting.usage, posting.charge
     return {
-        **fields,
+        **{name: fields[name] for name in _FROM_POSTING},
         **{name: getattr(usage, name) for name in TOKEN_CLASSES},
         **{f"charge_{name}": getattr(amount, name) for name in TOKEN_CLASSES},
         "charge": amount.total,
@@ -254,3 +253,7 @@ def _record(record: WitnessRecord, now_ms: int) -> dict[str, Any]:
     fields = msgspec.structs.asdict(record)
     usage = fields.pop("usage")
     return {**fields, **{name: getattr(usage, name) for name in TOKEN_CLASSES}, "posted_at_ms": now_ms}
+
+
+_FROM_POSTING = sorted(set(LedgerEntry.__table__.columns.keys()) & set(Posting.__struct_fields__))
+"""The columns that are fields of a posting, too."""

@@ -168,33 +168,77 @@ class Principal(msgspec.Struct, frozen=True):
         return model not in self.denied_models and (self.models is None or model in self.models)
 
 
-class Posting(msgspec.Struct, frozen=True, kw_only=True):
-    """One ending of a request, complete in itself. A journal's SETTLE or VOID carries it into the ledger."""
+class LastingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts of a request that the journal and the ledger keep: ids, counts and fixed words. They have no room for a
+    word of the client.
+    """
 
-    kind: Literal["settle", "void"]
     request_id: str
-    outcome: Outcome
     tenant_id: str
     key_id: str
     model: str
-    root: str
     tier: Tier
+    endpoint: str = ""
+    """The template of the route. It is empty for work that no client asked for."""
+    prompt_tokens: int = 0
+    trace_id: str = ""
+    batch_id: str | None = None
+    line_no: int | None = None
+
+
+class RequestFacts(LastingFacts, frozen=True, kw_only=True):
+    """The facts of a request. The gateway describes it once, when its prompt is counted. Admission, journal, settlement,
+    ledger and logs take this value, or the lasting part of it, and copy no field by hand.
+    """
+
+    user: str = ""
+    """The id that the client gives its own user."""
+    metadata: Mapping[str, str] | None = None
+    """The pairs that the client gives the request."""
+
+    def lasting(self) -> dict[str, Any]:
+        """Return the fields of `LastingFacts`."""
+        return {name: getattr(self, name) for name in LastingFacts.__struct_fields__}
+
+
+class Opened(LastingFacts, frozen=True, kw_only=True):
+    """A request that was admitted: the journal's OPEN. It alone is enough for a successor of the process to end the
+    request.
+    """
+
+    root: str
+    """The KV identity of the worker that the request went to (`Hello.root`): it names the version of the weights."""
     price_version: str
     currency: str
     opened_at_ms: int
+    reserved: int = 0
+    """Micro-units reserved over all leases."""
+    end_user: str = ""
+    """The digest under which the limiter counts the client's own user. It is empty if no limit counts end users."""
+
+    def void(
+        self, outcome: Outcome, write_off: WriteOffReason, ended_at_ms: int, reserved: int | None = None
+    ) -> Posting:
+        """Return the ending that charges nothing."""
+        fields = msgspec.structs.asdict(self)
+        if reserved is not None:
+            fields["reserved"] = reserved
+        return Posting(**fields, kind="void", outcome=outcome, write_off=write_off, ended_at_ms=ended_at_ms)
+
+
+class Posting(Opened, frozen=True, kw_only=True):
+    """One ending of a request, complete in itself: a journal's SETTLE or VOID. It carries the request into the ledger.
+    Its charge is at most `reserved`.
+    """
+
+    kind: Literal["settle", "void"]
+    outcome: Outcome
     ended_at_ms: int
     usage: Usage = Usage()
     """The billed tokens; zero for a void."""
     charge: Charge = Charge(0, 0, 0, 0, 0)
     write_off: WriteOffReason = "internal"
     """The reason under which engine tokens beyond `usage` are written off."""
-    reserved: int = 0
-    """Micro-units reserved over all leases; charge <= reserved."""
-    trace_id: str = ""
-    batch_id: str | None = None
-    line_no: int | None = None
-    end_user: str = ""
-    """The digest under which the limiter counts the client's own user. It is empty if no limit counts end users."""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import time
+
+from accounting.values import clock
 
 
 def request_id() -> str:
     """Returns `req_` and the 32 hex digits of a UUIDv7 (48 bits of milliseconds, then 74 random bits)."""
-    value = time.time_ns() // 1_000_000 << 80 | secrets.randbits(80)
+    value = clock.now_ms() << 80 | secrets.randbits(80)
     value = value & ~(0xF << 76) | 0x7 << 76  # version 7
     value = value & ~(0x3 << 62) | 0x2 << 62  # variant 10
     return f"req_{value:032x}"

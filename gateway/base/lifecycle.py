@@ -8,7 +8,10 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from gateway.base.checks import Check, Report, report
+from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +85,16 @@ async def uninterrupted(work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait([task], timeout=UNINTERRUPTED_S)
         task.cancel()
         raise
+
+
+async def ask_sql(
+    every_s: float, work: Callable[[], Coroutine[Any, Any, object]], *, waits_first: bool = False
+) -> None:
+    """Does a round of work in SQL every `every_s` seconds, each one uninterrupted. While SQL does not answer, what the
+    last round brought stays in force.
+    """
+    forgiven = (SQLAlchemyError, OSError)
+    await repeat(every_s, lambda: uninterrupted(work()), forgives=forgiven, waits_first=waits_first)
 
 
 def heed_cancellation() -> None:

@@ -1,5 +1,5 @@
 """The bookkeeping of every minute: seal the days that are over, close the month if the operator wants it, charge kept
-caches, check the books, and delete old rows of the request log.
+caches, and check the books.
 
 The minute's check covers requests that ended since the last one; a day is checked in full when it is sealed. A failed
 equation is logged, shown by `headgate_books_ok`, and checked again each minute until it holds. Only rollups are
@@ -8,14 +8,10 @@ corrected, because they are only sums.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import invoices, residency
 from accounting.books import books
@@ -24,10 +20,10 @@ from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.limits import end_users
-from accounting.requests import request_log_pruning
+from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.periods import DAY_S, month_start, period_of
-from gateway.base.lifecycle import uninterrupted
+from gateway.base.lifecycle import ask_sql
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +44,6 @@ Failure = tuple[str, str]
 """The id of an equation, and the name of the row, bucket or day that breaks it."""
 
 
-@dataclass(frozen=True)
-class LogRetention:
-    """The bounds of the request log."""
-
-    max_rows: int
-    max_days: int
-
-
 class Bookkeeping:
     def __init__(
         self,
@@ -64,17 +52,13 @@ class Bookkeeping:
         issuer: str,
         closes: bool,
         limiter_truth: Callable[[], Awaitable[EquationResult]] | None = None,
-        retention: LogRetention | None = None,
     ) -> None:
-        """`limiter_truth` checks I13. It is None where there is no limiter. `retention` is None where nothing is to be
-        deleted.
-        """
+        """`limiter_truth` checks I13. It is None where there is no limiter."""
         self._database = database
         self._issuer = issuer
         self._closes = closes
         self._limiter_truth = limiter_truth
-        self._retention = retention
-        self._checked_until_ms = time.time_ns() // 1_000_000 - QUIET_MS
+        self._checked_until_ms = clock.now_ms() - QUIET_MS
         self._suspect: set[Span] = set()
         """The spans that are checked until they hold."""
         self._equations: set[str] = set()
@@ -90,22 +74,8 @@ class Bookkeeping:
         self._ok.set(1)
 
     async def run(self) -> None:
-        while True:
-            try:
-                await uninterrupted(self.once(time.time_ns() // 1_000_000))
-            except (SQLAlchemyError, OSError, TimeoutError):
-                pass  # the next minute checks this one's requests too
-            try:
-                await uninterrupted(self._prune(time.time_ns() // 1_000_000))
-            except (SQLAlchemyError, OSError, TimeoutError):
-                pass  # the next minute deletes these rows too
-            await asyncio.sleep(EVERY_S)
-
-    async def _prune(self, now_ms: int) -> None:
-        if self._retention is None:
-            return
-        bounds = self._retention
-        await request_log_pruning.prune(self._database, now_ms, max_rows=bounds.max_rows, max_days=bounds.max_days)
+        """Runs until it is cancelled. After a failure the next minute checks this one's requests too."""
+        await ask_sql(EVERY_S, lambda: self.once(clock.now_ms()))
 
     async def once(self, now_ms: int) -> None:
         until_ms = now_ms - QUIET_MS

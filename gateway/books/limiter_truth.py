@@ -22,6 +22,7 @@ from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books, limiter_state, spend
 from accounting.requests import request_postings
+from accounting.values import clock
 from accounting.values.budget_types import Budget, Period
 from accounting.values.types import Posting
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
@@ -79,7 +80,7 @@ async def _is_anybody_dead(conn: AsyncConnection) -> bool:
 
 async def _uses(conn: AsyncConnection) -> list[Use]:
     """Returns every budget with its current period."""
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     return [
         (budget, period)
         for of_tenant in (await budgets.of_all(conn)).values()

@@ -5,7 +5,6 @@ No limiter spans tenants, so the bound holds within seconds, not exactly; the te
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 
@@ -15,9 +14,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database.db import Database
 from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import DueAlert
+from accounting.values import clock
 from gateway.base import errors
-from gateway.base.lifecycle import uninterrupted
+from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer, MailFailed
+from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -46,37 +47,31 @@ class OrganizationLimit:
 
 async def watch_limit(database: Database, limit: OrganizationLimit) -> None:
     """Reads the limit again and again. The last value stays in force while SQL does not answer."""
-    while True:
-        try:
-            limit.reached = await uninterrupted(_reached(database))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # asked again in a moment
-        await asyncio.sleep(EVERY_S)
+
+    async def read() -> None:
+        async with database.read() as conn:
+            limit.reached = await spend_limits.reached(conn, clock.now_ms())
+
+    await ask_sql(EVERY_S, read)
 
 
 async def watch_alerts(database: Database, mailer: Mailer | None) -> None:
     """Sends due alerts. It runs separately from the limit, which must not wait for a slow mail server."""
-    while True:
-        try:
-            for due in await uninterrupted(_note_due(database)):
-                await _tell(database, due, mailer)
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # the next round looks again
-        await asyncio.sleep(ALERTS_EVERY_S)
 
+    async def look() -> None:
+        for due in await uninterrupted(_note_due(database)):
+            await _tell(database, due, mailer)
 
-async def _reached(database: Database) -> bool:
-    async with database.read() as conn:
-        return await spend_limits.reached(conn, _now_ms())
+    await repeat(ALERTS_EVERY_S, look, forgives=(SQLAlchemyError, OSError))
 
 
 async def _note_due(database: Database) -> list[DueAlert]:
     """Notes due alerts. It looks in a snapshot first: a process that finds nothing takes no write transaction."""
     async with database.read() as conn:
-        if not await spend_alerts.any_due(conn, _now_ms()):
+        if not await spend_alerts.any_due(conn, clock.now_ms()):
             return []
     async with database.write() as conn:
-        return await spend_alerts.note_due(conn, _now_ms())
+        return await spend_alerts.note_due(conn, clock.now_ms())
 
 
 async def _tell(database: Database, due: DueAlert, mailer: Mailer | None) -> None:
@@ -90,7 +85,7 @@ async def _tell(database: Database, due: DueAlert, mailer: Mailer | None) -> Non
         return
     try:
         async with database.write() as conn:
-            await spend_alerts.sent(conn, due, _now_ms())
+            await spend_alerts.sent(conn, due, clock.now_ms())
     except (SQLAlchemyError, OSError):
         logger.warning("spend_alert_sent_not_noted", extra={"alert": due.alert.id})
 
@@ -107,10 +102,6 @@ def _text(due: DueAlert) -> str:
         f"{due.tenant_name} has spent {spent:.2f} USD in {month} (UTC).\n"
         f"The alert was set at {due.alert.cents / 100:.2f} USD; it is sent once a month.\n"
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 SPENDING = web.AppKey("spending", OrganizationLimit)

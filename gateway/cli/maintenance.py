@@ -23,11 +23,11 @@ from gateway.cli.admin import table
 from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.groups import Commands
-from gateway.journal.journal import SlotTaken
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
 from gateway.metering.abandon import Abandoned, JournalThere, abandon
 from gateway.metering.replay import Replayed, replay
+from workers.protocol.segments import SlotTaken
 
 REDIS_TIMEOUT_S = 2.0
 NAMED = 5

@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accounting.values.types import Price, Principal
+from accounting.values.types import Price, Principal, RequestFacts
 from gateway.generation.models import ServedModel
 from gateway.metering.admission import AdmissionRequest
 from gateway.routing.router import Prompt
 from gateway.structured.form import Form
 from gateway.text.choice import TextRules
-from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Region, SamplingParams, Tier
+from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Region, SamplingParams
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    request_id: str
+    facts: RequestFacts
     principal: Principal
     model: ServedModel
     prompt: Sequence[int]
@@ -27,15 +27,11 @@ class EngineRequest:
     max_tokens: int
     rules: TextRules
     namespace: tuple[Region, ...]
-    tier: Tier
     form: Form | None = None
     prompt_logprobs: int = -1
     pinned: bool = False
     """The request is the operator's own: the KV it computes stays on the worker until it is unpinned."""
     traceparent: str = ""
-    batch_id: str | None = None
-    line_no: int | None = None
-    end_user: str = ""
     num_shown: int | None = None
     """The number of choices that the client sees. None means all of them."""
     beams: BeamParams | None = None
@@ -47,7 +43,7 @@ class EngineRequest:
     def retention(self) -> tuple[CacheRange, ...]:
         """The retention depends on tier and key alone: a request body cannot ask to be kept."""
         ttl_s = self.principal.cache.ttl_s
-        return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.tier == "interactive" else ()
+        return (CacheRange(ttl_s=ttl_s),) if ttl_s and self.facts.tier == "interactive" else ()
 
     @property
     def reads_cache(self) -> bool:
@@ -66,27 +62,20 @@ class EngineRequest:
 
     def ask(self, root: str) -> AdmissionRequest:
         return AdmissionRequest(
-            request_id=self.request_id,
+            facts=self.facts,
             principal=self.principal,
-            model=self.model.id,
-            base=self.model.base,
             root=root,
-            tier=self.tier,
-            num_prompt_tokens=len(self.prompt),
             max_output_tokens=self.max_tokens * self.num_choices,
-            trace_id=self.traceparent[3:35],
-            batch_id=self.batch_id,
-            line_no=self.line_no,
-            end_user=self.end_user,
             price=self.price,
+            base=self.model.base,
         )
 
     def to_send(self, root: str, lease_bound: int, lease_seq: int, attempt: int) -> GenerateRequest:
         """Returns the message to a worker whose cache has this root."""
         cache = self.principal.cache
         return GenerateRequest(
-            request_id=self.request_id,
-            tenant=self.principal.tenant_id,
+            request_id=self.facts.request_id,
+            tenant=self.facts.tenant_id,
             model=self.model.on_workers,
             adapter=self.model.adapter,
             root=root,
@@ -98,7 +87,7 @@ class EngineRequest:
             lease_seq=lease_seq,
             attempt=attempt,
             num_choices=self.num_choices,
-            tier=self.tier,
+            tier=self.facts.tier,
             weight=self.principal.weight,
             cache_read=self.reads_cache,
             cache_write=cache.write,

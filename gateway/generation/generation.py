@@ -53,7 +53,7 @@ class _State:
     """The reports of the worker so far."""
 
     prompt: PromptCounts | None = None
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
+    prompt_logprobs: tuple[bytes, ...] = ()
     num_spent: int = 0
     """The number of tokens that the beams of a search have cost so far."""
     final: Finished | Failed | None = None
@@ -111,7 +111,7 @@ class Generation:
         return self.admitted.budget_stop if stopped else None
 
     @property
-    def prompt_logprobs(self) -> tuple[TokenLogprob | None, ...]:
+    def prompt_logprobs(self) -> tuple[bytes, ...]:
         return self._state.prompt_logprobs
 
     @property
@@ -146,7 +146,7 @@ class Generation:
         choice = self._choices[delta.index]
         self._count(delta)
         if self.order.beams is not None and delta.tokens and not delta.num_spent:
-            logger.error("worker_without_search", extra={"request_id": self.order.request_id})
+            logger.error("worker_without_search", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than beam requests, and drew samples instead
         self.admitted.progress(self._num_received)
         self._keep_lease()
@@ -203,7 +203,7 @@ class Generation:
             return
         choice.whole.append(text)
         if delta.finish == "stop" and not form.is_kept("".join(choice.whole)):
-            logger.error("output_without_form", extra={"request_id": self.order.request_id})
+            logger.error("output_without_form", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()
 
     def _stop_reason(self, delta: TokenDelta) -> int | None:

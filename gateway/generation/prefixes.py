@@ -17,7 +17,7 @@ from typing import Literal
 from aiohttp import web
 
 from accounting.tenants.prefixes import PrefixInfo
-from accounting.values.types import OPERATOR_TENANT, Principal
+from accounting.values.types import OPERATOR_TENANT, Principal, RequestFacts
 from cache.tree.hashing import region_id
 from gateway.base import ids
 from gateway.base.errors import ApiError
@@ -168,17 +168,25 @@ class Filler:
     async def _fill(self, link: WorkerLink, info: PrefixInfo) -> Fill:
         """Runs a prefill as the operator, metered like any request."""
         assert link.hello is not None
-        order = EngineRequest(
+        model = self._models.base(info.model)
+        facts = RequestFacts(
             request_id=ids.request_id(),
+            tenant_id=_OPERATOR.tenant_id,
+            key_id=_OPERATOR.key_id,
+            model=model.id,
+            tier="interactive",
+            prompt_tokens=len(info.tokens),
+        )
+        order = EngineRequest(
+            facts=facts,
             principal=_OPERATOR,
-            model=self._models.base(info.model),
+            model=model,
             prompt=info.tokens,
             sampling=SamplingParams(seed=0, temperature=0.0),
             num_choices=1,
             max_tokens=0,
             rules=TextRules(),
             namespace=(Region(self._prefixes.region),),
-            tier="interactive",
             pinned=True,
         )
         mailbox = Mailbox()

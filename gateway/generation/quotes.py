@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from aiohttp import web
 from accounting.prices import pricing
 from accounting.requests import quotes
 from accounting.requests.quotes import LASTS_MS, Terms
+from accounting.values import clock
 from accounting.values.types import Price, Rates, Usage
 from gateway.base import errors, ids
 from gateway.generation.engine_request import EngineRequest
@@ -48,14 +48,14 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
     `ApiError`.
     """
     principal, orders = request[PRINCIPAL], plan.orders
-    model, tier = orders[0].model.id, orders[0].tier
+    model, tier = orders[0].model.id, orders[0].facts.tier
     admission = request.app[GENERATION].admission
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
     cached = await _ask_worker(request, orders)
     terms = Terms(
         model, price.version, price.currency, max(order.max_tokens for order in orders), _most(orders, price.rates)
     )
-    quote_id, expires_at_ms = ids.object_id("quote_"), _now_ms() + LASTS_MS
+    quote_id, expires_at_ms = ids.object_id("quote_"), clock.now_ms() + LASTS_MS
     async with sql.writing(request, changes_identities=False) as conn:
         await quotes.create(conn, quote_id, principal.tenant_id, known_by, terms, expires_at_ms)
     return {
@@ -86,9 +86,9 @@ async def bound(request: web.Request, plan: AnswerPlan) -> AsyncIterator[AnswerP
     principal, request_id = request[PRINCIPAL], request[RECORD].request_id
     async with sql.writing(request, changes_identities=False) as conn:
         terms = await quotes.use(
-            conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, _now_ms()
+            conn, quote_id, principal.tenant_id, request[FINGERPRINT].digest(), request_id, clock.now_ms()
         )
-        price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].tier)
+        price = None if terms is None else await quotes.price(conn, terms, plan.orders[0].facts.tier)
     if terms is None or price is None:
         raise _invalid()
     try:
@@ -158,7 +158,3 @@ def _usage(order: EngineRequest, num_cached: int, block_size: int) -> Usage:
 
 def _invalid() -> errors.ApiError:
     return errors.invalid("The quote is unknown, used, past its time, or of another request.", None, "quote_invalid")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

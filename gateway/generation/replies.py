@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from accounting.values.types import Usage
 from gateway.generation.generation import ChoicePiece
 from gateway.limiter.limit_replies import scope_of
@@ -99,8 +101,8 @@ class Echo:
     """One prompt as it is written in front of its completions."""
 
     text: str
-    logprobs: dict[str, list[Any]] | None = None
-    """The prompt's logprobs in the form that clients see."""
+    logprobs: dict[str, bytes] | None = None
+    """The prompt's logprobs in the form that clients see: four JSON arrays (`EchoArrays`)."""
 
 
 @dataclass
@@ -136,12 +138,12 @@ class CompletionShape:
     def _choice(self, index: int, pieces: Sequence[ChoicePiece], *, with_echo: bool) -> dict[str, Any]:
         echo = self.echoes[index // self.num_choices] if self.echoes else Echo("")
         text = "".join(piece.piece.text for piece in pieces)
-        logprobs = None
+        logprobs: dict[str, Any] | None = None
         if self.num_logprobs >= 0:
             entries = (entry for piece in pieces for entry in piece.piece.entries)
             logprobs = self.logprobs([_moved(entry, len(echo.text)) for entry in entries])
             if with_echo and echo.logprobs is not None:
-                logprobs = {name: echo.logprobs[name] + own for name, own in logprobs.items()}
+                logprobs = {name: _joined(echo.logprobs[name], own) for name, own in logprobs.items()}
         return {"index": index, "text": echo.text + text if with_echo else text, "logprobs": logprobs}
 
     def logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, list[Any]]:
@@ -155,6 +157,25 @@ class CompletionShape:
 
     def _top(self, logprob: TokenLogprob) -> dict[str, float | None]:
         return {self.tokenizer.token_text(other.token): finite(other.logprob) for other in logprob.top}
+
+
+class EchoArrays:
+    """The four arrays of a long prompt, encoded part by part: no part holds the interpreter's lock for long."""
+
+    def __init__(self, shape: CompletionShape) -> None:
+        self._shape = shape
+        self._parts: dict[str, list[bytes]] = {}
+
+    def add(self, entries: Sequence[TokenEntry]) -> None:
+        for name, values in self._shape.logprobs(entries).items():
+            self._parts.setdefault(name, []).append(msgspec.json.encode(values)[1:-1])
+
+    def encoded(self) -> dict[str, bytes]:
+        return {name: b"[" + b",".join(parts) + b"]" for name, parts in self._parts.items()}
+
+
+def _joined(array: bytes, more: list[Any]) -> msgspec.Raw:
+    return msgspec.Raw(array[:-1] + b"," + msgspec.json.encode(more)[1:] if more else array)
 
 
 def finite(logprob: float | None) -> float | None:

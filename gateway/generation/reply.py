@@ -99,7 +99,6 @@ class Envelope:
 async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
-    record.metadata = plan.fields.metadata
     async with request.app[GENERATION].run(plan.orders, record, _ended(request)) as run:
         if CLAIMED_KEY in request:
             run.keep(not_kept)
@@ -134,7 +133,7 @@ async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, he
     choices = await _choices(plan, [pieces[drawn] for drawn in run.shown])
 
     def whole(settled: Sequence[Settled]) -> bytes:
-        ending = _ending(request, plan, run, settled)
+        ending = _ending(plan, run, settled)
         return msgspec.json.encode(envelope.make(plan.shape.body_object, choices, **ending))
 
     await _settle(request, plan, run, whole)
@@ -176,13 +175,13 @@ async def _settle(
         body = whole([Settled.of(posting) for posting in postings])
         return await key.store(body, postings, content_type)
 
-    run.keep(StoredWithPostings([order.request_id for order in plan.orders], store).keep)
+    run.keep(StoredWithPostings([order.facts.request_id for order in plan.orders], store).keep)
     try:
         await run.settle()
     except (SQLAlchemyError, OSError) as error:
         raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
     if not key.is_stored:
-        raise not_stored(plan.orders[0].batch_id is not None)
+        raise not_stored(plan.orders[0].facts.batch_id is not None)
 
 
 async def _stream(
@@ -194,7 +193,7 @@ async def _stream(
     chunks = _Chunks(plan, envelope)
 
     def closing(settled: Sequence[Settled]) -> list[dict[str, Any]]:
-        return chunks.closing(**_ending(request, plan, run, settled))
+        return chunks.closing(**_ending(plan, run, settled))
 
     def whole(settled: Sequence[Settled]) -> bytes:
         assert isinstance(stream, KeptStream)
@@ -228,12 +227,12 @@ async def _stream(
     return await stream.close(*closing(run.settled))
 
 
-def _ending(request: web.Request, plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]) -> dict[str, Any]:
-    order = plan.orders[0]
+def _ending(plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]) -> dict[str, Any]:
+    facts = plan.orders[0].facts
     final = run.generations[0].final
     return {
         "usage": usage_of(run.usage),
-        "headgate": headgate_of(request[RECORD].request_id, order.tier, settled, final, run.budget_stop),
+        "headgate": headgate_of(facts.request_id, facts.tier, settled, final, run.budget_stop),
     }
 
 

@@ -85,7 +85,6 @@ class GenerationGroup:
         self._orders = orders
         self._prompts = [order.to_route() for order in orders]
         self._record = record
-        record.end_user = orders[0].end_user
         self._ended = ended
         self._mailbox = Mailbox()
         self._has_started = False
@@ -170,7 +169,7 @@ class GenerationGroup:
 
     async def _tell(self, ended: Ended) -> None:
         pairs = zip(self.generations, self.settled, strict=True)
-        await ended([g.order.request_id for g, s in pairs if s.charge_micro_units], False)
+        await ended([g.order.facts.request_id for g, s in pairs if s.charge_micro_units], False)
 
     def keep(self, keep: Keep) -> None:
         """Sets the check that each engine request makes on the way to its settlement: is the answer stored?"""
@@ -272,7 +271,7 @@ class GenerationGroup:
                 endings.append(await generation.abandon(outcome))
                 generation.close()
                 if endings[-1].charge_micro_units:
-                    charged.append(generation.order.request_id)
+                    charged.append(generation.order.facts.request_id)
             # A client that left pays for what the engine counted. If nobody pays, the log has the output that was
             # shown.
             billed = _sum([settled.usage for settled in endings])

@@ -4,16 +4,13 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from aiohttp import web
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.access import api_keys
 from accounting.access.api_keys import LAST_USED_GRAIN_S
 from accounting.database.db import Database
-from gateway.base.lifecycle import uninterrupted
 
 EVERY_S = 5.0
 
@@ -45,15 +42,6 @@ class LastUse:
         horizon = int(time.time()) - LAST_USED_GRAIN_S
         recent = {key: at for key, at in self._written.items() if at > horizon}
         self._written = recent | taken
-
-
-async def write_again_and_again(database: Database, use: LastUse) -> None:
-    while True:
-        await asyncio.sleep(EVERY_S)
-        try:
-            await uninterrupted(use.write(database))
-        except (SQLAlchemyError, OSError, TimeoutError):
-            pass  # tried again
 
 
 LAST_USE = web.AppKey("last_use", LastUse)

@@ -8,7 +8,6 @@ stands.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database.db import Database
 from accounting.requests import sdk_retries
 from accounting.requests.sdk_retries import DisconnectedEarly
+from accounting.values import clock
 from accounting.values.types import Principal
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class SdkRetry:
     ) -> SdkRetry:
         count = headers.get("x-stainless-retry-count", "")
         is_retry = count.isascii() and count.isdigit() and int(count[:4]) >= 1
-        return cls(request_id, principal, fingerprint, is_retry, _now_ms())
+        return cls(request_id, principal, fingerprint, is_retry, clock.now_ms())
 
 
 class Retries:
@@ -61,7 +61,7 @@ class Retries:
                 if attempt.is_retry:
                     await sdk_retries.replace(conn, key_id, fingerprint, attempt.id, attempt.started_at_ms)
                 if unheard:
-                    tenant_id, now_ms = attempt.principal.tenant_id, _now_ms()
+                    tenant_id, now_ms = attempt.principal.tenant_id, clock.now_ms()
                     await sdk_retries.note(
                         conn,
                         [DisconnectedEarly(r, attempt.id, tenant_id, key_id, fingerprint, now_ms) for r in charged],
@@ -77,10 +77,6 @@ class Retries:
         async with self._database.write() as conn:
             for request_id in await sdk_retries.move(conn):
                 logger.info("a repeat has paid for %s", request_id)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 RETRIES = web.AppKey("retries", Retries)

@@ -12,36 +12,31 @@ payload types, not SQL, and no text of any request.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import threading
-import time
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from accounting.values.types import Posting
+from accounting.values import clock
+from accounting.values.types import Opened, Posting
 from gateway.journal import journal_records as records
-from gateway.journal import segments
-from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
-from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
+from workers.protocol.ballast import BALLAST_BYTES, is_full
+from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
+from workers.protocol.segments import Left, Log, recover, take_slot
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 OPEN_SYNC_S = 0.005
 
 
 class JournalPoisoned(Exception):
     """A write or sync failed: this record may or may not be on the disk."""
-
-
-class SlotTaken(Exception):
-    """Another process owns this slot's journal."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +53,15 @@ class Journal:
 
     def __init__(
         self,
-        directory: Path,
-        slot: int,
-        lock: int,
-        chain: Chain,
-        boot: int,
+        log: Log,
+        header: SegmentHeader,
         running: dict[str, bytes],
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-        sync: Callable[[int], None] = os.fdatasync,
-        ballast_bytes: int = BALLAST_BYTES,
+        segment_bytes: int,
+        sync: Callable[[int], None],
     ) -> None:
-        self.directory = directory
-        self._ballast = Ballast(directory, ballast_bytes)
-        self._lock = lock
-        self._chain = chain
-        self._header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, boot)
+        self.directory = log.directory
+        self._log = log
+        self._header = header
         self._segment_bytes = segment_bytes
         self._sync = sync
         self._loop = asyncio.get_running_loop()
@@ -84,13 +72,10 @@ class Journal:
         self._queue: deque[_Entry] = deque()
         self._arrived = threading.Condition()
         self._waiting: list[asyncio.Future[None]] = []
-        self._unsynced_seq = chain.next_seq - 1
-        self._synced_seq = chain.next_seq - 1
+        self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
-        self._file = -1
-        self._num_bytes = 0
         self._begin_segment()
-        self._ballast.take()
+        log.ballast.take()
         self._threads = [
             threading.Thread(target=self._write_all, name="journal-writer", daemon=True),
             threading.Thread(target=self._sync_all, name="journal-syncer", daemon=True),
@@ -101,7 +86,7 @@ class Journal:
     @property
     def is_writable(self) -> bool:
         """Requests may be admitted: their endings will find space."""
-        return self._failure is None and self._ballast.is_held
+        return self._failure is None and self._log.ballast.is_held
 
     @property
     def is_full(self) -> bool:
@@ -113,7 +98,7 @@ class Journal:
         """The number of the last record that is on the disk."""
         return self._synced_seq
 
-    async def open(self, opened: records.Opened) -> None:
+    async def open(self, opened: Opened) -> None:
         """Writes an OPEN, before dispatch. It is then in the file, not yet on the disk."""
         await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
 
@@ -176,9 +161,9 @@ class Journal:
                 self._poison(failure, (entry.done for entry in batch))
 
     def _write(self, batch: list[_Entry]) -> None:
-        if self._num_bytes >= self._segment_bytes:
+        if self._log.num_bytes >= self._segment_bytes:
             self._rotate()
-        self._write_bytes(b"".join(self._chain.encode(e.kind, e.payload) for e in batch))
+        self._log.write(b"".join(self._log.chain.encode(e.kind, e.payload) for e in batch))
         for entry in batch:
             if entry.kind == Kind.OPEN:
                 self._open[entry.request_id] = entry.payload
@@ -188,51 +173,35 @@ class Journal:
         with self._written:
             self._waiting += [e.done for e in batch if e.done is not None and e.durable]
             if any(entry.done is not None for entry in batch):
-                self._unsynced_seq = self._chain.next_seq - 1
+                self._unsynced_seq = self._log.chain.next_seq - 1
                 self._written.notify()
 
     def _rotate(self) -> None:
         """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
-        self._write_bytes(self._seal())
+        self._seal()
         with self._written:
-            self._sync(self._file)
-            self._close_file()
+            self._sync(self._log.file)
+            self._synced_seq = self._log.chain.next_seq - 1
             self._begin_segment()
 
     def _begin_segment(self) -> None:
-        """Writes HEADER, the OPENs still running, and SEAL: from here on this segment can be read without the one
+        self._log.begin(self._beginning())
+        self._unsynced_seq = self._synced_seq = self._log.chain.next_seq - 1
+
+    def _beginning(self) -> Iterator[tuple[Kind, bytes]]:
+        """Yields HEADER, the OPENs still running, and SEAL: from here on this segment can be read without the one
         before.
         """
-        path = self.directory / segment_name(self._chain.next_seq)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(path, flags, 0o600)
-        self._num_bytes = 0
-        beginning = [self._chain.encode(Kind.HEADER, msgspec.msgpack.encode(self._header))]
-        beginning += [self._chain.encode(Kind.OPEN, payload) for payload in list(self._open.values())]
-        try:
-            self._write_bytes(b"".join([*beginning, self._seal()]))
-            self._sync(self._file)
-            segments.sync_directory(self.directory)
-        except OSError:
-            path.unlink()  # all of its content is elsewhere too
-            raise
-        self._unsynced_seq = self._synced_seq = self._chain.next_seq - 1
+        yield Kind.HEADER, msgspec.msgpack.encode(self._header)
+        for payload in list(self._open.values()):
+            yield Kind.OPEN, payload
+        yield Kind.SEAL, self._sealed()
 
-    def _seal(self) -> bytes:
-        payload = records.Sealed(self._chain.next_seq - 1, len(self._open))
-        return self._chain.encode(Kind.SEAL, records.encode(payload))
+    def _seal(self) -> None:
+        self._log.write(self._log.chain.encode(Kind.SEAL, self._sealed()))
 
-    def _write_bytes(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            num_written = os.write(self._file, view)
-            self._num_bytes += num_written
-            view = view[num_written:]
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
+    def _sealed(self) -> bytes:
+        return records.encode(records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
 
     # The syncer thread
 
@@ -245,7 +214,7 @@ class Journal:
                 if not self._waiting and not self._closing:
                     # There are only OPENs: wait briefly for other records.
                     self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
-                seq, waiting, file = self._unsynced_seq, self._waiting, self._file
+                seq, waiting, file = self._unsynced_seq, self._waiting, self._log.file
                 self._waiting = []
                 if self._synced_seq >= seq:  # a rotation synced them
                     self._tell(waiting, None)
@@ -274,7 +243,7 @@ class Journal:
             waiting = [*waiting, *self._waiting]
             self._waiting = []
         if first:
-            log.critical("journal %s is poisoned: %s", self.directory, failure)
+            logger.critical("journal %s is poisoned: %s", self.directory, failure)
         self._tell([done for done in waiting if done is not None], failure)
 
     def _tell(self, done: list[asyncio.Future[None]], failure: OSError | None) -> None:
@@ -283,19 +252,18 @@ class Journal:
 
     def _revive(self) -> bool:
         if self._failure is None:
-            return self._ballast.take()
+            return self._log.ballast.take()
         if is_full(self._failure):
-            self._ballast.give_up()
+            self._log.ballast.give_up()
         with self._written:
             try:
-                self._close_file()
                 self._begin_segment()
             except OSError as failure:
-                log.error("journal %s stays poisoned: %s", self.directory, failure)
+                logger.error("journal %s stays poisoned: %s", self.directory, failure)
                 return False
             self._failure = None
-        log.warning("journal %s goes on in a new segment", self.directory)
-        return self._ballast.take()
+        logger.warning("journal %s goes on in a new segment", self.directory)
+        return self._log.ballast.take()
 
     def _stop(self) -> None:
         writer, syncer = self._threads
@@ -307,12 +275,11 @@ class Journal:
             self._written.notify_all()
         syncer.join()
         if self._failure is None:
-            self._write_bytes(self._seal())
-            self._sync(self._file)
-            self._synced_seq = self._chain.next_seq - 1
-        self._close_file()
-        self._ballast.give_up()
-        os.close(self._lock)
+            self._seal()
+            self._sync(self._log.file)
+            self._synced_seq = self._log.chain.next_seq - 1
+        self._log.ballast.give_up()
+        self._log.close()
 
 
 async def open_journal(
@@ -331,32 +298,24 @@ async def open_journal(
     `min_next_seq` is one more than SQL's offset, so that a journal lost with its disk does not number anew. Raises
     SlotTaken, OSError.
     """
-    lock = _take_slot(directory)
-    left = await asyncio.to_thread(segments.recover, directory)
+    lock = take_slot(directory)
+    left = await asyncio.to_thread(recover, directory)
     chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
     unended = _unended(left)
     # They are copied into the new segment, so that a crash before the VOIDs below loses none of them.
     running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
-    journal = Journal(
-        directory,
-        slot,
-        lock,
-        chain,
-        left.boot + 1,
-        running,
-        segment_bytes=segment_bytes,
-        sync=sync,
-        ballast_bytes=ballast_bytes,
-    )
-    now_ms = time.time_ns() // 1_000_000
+    header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, left.boot + 1)
+    log = Log(directory, lock, chain, ballast_bytes=ballast_bytes, sync=sync)
+    journal = Journal(log, header, running, segment_bytes, sync)
+    now_ms = clock.now_ms()
     kept = await stored(unended.keys()) if stored is not None and unended else {}
     endings = [kept.get(o.request_id) or o.void("gateway_crash", "gateway_crash", now_ms) for o in unended.values()]
     await asyncio.gather(*(journal.end(ending) for ending in endings))
     return journal
 
 
-def _unended(left: segments.Left) -> dict[str, records.Opened]:
-    running: dict[str, records.Opened] = {}
+def _unended(left: Left) -> dict[str, Opened]:
+    running: dict[str, Opened] = {}
     for record in left.records:
         if record.kind == Kind.OPEN:
             opened = records.opened(record.payload)
@@ -364,17 +323,6 @@ def _unended(left: segments.Left) -> dict[str, records.Opened]:
         elif record.kind in (Kind.SETTLE, Kind.VOID):
             running.pop(records.posting(record.payload).request_id, None)
     return running
-
-
-def _take_slot(directory: Path) -> int:
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise SlotTaken(f"another process owns {directory}") from None
-    return lock
 
 
 def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:

@@ -17,8 +17,8 @@ from accounting.books.equations import EquationResult
 from accounting.requests import request_postings
 from accounting.values.types import LedgerRow, Posting
 from gateway.journal import journal_records as records
-from gateway.journal.segments import list_segments
 from workers.protocol.journal import Kind, scan
+from workers.protocol.segments import list_segments
 
 AT_ONCE = 500
 

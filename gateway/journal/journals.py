@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from gateway.journal.poster import DEAD_LETTERS
-from gateway.journal.segments import list_segments
 from gateway.journal.unshipped import unshipped
+from workers.protocol.segments import list_segments
 
 GATEWAY = "gateway-"
 

@@ -26,7 +26,8 @@ from accounting.database.db import Database
 from accounting.requests import request_postings
 from accounting.values.errors import AccountingError
 from accounting.values.types import Posting, Usage, WitnessRecord
-from gateway.journal import journal_records, segments
+from gateway.journal import journal_records
+from gateway.journal.reader import Reader
 from workers.protocol.journal import Kind, Record
 from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords, ResidencyReport
 
@@ -99,7 +100,7 @@ class Poster:
         self._slot = slot
         self._offset = offset
         self._num_new = 0
-        self._reader = segments.Reader(directory, offset)
+        self._reader = Reader(directory, offset)
         self._taken: _Taken | None = None
 
     @property
@@ -183,7 +184,7 @@ class Poster:
     def _rewind(self, stored: int) -> None:
         log.critical("SQL went back from journal offset %d to %d: shipping again", self._offset, stored)
         self._offset = stored
-        self._reader = segments.Reader(self._directory, stored)
+        self._reader = Reader(self._directory, stored)
 
     def _decode(self, record: Record) -> Posting | None:
         try:

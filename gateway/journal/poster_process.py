@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import socket
-import struct
 import sys
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +24,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database.db import Database
 from gateway.base.lifecycle import uninterrupted
 from gateway.journal.poster import Posted, Poster
-from gateway.telemetry import logs
+from workers.process import logs
+from workers.protocol.frames import Frames
 from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 CLOSE_S = 5.0
@@ -34,8 +34,6 @@ NICENESS = 5
 quarter of a core that other processes want whole.
 """
 MAX_REASON_CHARS = 1000
-
-_LENGTH = struct.Struct(">I")
 
 
 class _Begin(msgspec.Struct, frozen=True, tag=True):
@@ -72,8 +70,8 @@ _Call = _Begin | _Post | _Measure | EngineRecords | ResidencyReport
 _Answer = Posted | _Measured | _Noted | _Failed | EngineAck
 A = TypeVar("A", Posted, _Measured, _Noted, EngineAck)
 
-_calls = msgspec.msgpack.Decoder(_Call)
-_answers = msgspec.msgpack.Decoder(_Answer)
+_CALLS: Frames[_Call] = Frames(_Call)
+_ANSWERS: Frames[_Answer] = Frames(_Answer)
 
 
 class NotPosted(OSError):
@@ -129,9 +127,8 @@ class PosterProcess:
                 await self._start()
             assert self._link is not None
             reader, writer = self._link
-            await _write(writer, call)
-            answer: _Answer = _answers.decode(await _read(reader))
-            return answer
+            await _write(writer, _CALLS.encode(call))
+            return await _ANSWERS.receive(reader)
         except (asyncio.IncompleteReadError, OSError) as reason:
             self._hang_up()
             raise NotPosted("the poster is gone") from reason
@@ -153,7 +150,7 @@ class PosterProcess:
             )
         level = logging.getLogger().getEffectiveLevel()
         begin = _Begin(str(self._directory), self._url, self._slot, self.offset, level)
-        await _write(self._link[1], begin)
+        await _write(self._link[1], _CALLS.encode(begin))
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -176,23 +173,22 @@ class PosterProcess:
 async def serve(link: socket.socket) -> None:
     """Runs the process's half; returns when the gateway closes the link."""
     reader, writer = await asyncio.open_connection(sock=link)
-    arriving = asyncio.create_task(_read(reader))
-    if (first := await _unless_hung_up(arriving)) is None:
+    begin = await _unless_hung_up(asyncio.create_task(_CALLS.receive(reader)))
+    if begin is None:
         return
-    begin = _calls.decode(first)
     assert isinstance(begin, _Begin)
     logs.configure(logging.getLevelName(begin.log_level))
     database = Database(begin.url, pool_size=1)
     poster = Poster(Path(begin.directory), database, begin.slot, begin.offset)
-    arriving = asyncio.create_task(_read(reader))
+    arriving = asyncio.create_task(_CALLS.receive(reader))
     while call := await _unless_hung_up(arriving):
-        arriving = asyncio.create_task(_read(reader))
-        answering = asyncio.create_task(_answer(poster, _calls.decode(call)))
+        arriving = asyncio.create_task(_CALLS.receive(reader))
+        answering = asyncio.create_task(_answer(poster, call))
         await asyncio.wait([answering, arriving], return_when=asyncio.FIRST_COMPLETED)
         if not answering.done():  # only the end of the link can come before the answer
             os._exit(1)
         with contextlib.suppress(OSError):
-            await _write(writer, await answering)
+            await _write(writer, _ANSWERS.encode(await answering))
     await database.close()
 
 
@@ -214,21 +210,15 @@ async def _answer(poster: Poster, call: _Call) -> _Answer:
         return _Failed(str(failure)[:MAX_REASON_CHARS])
 
 
-async def _unless_hung_up(arriving: asyncio.Task[bytes]) -> bytes | None:
+async def _unless_hung_up(arriving: asyncio.Task[_Call]) -> _Call | None:
     try:
         return await arriving
     except (asyncio.IncompleteReadError, OSError):
         return None
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (num_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    return await reader.readexactly(num_bytes)
-
-
-async def _write(writer: asyncio.StreamWriter, message: _Call | _Answer) -> None:
-    body = msgspec.msgpack.encode(message)
-    writer.write(_LENGTH.pack(len(body)) + body)
+async def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
+    writer.write(frame)
     await writer.drain()
 
 

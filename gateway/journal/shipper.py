@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from gateway.journal import segments
 from gateway.journal.journal import Journal
 from gateway.journal.poster import MAX_RECORDS, Posts
 from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
+from workers.protocol.segments import drop_old
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ class Shipper:
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
             self._drop_at = time.monotonic() + DROP_EVERY_S
-            await asyncio.to_thread(segments.drop_old, self._journal.directory, self.offset)
+            await asyncio.to_thread(drop_old, self._journal.directory, self.offset)
 
     async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call with jitter through outages, deadlocks and unknown COMMITs. While stopping, it tries once,

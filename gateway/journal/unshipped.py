@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from accounting.values.types import Posting
 from gateway.journal import journal_records as records
-from gateway.journal.segments import Segment, list_segments
 from workers.protocol.journal import MAX_PAYLOAD_BYTES, Kind, Record, Scan, num_bytes_until, scan
+from workers.protocol.segments import Segment, list_segments
 
 CHUNK_BYTES = 2 * MAX_PAYLOAD_BYTES
 """The size of one read, at least that of the largest record."""

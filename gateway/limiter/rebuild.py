@@ -24,6 +24,7 @@ from accounting.database.db import Database
 from accounting.limits import limiter_books, limiter_state
 from accounting.limits.limiter_books import CLOCKS_APART_MS, Snapshot
 from accounting.limits.limiter_state import Incident
+from accounting.values import clock
 from gateway.base.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
 from gateway.limiter import rebuilt_state
 from gateway.limiter.open_reservations import OpenReservations
@@ -87,7 +88,7 @@ class Epochs:
 
     def is_over(self, epoch: int) -> bool:
         """Returns True once gateways that have not listed for this epoch count as dead."""
-        late_ms = _wall_ms() - self.raised_at_ms.get(epoch, 0)
+        late_ms = clock.now_ms() - self.raised_at_ms.get(epoch, 0)
         known_s = time.monotonic() - self.noted_at.get(epoch, 0.0)
         return late_ms > DEAD_MS or known_s * 1000 > DEAD_MS
 
@@ -130,7 +131,7 @@ class Rebuilder:
         self._open_reservations = open_reservations
         self._caught_up = caught_up
         self._now_ms = now_ms
-        self._books_ms = books_ms or now_ms or _wall_ms
+        self._books_ms = books_ms or now_ms or clock.now_ms
         self._epochs = Epochs()
         self._life = ""
         self._listed = -1
@@ -146,7 +147,7 @@ class Rebuilder:
             return
         await self._caught_up()
         async with self._write() as conn:
-            self._listed = await limiter_state.join(conn, self._open_reservations.slot, _wall_ms())
+            self._listed = await limiter_state.join(conn, self._open_reservations.slot, clock.now_ms())
 
     async def leave(self) -> None:
         for task in set(self._building.values()):
@@ -193,7 +194,7 @@ class Rebuilder:
         life = await self._link.refresh_life()
         if life != self._life:
             async with self._write() as conn:
-                await limiter_state.raise_for_life(conn, life, _wall_ms())
+                await limiter_state.raise_for_life(conn, life, clock.now_ms())
         while True:
             async with self._read() as conn:
                 found = await limiter_state.incidents(conn, self._epochs.last)
@@ -256,7 +257,7 @@ class Rebuilder:
         epoch, held = self._epochs.last, self._open_reservations.listed()
         await self._caught_up()
         async with self._write() as conn:
-            await limiter_state.list_running(conn, self._open_reservations.slot, epoch, held, _wall_ms(), DEAD_MS)
+            await limiter_state.list_running(conn, self._open_reservations.slot, epoch, held, clock.now_ms(), DEAD_MS)
         self._listed = epoch
 
     async def _give_up(self, damaged: Mapping[str, int]) -> dict[str, int]:
@@ -268,7 +269,7 @@ class Rebuilder:
         named = ", ".join(sorted(damaged)[:NAMED])
         log.warning("limiter states are damaged or lost: %d, as of %s", len(damaged), named)
         async with self._write() as conn:
-            await limiter_state.raise_for_tenants(conn, damaged, _wall_ms())
+            await limiter_state.raise_for_tenants(conn, damaged, clock.now_ms())
         await self.follow()
         return {tenant_id: self._epochs.of(tenant_id) for tenant_id in damaged}
 
@@ -283,7 +284,7 @@ class Rebuilder:
 
     async def _claim(self, due: Mapping[str, int]) -> dict[str, int]:
         async with self._write() as conn:
-            mine = await limiter_state.claim(conn, due, self._open_reservations.slot, _wall_ms())
+            mine = await limiter_state.claim(conn, due, self._open_reservations.slot, clock.now_ms())
         return {tenant_id: due[tenant_id] for tenant_id in mine}
 
     async def _missing(self, epochs: Mapping[str, int]) -> dict[str, int]:
@@ -388,7 +389,3 @@ def _retrieve(task: asyncio.Task[None]) -> None:
     """Retrieves the exception of a rebuild, because no request may be waiting for it any more."""
     if not task.cancelled() and (failure := task.exception()) is not None:
         log.info("a rebuild failed: %s", failure)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

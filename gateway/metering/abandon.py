@@ -7,7 +7,6 @@ charged, because it cannot be known whether a SETTLE had been durable there.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -16,13 +15,14 @@ import msgspec
 from accounting.database.db import Database
 from accounting.requests import request_postings
 from accounting.requests.request_postings import Unsettled
+from accounting.values import clock
 from accounting.values.types import Posting
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journals import GATEWAY
-from gateway.journal.segments import list_segments
 from gateway.journal.unshipped import unshipped
 from gateway.limiter.redis_keys import open_key
 from gateway.metering.metering import metering
+from workers.protocol.segments import list_segments
 
 OLD_MS = 600_000
 """The age from which engine records count as unended. They wait for their endings no longer than an outage is shipped
@@ -53,7 +53,7 @@ async def abandon(
     known = await asyncio.to_thread(_requests, journals)
     async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
         # The slot's reservations have been given back by now: those that are still held are others'.
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = clock.now_ms()
         async with database.read() as conn:
             unended = [one for one in await request_postings.unended(conn) if one.request_id not in known]
         held = await _held(found.link, {one.tenant_id for one in unended})

@@ -19,11 +19,11 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import pricing
 from accounting.requests import request_postings
-from accounting.values.types import Outcome, Posting, Price, Principal, Tier, Usage
+from accounting.values.clock import now_ms as _now_ms
+from accounting.values.types import Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
-from gateway.journal.journal_records import Opened
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
@@ -50,19 +50,11 @@ class Backlog(Protocol):
 class AdmissionRequest:
     """A request as admission sees it."""
 
-    request_id: str
+    facts: RequestFacts
     principal: Principal
-    model: str
     root: str
-    tier: Tier
-    num_prompt_tokens: int
     max_output_tokens: int
     """The bound over all choices."""
-    trace_id: str = ""
-    batch_id: str | None = None
-    line_no: int | None = None
-    end_user: str = ""
-    """The id that the client gives its own user."""
     price: Price | None = None
     """The price that a quote has bound. None means the price in force."""
     base: str = ""
@@ -109,17 +101,27 @@ class Admission:
     async def admit(self, ask: AdmissionRequest) -> Admitted:
         """Admits a request. If it raises ApiError (429, 503) or is cancelled, it leaves nothing behind."""
         self._check_metering()
-        price = ask.price or await self.price(ask.principal.tenant_id, ask.model, ask.tier, base=ask.base)
+        facts = ask.facts
+        price = ask.price or await self.price(facts.tenant_id, facts.model, facts.tier, base=ask.base)
+        model = ask.base or facts.model
         holder = LimitSubject.of(
-            ask.request_id, ask.principal, ask.base or ask.model, ask.tier, now_ms=_now_ms(), end_user=ask.end_user
+            facts.request_id, ask.principal, model, facts.tier, now_ms=_now_ms(), end_user=facts.user
         )
         verdict = await self._reserve(ask, holder, price)
-        opened = _opened(ask, holder, price, verdict, holder.opened_ms)
+        opened = Opened(
+            **facts.lasting(),
+            root=ask.root,
+            price_version=price.version,
+            currency=price.currency,
+            opened_at_ms=holder.opened_ms,
+            reserved=verdict.reserved,
+            end_user=holder.end_user_place,
+        )
         try:
             await self.journal.open(opened)
         except JournalPoisoned as reason:
             self.detach(self.limiter.release(holder, never_admitted=True))
-            self.journal.forget(ask.request_id)
+            self.journal.forget(facts.request_id)
             raise self._cannot_write() from reason
         except asyncio.CancelledError:
             # The OPEN is written nevertheless, so it gets its ending like any other.
@@ -185,8 +187,9 @@ class Admission:
 
     async def _reserve(self, ask: AdmissionRequest, holder: LimitSubject, price: Price) -> Verdict:
         rungs = ladder(ask.max_output_tokens, price.rates)
-        cost = pricing.prompt_reservation(ask.num_prompt_tokens, price.rates)
-        return await self._take(holder, ask.model, ask.num_prompt_tokens, cost, rungs)
+        facts = ask.facts
+        cost = pricing.prompt_reservation(facts.prompt_tokens, price.rates)
+        return await self._take(holder, facts.model, facts.prompt_tokens, cost, rungs)
 
     async def _take(
         self, holder: LimitSubject, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder
@@ -338,27 +341,3 @@ class Admitted:
             return void
         charge = pricing.charge(ending.billed, self._price.rates)
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
-
-
-def _opened(ask: AdmissionRequest, holder: LimitSubject, price: Price, verdict: Verdict, now_ms: int) -> Opened:
-    return Opened(
-        request_id=ask.request_id,
-        tenant_id=ask.principal.tenant_id,
-        key_id=ask.principal.key_id,
-        model=ask.model,
-        root=ask.root,
-        tier=ask.tier,
-        price_version=price.version,
-        currency=price.currency,
-        opened_at_ms=now_ms,
-        prompt_tokens=ask.num_prompt_tokens,
-        reserved=verdict.reserved,
-        trace_id=ask.trace_id,
-        batch_id=ask.batch_id,
-        line_no=ask.line_no,
-        end_user=holder.end_user_place,
-    )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

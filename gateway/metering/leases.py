@@ -6,10 +6,10 @@ The bound precedes the spend: it only grows by what the limiter granted. Knows n
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 from accounting.prices.pricing import lease_cost
+from accounting.values import clock
 from accounting.values.types import Rates
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
@@ -82,9 +82,7 @@ class Lease:
     async def _ask(self, now: float, counted_prompt: int) -> Extension | None:
         rungs = ladder(self._max_output - self.bound, self._rates)
         try:
-            grant = await self._limiter.extend(
-                self._holder, self.seq + 1, rungs, time.time_ns() // 1_000_000, counted_prompt
-            )
+            grant = await self._limiter.extend(self._holder, self.seq + 1, rungs, clock.now_ms(), counted_prompt)
         except ReservationEnded as reason:
             raise LeaseLost(str(reason)) from reason
         except LimiterUnavailable as reason:

@@ -30,6 +30,7 @@ from gateway.limiter.rules import BudgetUse, Rule
 from gateway.limiter.upkeep import Upkeep
 from gateway.metering.admission import Admission
 from gateway.metering.price_cache import PriceCache
+from workers.process.rounds import repeat
 
 REVIVE_EVERY_S = 1.0
 
@@ -114,9 +115,7 @@ def _poster(database: Database, directory: Path, slot: int, offset: int) -> Post
 
 async def _revive(journal: Journal) -> None:
     """Revives the journal in a new segment after a full or failing disk."""
-    while True:
-        await asyncio.sleep(REVIVE_EVERY_S)
-        await journal.revive()
+    await repeat(REVIVE_EVERY_S, journal.revive, waits_first=True)
 
 
 METERING = web.AppKey("metering", Metering)

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
 from accounting.prices.prices import price_for
+from accounting.values import clock
 from accounting.values.types import Price, Tier
 
 MAX_AGE_S = 2.0
@@ -62,7 +63,7 @@ class PriceCache:
     async def _read(self, key: _Key) -> _Entry:
         try:
             async with self._database.read() as conn:
-                price = await price_for(conn, *key, time.time_ns() // 1_000_000)
+                price = await price_for(conn, *key, clock.now_ms())
         except (SQLAlchemyError, OSError) as reason:
             known = self._entries.get(key)
             if known is None:

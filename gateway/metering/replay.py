@@ -12,10 +12,10 @@ import msgspec
 
 from accounting.database.db import Database
 from accounting.requests import request_postings
-from gateway.journal.journal import SlotTaken
 from gateway.journal.journals import GATEWAY
 from gateway.journal.unshipped import unshipped
 from gateway.metering.metering import metering
+from workers.protocol.segments import SlotTaken
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):

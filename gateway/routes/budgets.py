@@ -13,6 +13,7 @@ from accounting.database.paging import Page
 from accounting.limits import budgets, quotas, spend
 from accounting.prices import prices
 from accounting.tenants import tenants
+from accounting.values import clock
 from accounting.values.budget_types import Budget, Quota
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -117,7 +118,7 @@ async def _reply(conn: AsyncConnection, budget: Budget) -> web.Response:
 
 
 async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[str, Any]]:
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     alerts = await spend.alerts(conn, [budget.id for budget in found])
     zones = await tenants.time_zones_of(conn, [budget.tenant_id for budget in found])
     currencies = await prices.currencies(conn, zones, now_ms)

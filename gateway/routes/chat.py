@@ -44,11 +44,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     form = await common.form_of(request, fields, fields.response_format)
     bad_words = await common.bad_words_of(request, fields, model)
     prompt = await common.in_thread(request, model.encode_chat, fields.messages)
-    record = request[RECORD]
-    record.mark("tokenized")
-    record.num_prompt_tokens = len(prompt)
     order = EngineRequest(
-        request_id=record.request_id,
+        facts=common.describe(request, value, fields, model, len(prompt), line),
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompt,
@@ -61,12 +58,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
         ),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
-        tier=common.tier_of(request),
         form=form,
-        traceparent=record.outgoing_traceparent,
-        batch_id=line and line[0],
-        line_no=line and line[1],
-        end_user=common.end_user(value),
+        traceparent=request[RECORD].outgoing_traceparent,
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
     return AnswerPlan(fields, [order], shape, ignored, work=common.work_of(request))

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 from aiohttp import web
 
-from accounting.values.types import Principal
+from accounting.values.types import Principal, RequestFacts
 from cache.tree.hashing import region_id
 from gateway.base import errors
 from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
@@ -188,10 +188,33 @@ def tier_of(request: web.Request) -> Tier:
     return tier
 
 
-def end_user(value: Mapping[str, Any]) -> str:
-    """Returns the end user whom the client names. Only limits that the operator set for end users use it."""
-    named = value.get("safety_identifier") or value.get("user")
-    return named if isinstance(named, str) else ""
+def describe(
+    request: web.Request,
+    value: Mapping[str, Any],
+    fields: SamplingFields,
+    model: ServedModel,
+    num_prompt_tokens: int,
+    line: tuple[str, int] | None,
+) -> RequestFacts:
+    """Returns what the journal, the ledger and the logs know of the request. Called when its prompts are counted."""
+    record, principal = request[RECORD], request[PRINCIPAL]
+    user = value.get("safety_identifier") or value.get("user")
+    record.facts = RequestFacts(
+        request_id=record.request_id,
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        model=model.id,
+        tier=tier_of(request),
+        endpoint=record.route,
+        prompt_tokens=num_prompt_tokens,
+        trace_id=record.outgoing_traceparent[3:35],
+        batch_id=line and line[0],
+        line_no=line and line[1],
+        user=user if isinstance(user, str) else "",
+        metadata=fields.metadata,
+    )
+    record.mark("tokenized")
+    return record.facts
 
 
 def batch_line(request: web.Request) -> tuple[str, int] | None:

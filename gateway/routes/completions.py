@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
+from accounting.values.types import RequestFacts
 from gateway.base import errors, ids
 from gateway.generation import quotes
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import MAX_TOKENS, ServedModel, output_bound
-from gateway.generation.replies import CompletionShape, Echo
+from gateway.generation.replies import CompletionShape, Echo, EchoArrays
 from gateway.generation.reply import AnswerPlan, answer
 from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
@@ -28,7 +30,7 @@ from gateway.schema.search import beams_of
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TokenEntry, texts_of
-from workers.protocol.messages import TokenLogprob
+from workers.protocol.prompt_logprobs import unpack
 
 MAX_CHOICES = 128
 
@@ -60,10 +62,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)
     prompts = await common.in_thread(request, _encode, model, texts)
-    request[RECORD].mark("tokenized")
-    request[RECORD].num_prompt_tokens = sum(map(len, prompts))
-    end_user = common.end_user(value)
-    orders = _orders(request, fields, model, prompts, form, bad_words, end_user, line)
+    facts = common.describe(request, value, fields, model, sum(map(len, prompts)), line)
+    orders = _orders(request, facts, fields, model, prompts, form, bad_words)
     shape = CompletionShape(model.tokenizer, fields.num_logprobs, num_choices=fields.num_choices)
     plan = AnswerPlan(fields, orders, shape, ignored, work=common.work_of(request))
     return dataclasses.replace(plan, before_text=_Echoes(plan)) if fields.echo else plan
@@ -84,13 +84,12 @@ def _encode(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> list[
 
 def _orders(
     request: web.Request,
+    facts: RequestFacts,
     fields: CompletionFields,
     model: ServedModel,
     prompts: Sequence[Sequence[int]],
     form: Form | None,
     bad_words: tuple[tuple[int, ...], ...],
-    end_user: str,
-    line: tuple[str, int] | None,
 ) -> list[EngineRequest]:
     """Returns one engine request per prompt. The first has the request's own id, the others ids of their own: each is a
     ledger entry.
@@ -104,7 +103,7 @@ def _orders(
         return output_bound(model, limit, len(prompt), fields.max_output, "prompt", least)
 
     base = EngineRequest(
-        request_id=request[RECORD].request_id,
+        facts=msgspec.structs.replace(facts, prompt_tokens=len(prompts[0])),
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompts[0],
@@ -115,18 +114,14 @@ def _orders(
         max_tokens=bound(prompts[0]),
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
-        tier=common.tier_of(request),
-        end_user=end_user,
         form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
         traceparent=request[RECORD].outgoing_traceparent,
-        batch_id=line and line[0],
-        line_no=line and line[1],
     )
     others = [
         dataclasses.replace(
             base,
-            request_id=ids.request_id(),
+            facts=msgspec.structs.replace(facts, request_id=ids.request_id(), prompt_tokens=len(prompt)),
             prompt=prompt,
             namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
             max_tokens=bound(prompt),
@@ -150,19 +145,24 @@ class _Echoes:
         num_entries = num_each * sum(len(order.prompt) for order in self._plan.orders)
         self._shape.echoes = await self._plan.work(num_entries, partial(self._echoes, logprobs))
 
-    def _echoes(self, logprobs: Sequence[Sequence[TokenLogprob | None]]) -> list[Echo]:
+    def _echoes(self, logprobs: Sequence[Sequence[bytes]]) -> list[Echo]:
         prompts = [order.prompt for order in self._plan.orders]
         return [self._echo(*pair) for pair in zip(prompts, logprobs, strict=True)]
 
-    def _echo(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> Echo:
+    def _echo(self, prompt: Sequence[int], parts: Sequence[bytes]) -> Echo:
         texts = texts_of(self._shape.tokenizer, prompt, skip_special_tokens=True)
-        entries: list[TokenEntry] = []
+        if self._shape.num_logprobs < 0:
+            return Echo("".join(texts))
+        arrays = EchoArrays(self._shape)
+        pairs = zip(prompt, texts, strict=True)
         offset = 0
-        for token, text, logprob in zip(prompt, texts, logprobs or [None] * len(prompt), strict=True):
-            entries.append(TokenEntry(token, logprob, offset))
-            offset += len(text)
-        shown = self._shape.logprobs(entries) if self._shape.num_logprobs >= 0 else None
-        return Echo("".join(texts), shown)
+        for logprobs in unpack(parts):
+            entries = []
+            for logprob, (token, text) in zip(logprobs, pairs, strict=False):
+                entries.append(TokenEntry(token, logprob, offset))
+                offset += len(text)
+            arrays.add(entries)
+        return Echo("".join(texts), arrays.encoded())
 
 
 ROUTES = [Route("POST", "/v1/completions", create, "chat", takes=CompletionFields)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from aiohttp import web
 
 from accounting.billing import credits, invoices
+from accounting.values import clock
 from accounting.values.errors import KeyReusedError
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, SETTINGS
@@ -32,7 +32,7 @@ async def close(request: web.Request) -> web.Response:
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
     async with reading(request) as conn:
-        invoices.refuse_early(wanted.period, time.time_ns() // 1_000_000)  # refused also if no tenant has anything due
+        invoices.refuse_early(wanted.period, clock.now_ms())  # refused also if no tenant has anything due
         due = await invoices.due_tenants(conn, wanted.period)
     made = [shapes.invoice(await _close(request, tenant_id, wanted.period)) for tenant_id in due]
     return reply(listing(made, has_more=False))
@@ -85,7 +85,7 @@ async def give_credit(request: web.Request) -> web.Response:
                 wanted,
                 key=key,
                 issuer=request.app[SETTINGS].invoice_issuer,
-                now_ms=time.time_ns() // 1_000_000,
+                now_ms=clock.now_ms(),
                 actor=request[PRINCIPAL].key_id,
             )
     except KeyReusedError as error:
@@ -114,7 +114,7 @@ async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.
             tenant_id,
             period,
             issuer=request.app[SETTINGS].invoice_issuer,
-            now_ms=time.time_ns() // 1_000_000,
+            now_ms=clock.now_ms(),
             actor=request[PRINCIPAL].key_id,
         )
 

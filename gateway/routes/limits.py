@@ -4,10 +4,9 @@ against it now.
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 
+from accounting.values import clock
 from accounting.values.types import Tier
 from gateway.base import errors
 from gateway.base.redis_link import LimiterUnavailable
@@ -24,7 +23,7 @@ async def me(request: web.Request) -> web.Response:
     principal = request[PRINCIPAL]
     tiers: tuple[Tier, ...] = ("batch",) if principal.kind == "batch" else ("interactive", "batch")
     models = {model.id for model in request.app[MODELS].visible(principal)}
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = clock.now_ms()
     try:
         holder, names = everything_of(principal, sorted(models), tiers, now_ms)
         peek = await request.app[GENERATION].admission.limiter.peek(holder)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aiohttp import web
 
 from accounting.prices.prices import priced_models
+from accounting.values import clock
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE
 from gateway.generation.models import MODELS, ServedModel
@@ -33,7 +33,7 @@ async def _usable(request: web.Request) -> list[ServedModel]:
     """Returns the models that are visible to the key and have a price."""
     principal = request[PRINCIPAL]
     async with request.app[DATABASE].read() as conn:
-        priced = await priced_models(conn, principal.tenant_id, time.time_ns() // 1_000_000)
+        priced = await priced_models(conn, principal.tenant_id, clock.now_ms())
     visible = request.app[MODELS].visible(principal)
     return [model for model in visible if model.id in priced or model.base in priced]
 

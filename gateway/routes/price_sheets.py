@@ -10,6 +10,7 @@ from aiohttp import web
 
 from accounting.database import auth_epoch as changes
 from accounting.prices import price_lists, prices
+from accounting.values import clock
 from accounting.values.errors import ConflictError, NotFoundError
 from gateway.base import errors
 from gateway.generation.models import MODELS
@@ -75,7 +76,7 @@ async def assign(request: web.Request) -> web.Response:
                 detail={"from": start, "until": wanted.until},
             )
         intervals = await price_lists.assignments(conn, tenant_id)
-        begins_ms = max(start * 1000, time.time_ns() // 1_000_000)
+        begins_ms = max(start * 1000, clock.now_ms())
         version = await price_lists.at(conn, wanted.sheet, begins_ms)
     gaps = price_lists.unpriced(version, request.app[MODELS].ids)
     return reply(shapes.assigned(tenant_id, intervals) | shapes.unpriced(gaps))

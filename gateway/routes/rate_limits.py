@@ -4,14 +4,13 @@ models.
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import prices
 from accounting.tenants import model_permissions, tenants
+from accounting.values import clock
 from accounting.values.errors import NotFoundError
 from accounting.values.types import ModelLimits
 from gateway.http.sql import reading, writing
@@ -58,7 +57,7 @@ async def _rate_limits(conn: AsyncConnection, tenant_id: str) -> list[ModelLimit
     """
     await tenants.get(conn, tenant_id)
     present = await tenants.model_limits(conn, tenant_id)
-    models = {*present, *await prices.priced_models(conn, tenant_id, time.time_ns() // 1_000_000)}
+    models = {*present, *await prices.priced_models(conn, tenant_id, clock.now_ms())}
     return [present.get(model, tenants.default_limits(model)) for model in sorted(models)]
 
 

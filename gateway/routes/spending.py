@@ -4,13 +4,12 @@ path.
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.limits import spend_alerts, spend_limits
 from accounting.tenants import tenants
+from accounting.values import clock
 from accounting.values.types import OPERATOR_TENANT
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
@@ -27,7 +26,7 @@ ORGANIZATION = "/v1/organization"
 async def get_limit(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         await _known(request, conn)
-        found = await spend_limits.get(conn, _owner(request), _now_ms())
+        found = await spend_limits.get(conn, _owner(request), clock.now_ms())
     return reply(shapes.spend_limit(_scope(request), found))
 
 
@@ -36,7 +35,7 @@ async def put_limit(request: web.Request) -> web.Response:
     async with writing(request) as conn:
         await _known(request, conn)
         found = await spend_limits.put(
-            conn, _owner(request), fields.threshold_amount, now_ms=_now_ms(), actor=admin.actor(request)
+            conn, _owner(request), fields.threshold_amount, now_ms=clock.now_ms(), actor=admin.actor(request)
         )
     return reply(shapes.spend_limit(_scope(request), found))
 
@@ -114,10 +113,6 @@ def _scope(request: web.Request) -> Scope:
 
 def _owner(request: web.Request) -> str:
     return request.match_info.get("project_id", OPERATOR_TENANT)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _routes(root: str) -> list[Route]:

@@ -5,11 +5,10 @@ Nothing is sent from here: a test is an event like others, which the jobs proces
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 
 from accounting.events import webhooks
+from accounting.values import clock
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import SETTINGS
 from gateway.http.sql import reading, writing
@@ -65,7 +64,7 @@ async def delete(request: web.Request) -> web.Response:
 async def test(request: web.Request) -> web.Response:
     webhook_id = part(request, "webhook_id")
     async with writing(request, changes_identities=False) as conn:
-        event_id = await webhooks.test(conn, webhook_id, now_ms=time.time_ns() // 1_000_000, actor=actor(request))
+        event_id = await webhooks.test(conn, webhook_id, now_ms=clock.now_ms(), actor=actor(request))
     return reply({"id": event_id, "object": "webhook.test", "webhook_id": webhook_id})
 
 

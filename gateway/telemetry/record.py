@@ -1,4 +1,4 @@
-"""The one record of a request: facts and a timeline, filled during the request, read once by the observers at its end.
+"""The one record of an HTTP request: its facts and a timeline, filled during the request, read once by the observers at its end.
 
 Logs, metrics, the request log and spans are all made from it (architecture.md decision 12). It holds no text of a
 prompt or an output, no header value and no key.
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from accounting.values.types import Principal, Usage
+from accounting.values.types import Principal, RequestFacts, Usage
 from workers.protocol.messages import CacheReport, TimelineEvent
 
 Mark = Literal[
@@ -51,13 +51,12 @@ class RequestRecord:
     stream: bool = False
     params: dict[str, Any] = field(default_factory=dict)
     """Request parameters that telemetry may show: numbers and flags only."""
-    end_user: str = ""
-    """The end user whom the client names."""
-    metadata: dict[str, str] | None = None
-    """The client's own tags of the request."""
+    facts: RequestFacts | None = None
+    """The request as the journal and the ledger know it, over all its prompts. It is there once they are counted; a
+    request that was refused before has `principal`, `route`, and perhaps `model` and `tier`.
+    """
     num_retries: int = 0
     """The number of earlier tries of which the client's SDK tells."""
-    num_prompt_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
     charge_micro_units: int = 0
     currency: str = ""

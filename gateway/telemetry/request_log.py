@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter as Counts
 from collections import deque
+from collections.abc import Mapping
 from itertools import islice
 
 import prometheus_client
@@ -23,14 +24,13 @@ from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
 from accounting.values.timelines import Event
 from gateway.base.lifecycle import uninterrupted
-from gateway.telemetry.logs import clean
 from gateway.telemetry.metrics import outcome_of
 from gateway.telemetry.record import RequestRecord
+from workers.process.logs import clean
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
-MAX_BACKOFF_S = 5.0
 BATCH_ROWS = 200
 """The rows of one transaction. On SQLite the ledger's writer waits for it, so it is short."""
 MAX_WAITING_ROWS = 20_000
@@ -80,16 +80,10 @@ class RequestLogWriter:
         self._waiting.append(row)
         self._by_tenant[tenant_id] += 1
 
-    async def run(self) -> None:
-        """Writes for ever."""
-        pause_s = EVERY_S
-        while True:
-            await asyncio.sleep(pause_s)
-            await self.write()
-            pause_s = min(2 * pause_s, MAX_BACKOFF_S) if self._is_away else EVERY_S
-
     async def write(self) -> None:
-        """Writes what waits, as far as SQL takes it. It raises nothing but a cancellation."""
+        """Writes what waits, as far as SQL takes it; called every `EVERY_S` seconds. It raises nothing but a
+        cancellation.
+        """
         while self._waiting:
             batch = list(islice(self._waiting, BATCH_ROWS))
             try:
@@ -143,7 +137,7 @@ def row_of(record: RequestRecord) -> LoggedRequest:
     it are written out."""
     principal = record.principal
     assert principal is not None
-    usage, cache = record.usage, record.cache
+    usage, cache, facts = record.usage, record.cache, record.facts
     outcome = outcome_of(record)
     timeline = _packed(record)
     return LoggedRequest(
@@ -156,14 +150,14 @@ def row_of(record: RequestRecord) -> LoggedRequest:
         model=_named(record.model),
         tier=record.tier,
         batch_id=principal.batch_id,
-        end_user=_named(record.end_user),
-        metadata=_metadata(record.metadata),
+        end_user=_named(facts.user) if facts else "",
+        metadata=_metadata(facts.metadata) if facts else None,
         is_stream=record.stream,
         status=record.status,
         outcome=outcome,
         error_code=record.error_code,
         finish_reason=",".join(dict.fromkeys(reason for reason in record.finish_reasons if reason)),
-        prompt_tokens=usage.prompt or record.num_prompt_tokens,
+        prompt_tokens=usage.prompt or (facts.prompt_tokens if facts else 0),
         cached_tokens=usage.cache_read,
         cache_write_tokens=usage.cache_write,
         output_tokens=usage.output,
@@ -200,7 +194,7 @@ def _named(text: str) -> str:
     return str(clean(text[:MAX_CHARS]))[:MAX_CHARS]
 
 
-def _metadata(given: dict[str, str] | None) -> dict[str, str] | None:
+def _metadata(given: Mapping[str, str] | None) -> dict[str, str] | None:
     """Returns the client's metadata as far as there is room."""
     kept: dict[str, str] = {}
     num_chars = 0

@@ -19,7 +19,7 @@ from typing import Protocol
 from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
 from kernels.cpu import instructions
-from workers.engine import logs, settings
+from workers.engine import settings
 from workers.engine.engine import Engine
 from workers.engine.grammars import backends
 from workers.engine.grammars.compiling import Grammars
@@ -45,6 +45,7 @@ from workers.engine.tiers.shared_cache.store import Bounds
 from workers.engine.values.errors import StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
+from workers.process import logs
 
 logger = logging.getLogger("workers.engine")
 
@@ -61,7 +62,7 @@ grammars."""
 def main() -> int:
     try:
         told = settings.load()
-        logs.configure(told.log_level, told.worker)
+        logs.configure(told.log_level, worker=told.worker)
         instructions.limit_libraries()
         meeting = meeting_file(told.run_dir, told.worker)
         with Ranks(told.engine_tensor_parallel, meeting) as ranks:

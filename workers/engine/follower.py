@@ -16,9 +16,10 @@ import socket
 import sys
 from pathlib import Path
 
-from workers.engine import logs, settings
+from workers.engine import settings
 from workers.engine.parallel.wire import Channel, Ended, frame
 from workers.engine.values.errors import StartError
+from workers.process import logs
 
 logger = logging.getLogger("workers.engine.follower")
 
@@ -41,7 +42,7 @@ def main(arguments: list[str]) -> int:
     channel = Channel(socket.socket(fileno=int(end)))
     try:
         told = settings.load()
-        logs.configure(told.log_level, f"{told.worker}/rank-{rank}")
+        logs.configure(told.log_level, worker=f"{told.worker}/rank-{rank}")
         serve(told, int(rank), int(size), Path(meeting), channel)
     except StartError as error:
         channel.send(frame(Ended(str(error), EXIT_CONFIG)))

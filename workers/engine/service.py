@@ -31,6 +31,7 @@ from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
+from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.frames import FrameError
@@ -145,9 +146,9 @@ class Service:
         try:
             async with self._listening(), asyncio.TaskGroup() as tasks:
                 helpers = [
-                    tasks.create_task(self._heartbeat()),
+                    tasks.create_task(repeat(HEARTBEAT_S, self._send_heartbeats)),
                     tasks.create_task(self._register()),
-                    tasks.create_task(self._report_residency()),
+                    tasks.create_task(repeat(REPORT_EVERY_S, self._tell_residency, waits_first=True)),
                 ]
                 self.ready = True
                 logger.info(
@@ -315,17 +316,10 @@ class Service:
         age_ms = int((time.monotonic() - self._beat_at) * 1000)
         return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
 
-    async def _heartbeat(self) -> None:
-        while True:
-            for link in list(self._links):
-                self._send(link, self._status_now())
-            self._ship()
-            await asyncio.sleep(HEARTBEAT_S)
-
-    async def _report_residency(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_EVERY_S)
-            self._tell_residency()
+    def _send_heartbeats(self) -> None:
+        for link in list(self._links):
+            self._send(link, self._status_now())
+        self._ship()
 
     def _tell_residency(self) -> None:
         """Sends the reports to one gateway, a random one each time, because all gateways write the same sums."""

@@ -23,13 +23,15 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
-from workers.jobs.base import logs, ops
+from workers.jobs.base import ops
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.batches.sweeper import Sweeper
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
+from workers.process import logs
+from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -119,17 +121,18 @@ class Jobs:
     async def _sweep(self) -> None:
         database = Database(self._settings.sql_url, pool_size=2)
         sweeper = Sweeper(self._settings, database)
+
+        async def sweep() -> None:
+            swept = await sweeper.sweep()
+            for _ in range(swept.num_rings):
+                await asyncio.to_thread(ring, self._celery)
+            self._watch(swept.num_rings > 0 and not swept.is_busy)
+
+        def not_swept(error: Exception) -> None:
+            logger.error("sweep_failed", exc_info=error)
+
         try:
-            while True:
-                try:
-                    swept = await sweeper.sweep()
-                except (SQLAlchemyError, OSError) as error:
-                    logger.error("sweep_failed", exc_info=error)
-                else:
-                    for _ in range(swept.num_rings):
-                        await asyncio.to_thread(ring, self._celery)
-                    self._watch(swept.num_rings > 0 and not swept.is_busy)
-                await asyncio.sleep(self._settings.sweep_s)
+            await repeat(self._settings.sweep_s, sweep, forgives=(SQLAlchemyError, OSError), on_failure=not_swept)
         finally:
             await database.close()
 
@@ -170,7 +173,7 @@ def _die_with_parent() -> None:
 
 
 def main() -> int:
-    logs.configure()
+    logs.configure("INFO")
     try:
         settings = jobs_settings.load()
         for name in ("pepper", "master.key"):

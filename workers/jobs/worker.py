@@ -19,11 +19,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanKind
 
 from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
-from workers.jobs.base import logs, tracing
 from workers.jobs.base import settings as jobs_settings
+from workers.jobs.base import tracing
 from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.batches.tasks import Look
+from workers.process import logs
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _connect(app: Celery, process: Process) -> None:
             process.settings.jobs_pulse.touch()
 
     def on_logging(**_: Any) -> None:
-        logs.configure()
+        logs.configure("INFO")
 
     # By default signals keep weak references only, but these functions must live as long as the process.
     signals.setup_logging.connect(on_logging, weak=False)
@@ -99,7 +100,7 @@ def _connect(app: Celery, process: Process) -> None:
 
 
 def main() -> int:
-    logs.configure()  # this comes before Celery's own start, which logs warnings too
+    logs.configure("INFO")  # this comes before Celery's own start, which logs warnings too
     try:
         settings = jobs_settings.load()
     except jobs_settings.SettingsError as error:

@@ -1,11 +1,15 @@
-"""Length-prefixed msgpack: bytes to messages and back. The module is pure and knows no socket.
+"""Length-prefixed msgpack: bytes to messages and back, on every link between processes of ours. Knows no link.
 
-A frame is a u32 length, big endian, followed by one msgpack value of the tagged union `Message`.
+A frame is a u32 length, big endian, followed by one msgpack value. A link has one type of values each way; `MESSAGES`
+are those between gateways and workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -15,22 +19,60 @@ MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+M = TypeVar("M")
 
 
 class FrameError(ValueError):
     """The peer sent bytes that are not a valid frame. The link must be closed."""
 
 
-def encode(message: Message) -> bytes:
-    """Return one frame. Raises `FrameError` above `MAX_FRAME_BYTES`."""
-    buffer = bytearray(_LENGTH.size)
-    _encoder.encode_into(message, buffer, _LENGTH.size)
-    num_bytes = len(buffer) - _LENGTH.size
-    if num_bytes > MAX_FRAME_BYTES:
-        raise FrameError(f"frame of {num_bytes} bytes exceeds {MAX_FRAME_BYTES}")
-    _LENGTH.pack_into(buffer, 0, num_bytes)
-    return bytes(buffer)
+class Frames(Generic[M]):
+    """The frames whose values are of one type, most often a tagged union."""
+
+    def __init__(self, kind: Any, max_bytes: int = 2**32 - 1) -> None:
+        self.max_bytes = max_bytes
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+
+    def encode(self, message: M) -> bytes:
+        """Returns one frame. Raises `FrameError` above `max_bytes`."""
+        buffer = bytearray(_LENGTH.size)
+        _encoder.encode_into(message, buffer, _LENGTH.size)
+        num_bytes = len(buffer) - _LENGTH.size
+        if num_bytes > self.max_bytes:
+            raise FrameError(f"frame of {num_bytes} bytes exceeds {self.max_bytes}")
+        _LENGTH.pack_into(buffer, 0, num_bytes)
+        return bytes(buffer)
+
+    def length(self, head: bytes | bytearray) -> int:
+        (num_bytes,) = _LENGTH.unpack(head)
+        if num_bytes > self.max_bytes:
+            raise FrameError(f"peer announced a frame of {num_bytes} bytes")
+        return int(num_bytes)
+
+    def decode(self, body: bytes | bytearray | memoryview) -> M:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise FrameError(f"undecodable frame: {error}") from None
+
+    def read(self, read: Callable[[int], bytes | bytearray]) -> M | None:
+        """Reads one frame by a blocking call that returns fewer bytes than it was asked for at the end alone. Returns
+        None at the end. Raises `FrameError`, and what the call raises."""
+        head = read(_LENGTH.size)
+        if len(head) < _LENGTH.size:
+            return None
+        num_bytes = self.length(head)
+        body = read(num_bytes)
+        return self.decode(body) if len(body) == num_bytes else None
+
+    async def receive(self, reader: asyncio.StreamReader) -> M:
+        """Reads one frame. Raises `FrameError`, `asyncio.IncompleteReadError` at the end, and `OSError`."""
+        num_bytes = self.length(await reader.readexactly(_LENGTH.size))
+        return self.decode(await reader.readexactly(num_bytes))
+
+
+MESSAGES: Frames[Message] = Frames(Message, MAX_FRAME_BYTES)
+encode = MESSAGES.encode
 
 
 class FrameReader:
@@ -45,16 +87,11 @@ class FrameReader:
         messages: list[Message] = []
         start = 0
         while len(self._buffer) - start >= _LENGTH.size:
-            (num_bytes,) = _LENGTH.unpack_from(self._buffer, start)
-            if num_bytes > MAX_FRAME_BYTES:
-                raise FrameError(f"peer announced a frame of {num_bytes} bytes")
-            end = start + _LENGTH.size + num_bytes
+            body = start + _LENGTH.size
+            end = body + MESSAGES.length(self._buffer[start:body])
             if len(self._buffer) < end:
                 break
-            try:
-                messages.append(_decoder.decode(memoryview(self._buffer)[start + _LENGTH.size : end]))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                raise FrameError(f"undecodable frame: {error}") from None
+            messages.append(MESSAGES.decode(memoryview(self._buffer)[body:end]))
             start = end
         del self._buffer[:start]
         return messages

@@ -198,12 +198,13 @@ class CacheProbe(Frame, frozen=True, tag="peek"):
     adapter: str = ""
 
 
-class TopLogprob(Frame, frozen=True):
+class TopLogprob(Frame, frozen=True, gc=False):
     token: int
     logprob: float
 
 
-class TokenLogprob(Frame, frozen=True):
+class TokenLogprob(Frame, frozen=True, gc=False):
+    # Without the collector's count: a prompt has 200,000 of both, and each part of them would begin a collection.
     logprob: float
     """The log-softmax of the raw logits, before every transformation."""
     top: tuple[TopLogprob, ...] = ()
@@ -222,8 +223,8 @@ class TokenDelta(Frame, frozen=True):
     """The token id that ended the choice, for finish `stop`."""
     prompt: PromptCounts | None = None
     """The counts of the prompt, only in the first delta of a request."""
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
-    """Logprobs of the prompt, only in the first delta and only if asked for. The first entry is None."""
+    prompt_logprobs: tuple[bytes, ...] = ()
+    """Logprobs of the prompt in parts (`prompt_logprobs.py`), only in the first delta and only if asked for."""
     num_spent: int = 0
     """The output tokens of all beams of a beam search up to now, discarded beams included."""
 

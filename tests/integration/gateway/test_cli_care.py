@@ -16,13 +16,12 @@ from money import posting, record
 
 from accounting.books import books
 from accounting.requests import request_postings
-from accounting.values.types import Charge, Limits, Principal, Usage
+from accounting.values.types import Charge, Limits, Opened, Principal, Usage
 from gateway.base.app_keys import DATABASE
 from gateway.base.home import Home
 from gateway.cli.main import main
 from gateway.cli.up import Options, Up
 from gateway.journal.journal import open_journal
-from gateway.journal.journal_records import Opened
 from gateway.limiter.limits import Limiter, limiter_link
 from gateway.limiter.redis_keys import open_key
 from gateway.limiter.rules import LimitSubject
@@ -212,7 +211,7 @@ async def die_as_gateway_7(gateway) -> None:
     async with gateway.app[DATABASE].write() as conn:
         engine_record = record("req_ended", Usage(0, 0, 5, 2), tenant_id=tenant)
         await request_postings.post_engine_records(conn, [engine_record])
-    os.close(dead._lock)  # killed: nothing is sealed or shipped
+    os.close(dead._log.lock)  # killed: nothing is sealed or shipped
 
 
 async def endings(gateway) -> list[tuple[Any, ...]]:

@@ -152,7 +152,7 @@ async def test_o2_a_full_disk_of_the_journal_is_named(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served(tmp_path, redis_url) as gateway, gateway.session() as session:
-        ballast = gateway.app[METERING].journal._ballast
+        ballast = gateway.app[METERING].journal._log.ballast
         monkeypatch.setattr(ballast, "take", lambda: False)
         ballast.give_up()
         missing = await until_probe(gateway, 503, "unready")
@@ -170,7 +170,7 @@ async def test_b2_a_worker_whose_disk_is_full_is_named(tmp_path: Path, redis_url
     ):
         await until_probe(gateway, 200, "ok")
         assert worker._journal is not None
-        ballast = worker._journal._ballast
+        ballast = worker._journal._log.ballast
         take, ballast.take = ballast.take, lambda: False
         ballast.give_up()
         missing = await until_probe(gateway, 503, "unready")

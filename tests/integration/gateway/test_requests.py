@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, RunningGateway, prepare_home, running_gateway
 from sqlalchemy.exc import OperationalError
 
 from accounting.database.db import Database
@@ -22,6 +22,7 @@ from accounting.tenants import tenants
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
+from gateway.telemetry import request_log as writing
 
 CANARY = "canary in the prompt"
 MESSAGES: list[Any] = [{"role": "user", "content": CANARY}]
@@ -204,7 +205,7 @@ async def test_sql_away_costs_rows_their_time_and_requests_nothing(
     await asyncio.wait_for(tried.wait(), 5)
     assert (await read(gateway, f"{ADMIN}/{asked[0][1]}"))[0] == 404
     monkeypatch.setattr(request_log, "add", add)
-    await asyncio.sleep(5)  # the longest pause between two tries
+    await asyncio.sleep(writing.EVERY_S)
     for _, request_id, _ in asked:
         await logged(gateway, request_id)
     await gateway.balanced()
@@ -220,6 +221,35 @@ async def test_a_stop_writes_what_waits(tmp_path: Path, redis_url: str, worker: 
         conn = await stack.enter_async_context(database.read())
         for request_id in ids:
             assert (await request_log.get(conn, request_id)).status == 200
+
+
+async def test_old_rows_go_without_being_asked(tmp_path: Path, redis_url: str) -> None:
+    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    database = Database(f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    async with database.write() as conn:
+        await request_log.add(conn, [entry(1_000), entry(time.time_ns() // 1_000_000)])
+    await database.close()
+    async with running_gateway(tmp_path, redis_url, request_log_days=1) as gateway:
+        for _ in range(100):
+            left = await gateway.sql("SELECT started_at_ms FROM request_log WHERE endpoint = 'POST /x'")
+            if len(left) == 1:
+                break
+            await asyncio.sleep(0.05)
+    assert [row.started_at_ms > 1_000 for row in left] == [True]
+
+
+def entry(at_ms: int, **fields: Any) -> LoggedRequest:
+    defaults: dict[str, Any] = {
+        "request_id": f"req_{at_ms:012x}7{'0' * 19}",
+        "is_tail": True,
+        "started_at_ms": at_ms,
+        "tenant_id": "proj_a",
+        "key_id": "key_1",
+        "endpoint": "POST /x",
+        "status": 500,
+        "outcome": "server_error",
+    }
+    return LoggedRequest(**{**defaults, **fields})
 
 
 async def test_both_dialects_take_what_a_client_names(
@@ -242,18 +272,12 @@ async def test_both_dialects_take_what_a_client_names(
 async def hostile(bare_gateway: RunningGateway) -> RunningGateway:
     """A log with what a client could never have written, as if the gateway had let it through."""
     text = "\x1b[2J\x9b31m\r\nx\u202e[red]=cmd|' /C calc'!A0"
-    bad = LoggedRequest(
-        request_id=f"req_{time.time_ns() // 1_000_000:012x}7{'0' * 19}",
-        is_tail=True,
-        started_at_ms=time.time_ns() // 1_000_000,
+    bad = entry(
+        time.time_ns() // 1_000_000,
         tenant_id=bare_gateway.keys.tenant_id,
-        key_id="key_1",
-        endpoint="POST /v1/chat/completions",
         model=text,
         end_user=text,
         metadata={text: text},
-        status=500,
-        outcome="server_error",
         error_code=text,
         duration_ms=1500,
         timeline='[[[0,0],["\\u001b[2J",5],[4,1000],[8,1400000],[10,1500000]],[[11,0],[12,2000,1,5],[8,900000]],0]',

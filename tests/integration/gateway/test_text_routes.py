@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from byte_model import chat_text
 from fakes import decode, encode, expected_output
 from gateways import MODEL, RunningGateway
@@ -100,13 +101,14 @@ async def test_logprobs_have_tokens_bytes_and_alternatives(gateway: RunningGatew
     assert all(entry.logprob < 0 for entry in logprobs.content)
 
 
-async def test_completions_echo_scores_the_prompt_aligned_with_its_text(gateway: RunningGateway) -> None:
+@pytest.mark.parametrize("prompt", ["a prompt", "a prompt " * 80])  # the logprobs of the long one travel in parts
+async def test_completions_echo_scores_the_prompt_aligned_with_its_text(gateway: RunningGateway, prompt: str) -> None:
     async with gateway.client() as client:
         answer = await client.completions.create(
-            model=MODEL, prompt="a prompt", max_tokens=4, temperature=0, echo=True, logprobs=2
+            model=MODEL, prompt=prompt, max_tokens=4, temperature=0, echo=True, logprobs=2
         )
     choice = answer.choices[0]
-    assert choice.text == "a prompt" + decode(expected_output(list(b"a prompt"), GREEDY, 4))
+    assert choice.text == prompt + decode(expected_output(list(prompt.encode()), GREEDY, 4))
     logprobs = choice.logprobs
     assert logprobs is not None
     assert logprobs.tokens is not None

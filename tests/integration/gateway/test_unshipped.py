@@ -8,9 +8,9 @@ import tracemalloc
 import pytest
 from money import NOON_MS, posting
 
+from accounting.values.types import Opened
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from gateway.journal.journal_records import Opened
 from gateway.journal.unshipped import Unshipped, ended_behind, unshipped
 from workers.protocol.journal import Chain, Kind, segment_name
 

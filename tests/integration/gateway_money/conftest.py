@@ -12,7 +12,7 @@ from own_redis import OwnRedis
 from accounting.database.db import Database
 from accounting.database.migrate import upgrade
 from accounting.prices import prices
-from accounting.values.types import Limits, Principal, Rates
+from accounting.values.types import Limits, Principal, Rates, RequestFacts
 from gateway.metering.admission import AdmissionRequest
 
 RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
@@ -65,6 +65,14 @@ def ask():
         principal = Principal(
             "tenant", "proj_1", "key_1", frozenset(), tenant_limits=tenant or Limits(), key_limits=key or Limits()
         )
-        return AdmissionRequest(f"req_{number:08d}", principal, model, "root", "interactive", prompt, output)
+        facts = RequestFacts(
+            request_id=f"req_{number:08d}",
+            tenant_id="proj_1",
+            key_id="key_1",
+            model=model,
+            tier="interactive",
+            prompt_tokens=prompt,
+        )
+        return AdmissionRequest(facts, principal, "root", output)
 
     return make

@@ -10,6 +10,7 @@ import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import select
 
@@ -17,7 +18,9 @@ from accounting.prices import prices
 from accounting.tables.models import LedgerEntry
 from accounting.values.types import Limits, Rates, Usage
 from gateway.base.errors import ApiError
-from gateway.journal import journal_records, segments
+from gateway.journal import journal_records
+from gateway.journal.reader import Reader
+from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import Metering, metering
 from workers.protocol.journal import Kind
 
@@ -51,7 +54,7 @@ async def nothing_left(metered: Metering) -> None:
 
 
 def recorded(metered: Metering) -> list:
-    reader = segments.Reader(metered.journal.directory, 0)
+    reader = Reader(metered.journal.directory, 0)
     return [
         journal_records.posting(r.payload) for r in reader.read(1 << 60, 100_000) if r.kind in (Kind.SETTLE, Kind.VOID)
     ]
@@ -120,12 +123,7 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
         await prices.bootstrap(conn, "b", {"batch": Rates(1, 1, 1, 1)}, 2)
     tenant = Limits(1, 300, 1)
     chat = await metered.admission.admit(ask(1, tenant=tenant))
-    lines = [
-        await metered.admission.admit(
-            dataclasses.replace(ask(n, tenant=tenant, model="b"), tier="batch", batch_id="batch_1", line_no=n)
-        )
-        for n in range(2, 5)
-    ]
+    lines = [await metered.admission.admit(line_of(ask(n, tenant=tenant, model="b"), n)) for n in range(2, 5)]
     state = "hg:{t:proj_1}:s"
     assert int(await metered.link.command("HGET", state, "run:t")) == 1
     assert int(await metered.link.command("HGET", state, "run:batch:t")) == 3
@@ -133,6 +131,11 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
         await admitted.void("drain")
     await metered.admission.drain()
     assert await metered.link.command("HGET", state, "run:batch:t") is None
+
+
+def line_of(ask: AdmissionRequest, line_no: int) -> AdmissionRequest:
+    facts = msgspec.structs.replace(ask.facts, tier="batch", batch_id="batch_1", line_no=line_no)
+    return dataclasses.replace(ask, facts=facts)
 
 
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:

@@ -10,11 +10,10 @@ from sqlalchemy import text
 
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
 from accounting.prices import prices, pricing
-from accounting.requests import request_log, request_postings
-from accounting.requests.request_log import LoggedRequest
+from accounting.requests import request_postings
 from accounting.tenants import tenants
 from accounting.values.types import Usage
-from gateway.books.bookkeeping import QUIET_MS, Bookkeeping, LogRetention
+from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000
@@ -106,37 +105,3 @@ async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
             assert await conn.scalar(text("SELECT count(*) FROM invoice")) == number
             total = await conn.scalar(text("SELECT total FROM invoice"))
             assert total == (charge.total if number else None)
-
-
-async def test_the_minute_prunes_the_request_log_even_if_the_books_cannot_be_read(books, registry, monkeypatch):
-    old = LoggedRequest(
-        request_id=f"req_{'0' * 32}",
-        is_tail=True,
-        started_at_ms=0,
-        tenant_id="proj_a",
-        key_id="key_a",
-        endpoint="POST /v1/completions",
-        status=500,
-        outcome="server_error",
-    )
-    async with books.write() as conn:
-        await request_log.add(conn, [old])
-    keeper = Bookkeeping(books, registry, "x", closes=False, retention=LogRetention(max_rows=1000, max_days=1))
-
-    async def once(now_ms: int) -> None:
-        raise OSError("the database does not answer")
-
-    monkeypatch.setattr(keeper, "once", once)
-    running = asyncio.create_task(keeper.run())
-    for _ in range(100):
-        if not await _num_logged(books):
-            break
-        await asyncio.sleep(0.05)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
-    assert await _num_logged(books) == 0
-
-
-async def _num_logged(books) -> int:
-    async with books.read() as conn:
-        return await conn.scalar(text("SELECT count(*) FROM request_log"))

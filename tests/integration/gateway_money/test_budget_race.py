@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis.asyncio
 from sqlalchemy import select
@@ -20,7 +21,7 @@ from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.tables.models import LedgerEntry
 from accounting.tenants import tenants
-from accounting.values.types import Principal, Usage
+from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base.errors import ApiError
 from gateway.limiter.rules import LimitSubject
 from gateway.metering.admission import Admission, AdmissionRequest
@@ -73,7 +74,15 @@ async def tenant_with(database, *limits: int) -> Principal:
 
 
 def ask(principal: Principal, number: int) -> AdmissionRequest:
-    return AdmissionRequest(f"req_{number:08d}", principal, "m", "root", "interactive", PROMPT, OUTPUT)
+    facts = RequestFacts(
+        request_id=f"req_{number:08d}",
+        tenant_id=principal.tenant_id,
+        key_id="key_1",
+        model="m",
+        tier="interactive",
+        prompt_tokens=PROMPT,
+    )
+    return AdmissionRequest(facts, principal, "root", OUTPUT)
 
 
 async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random, outcome: Outcome) -> None:
@@ -81,7 +90,8 @@ async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random
     await asyncio.sleep(rng.random())
     for attempt in range(100):
         try:
-            admitted = await admission.admit(dataclasses.replace(ask, request_id=f"{ask.request_id}_{attempt}"))
+            facts = msgspec.structs.replace(ask.facts, request_id=f"{ask.facts.request_id}_{attempt}")
+            admitted = await admission.admit(dataclasses.replace(ask, facts=facts))
             break
         except ApiError as error:
             if error.status == 429:

@@ -14,18 +14,20 @@ import pytest
 from sqlalchemy import select
 
 from accounting.tables.models import LedgerEntry
-from accounting.values.types import Posting
-from gateway.journal import journal_records, segments
+from accounting.values.types import Opened, Posting
+from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.poster import Poster
+from gateway.journal.reader import Reader
 from gateway.journal.shipper import Shipper
 from workers.protocol.journal import Kind
+from workers.protocol.segments import list_segments
 
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from gateway.journal.journal import open_journal
-from gateway.journal.journal_records import Opened
+from accounting.values.types import Opened
 
 async def request(journal, name):
     opened = Opened(request_id=name, tenant_id="proj_1", key_id="key_1", model="m", root="r", tier="interactive",
@@ -48,7 +50,7 @@ asyncio.run(main())
 """
 
 
-OPENED = journal_records.Opened(
+OPENED = Opened(
     request_id="",
     tenant_id="proj_1",
     key_id="key_1",
@@ -79,7 +81,7 @@ def write_and_kill(directory: Path, life: int, after_s: float) -> tuple[set[str]
 def endings(directory: Path) -> list[Posting]:
     return [
         journal_records.posting(record.payload)
-        for record in segments.Reader(directory, 0).read(1 << 60, 1_000_000)
+        for record in Reader(directory, 0).read(1 << 60, 1_000_000)
         if record.kind in (Kind.SETTLE, Kind.VOID)
     ]
 
@@ -133,7 +135,7 @@ async def test_a_successor_killed_before_its_voids_loses_none_of_them(
             await open_journal(second, 0)
     shutil.copytree(second, third)
     await (await open_journal(third, 0)).close()
-    assert len(segments.list_segments(third)) == 3
+    assert len(list_segments(third)) == 3
     assert sorted((ending.request_id, ending.outcome) for ending in endings(third)) == [
         ("req_0", "gateway_crash"),
         ("req_1", "ok"),
@@ -146,7 +148,7 @@ def test_no_payload_has_room_for_text() -> None:
     """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
-        for payload in (journal_records.Opened, journal_records.Progress, journal_records.Attempted, Posting)
+        for payload in (Opened, journal_records.Progress, journal_records.Attempted, Posting)
         for name in (field.name for field in msgspec.structs.fields(payload))
     }
     assert fields == {
@@ -156,6 +158,7 @@ def test_no_payload_has_room_for_text() -> None:
         "model",
         "root",
         "tier",
+        "endpoint",
         "price_version",
         "currency",
         "opened_at_ms",

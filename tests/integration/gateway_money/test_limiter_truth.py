@@ -10,7 +10,7 @@ import pytest
 from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.tenants import tenants
-from accounting.values.types import Principal, Usage
+from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base import ids
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.limiter.rules import row_of
@@ -35,7 +35,15 @@ async def ask(books):
     principal = Principal("tenant", tenant.id, "key_1", frozenset(), budgets=(budget,))
 
     def make() -> AdmissionRequest:
-        return AdmissionRequest(ids.request_id(), principal, "m", "r", "interactive", 10, 50)
+        facts = RequestFacts(
+            request_id=ids.request_id(),
+            tenant_id=tenant.id,
+            key_id="key_1",
+            model="m",
+            tier="interactive",
+            prompt_tokens=10,
+        )
+        return AdmissionRequest(facts, principal, "r", 50)
 
     return make
 

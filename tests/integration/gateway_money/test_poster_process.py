@@ -19,9 +19,8 @@ from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.requests import request_postings
 from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
-from accounting.values.types import Posting
+from accounting.values.types import Opened, Posting
 from gateway.journal.journal import Journal, open_journal
-from gateway.journal.journal_records import Opened
 from gateway.journal.poster import DEAD_LETTERS
 from gateway.journal.poster_process import NotPosted, PosterProcess
 from gateway.journal.shipper import Shipper

@@ -17,7 +17,7 @@ from accounting.tables.budget_models import BudgetRow
 from accounting.tables.limiter_models import EndUserUse
 from accounting.tables.models import Tenant
 from accounting.values.budget_types import Budget, Quota
-from accounting.values.types import Charge, Limits, Principal, Usage
+from accounting.values.types import Charge, Limits, Principal, RequestFacts, Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
@@ -272,8 +272,16 @@ async def test_what_an_end_user_took_is_counted_again(books: Database, own_redis
     principal = Principal("tenant", "proj_1", "key_1", frozenset(), quotas=(quota,))
 
     def ask(end_user: str) -> AdmissionRequest:
-        request_id = ids.request_id()
-        return AdmissionRequest(request_id, principal, "m", "r", "interactive", 10, 10, end_user=end_user)
+        facts = RequestFacts(
+            request_id=ids.request_id(),
+            tenant_id="proj_1",
+            key_id="key_1",
+            model="m",
+            tier="interactive",
+            prompt_tokens=10,
+            user=end_user,
+        )
+        return AdmissionRequest(facts, principal, "r", 10)
 
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])

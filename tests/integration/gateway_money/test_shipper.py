@@ -15,9 +15,8 @@ from sqlalchemy.exc import OperationalError
 from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
-from accounting.values.types import Posting, Rates, Usage
+from accounting.values.types import Opened, Posting, Rates, Usage
 from gateway.journal.journal import Journal, open_journal
-from gateway.journal.journal_records import Opened
 from gateway.journal.poster import DEAD_LETTERS, Poster
 from gateway.journal.shipper import Shipper
 from workers.protocol.messages import EngineRecord, EngineRecords, TokenUsage

@@ -18,13 +18,13 @@ from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_runs import Chunk
 from accounting.database.db import Database
 from accounting.requests import idempotency_store as replies
+from accounting.values.types import Opened
 from gateway.base.app_keys import DATABASE
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from gateway.journal.journal_records import Opened
-from gateway.journal.segments import recover
 from workers.jobs.batches.order import Placed, pack
 from workers.protocol.journal import Kind
+from workers.protocol.segments import recover
 
 PATH = "/v1/chat/completions"
 

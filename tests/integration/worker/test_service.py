@@ -391,7 +391,7 @@ async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
 
 async def test_logprobs_of_many_prompts_that_end_in_one_step_end_no_link(tmp_path, monkeypatch):
     """Each fits a frame, all of them do not: they came in one, and the link was cut with everybody's streams."""
-    monkeypatch.setattr("workers.protocol.frames.MAX_FRAME_BYTES", 200_000)
+    monkeypatch.setattr("workers.protocol.frames.MESSAGES.max_bytes", 200_000)
     async with (
         ScriptedWorker(tmp_path / "w.sock", max_batch_tokens=2048) as worker,
         await GatewayLink.dial(worker.address) as gateway,

@@ -47,8 +47,8 @@ def driver(journal: EngineJournal) -> Driver:
 
 def drop(journal: EngineJournal) -> None:
     """As SIGKILL."""
-    os.close(journal._file)
-    os.close(journal._lock)
+    os.close(journal._log.file)
+    os.close(journal._log.lock)
 
 
 def begin(journal: EngineJournal, *names: str, max_tokens: int = 150) -> Driver:
@@ -153,7 +153,7 @@ def test_b2_numbers_told_while_the_disk_took_none_are_never_told_again(
 def test_b2_a_worker_that_was_killed_with_its_ballast_numbers_on(tmp_path: Path, clock: Clock) -> None:
     journal = opened(tmp_path, clock)
     begin(journal, "a")
-    before = journal._chain.next_seq
+    before = journal._log.chain.next_seq
     drop(journal)
     assert opened(tmp_path, clock).unacked[0].seq < before + 100
     assert (tmp_path / NAME).stat().st_size == BALLAST

@@ -10,6 +10,7 @@ from workers.engine.journal.journal import CRASH_REASON, EngineJournal
 from workers.engine.values.errors import StartError
 from workers.protocol.journal import Kind, scan, segment_name
 from workers.protocol.messages import Cancel, EngineAck
+from workers.protocol.segments import list_segments
 
 PROMPT = encode("a prompt that fills a few blocks")
 
@@ -20,8 +21,8 @@ def open_journal(directory):
 
 def drop(journal):
     """As SIGKILL: descriptors close, nothing is flushed."""
-    os.close(journal._file)
-    os.close(journal._lock)
+    os.close(journal._log.file)
+    os.close(journal._log.lock)
 
 
 def driver(journal):
@@ -164,7 +165,7 @@ def test_a_segment_that_was_begun_and_never_written_is_begun_again(tmp_path, tor
     drive.run()
     drop(drive.engine._journal)
     before = [record.seq for record in rebuilt(tmp_path)]
-    following = max(scan(path.read_bytes()).next_seq for path in journal_module.segments(tmp_path))
+    following = max(scan(segment.path.read_bytes()).next_seq for segment in list_segments(tmp_path))
     (tmp_path / segment_name(following)).write_bytes(torn)
     assert [record.seq for record in rebuilt(tmp_path)] == before
 
@@ -180,14 +181,14 @@ def test_a_damaged_segment_is_set_aside_and_numbers_are_never_used_twice(tmp_pat
     drive.send(generate_request("open", PROMPT, 30))
     for _ in range(6):
         drive.step()
-    last_seq = journal._chain.next_seq
+    last_seq = journal._log.chain.next_seq
     drop(journal)
     data = bytearray(segment.read_bytes())
     data[undamaged + 40] ^= 0xFF
     segment.write_bytes(data)
     reopened = open_journal(tmp_path)
     assert reopened.unacked == [ended]
-    assert reopened._chain.next_seq > last_seq
+    assert reopened._log.chain.next_seq > last_seq
     assert [p.suffix for p in tmp_path.glob("*.quarantined")] == [".quarantined"]
     assert "set aside" in caplog.text
     reopened.close()

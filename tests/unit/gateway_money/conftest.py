@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.journal.journal_records import Opened
+from accounting.values.types import Opened
 
 
 @pytest.fixture

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from disks import fill, mounted
 
-from gateway.journal import segments
 from gateway.journal.journal import Journal, JournalPoisoned, open_journal
 from gateway.journal.journal_records import posting
+from gateway.journal.reader import Reader
 from gateway.metering.metering import _revive
 from workers.protocol.ballast import NAME
 from workers.protocol.journal import Kind
+from workers.protocol.segments import list_segments
 
 DISK_BYTES = 4 * 1024 * 1024
 BALLAST = 1024 * 1024
@@ -66,7 +67,7 @@ async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path
     reviver.cancel()
     await asyncio.gather(reviver, return_exceptions=True)
     await journal.close()
-    reader = segments.Reader(small_disk / "journal", 0)
+    reader = Reader(small_disk / "journal", 0)
     ended = [
         posting(record.payload).request_id
         for record in reader.read(journal.durable_seq, 10**6)
@@ -81,10 +82,10 @@ async def test_a_disk_that_stays_full_is_not_littered_with_beginnings(small_disk
     await until_poisoned(journal, opened)
     (small_disk / "journal" / NAME).unlink()
     theirs = fill(small_disk)
-    before = len(segments.list_segments(small_disk / "journal"))
+    before = len(list_segments(small_disk / "journal"))
     for _ in range(3):
         assert await journal.revive() is False
-    assert len(segments.list_segments(small_disk / "journal")) == before
+    assert len(list_segments(small_disk / "journal")) == before
     theirs.unlink()
     assert await journal.revive() is True
     await journal.close()

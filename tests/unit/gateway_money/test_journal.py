@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from gateway.journal import journal_records, segments
-from gateway.journal.journal import JournalPoisoned, SlotTaken, open_journal
-from gateway.journal.segments import list_segments, recover
+from gateway.journal import journal_records
+from gateway.journal.journal import Journal, JournalPoisoned, open_journal
+from gateway.journal.reader import Reader
 from workers.protocol.journal import Kind
+from workers.protocol.segments import SlotTaken, list_segments, recover
 
 
 def kinds(directory: Path) -> list[Kind]:
-    reader = segments.Reader(directory, 0)
+    reader = Reader(directory, 0)
     return [Kind(record.kind) for record in reader.read(1 << 60, 100_000)]
 
 
@@ -80,7 +81,7 @@ async def test_what_arrives_during_a_sync_goes_together_with_the_next(tmp_path: 
 async def test_an_open_alone_reaches_the_disk_within_milliseconds(tmp_path: Path, opened) -> None:
     journal = await open_journal(tmp_path, 0)
     await journal.open(opened(1))
-    seq = journal._chain.next_seq - 1
+    seq = journal._log.chain.next_seq - 1
     for _ in range(200):
         if journal.durable_seq == seq:
             break
@@ -131,7 +132,7 @@ async def test_whoever_restarts_voids_what_the_dead_process_left_open(tmp_path: 
     await again.close()
     ends = [
         journal_records.posting(record.payload)
-        for record in segments.Reader(tmp_path, 0).read(1 << 60, 1000)
+        for record in Reader(tmp_path, 0).read(1 << 60, 1000)
         if record.kind == Kind.VOID
     ]
     assert [(end.request_id[-1], end.outcome) for end in ends] == [
@@ -203,3 +204,47 @@ async def test_progress_is_noted_without_a_wait(tmp_path: Path, opened) -> None:
     journal.attempt("req_00000001", 1, 64)
     await journal.close()
     assert kinds(tmp_path)[-3:] == [Kind.PROGRESS, Kind.ATTEMPT, Kind.SEAL]
+
+
+async def test_endings_before_a_rotation_that_finds_no_room_are_told(
+    tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rotation has synced them. The syncer finds no open segment then, and still serves the next one."""
+    may_go, is_full = threading.Event(), False
+    open_file, poison = os.open, Journal._poison
+
+    def sync(descriptor: int) -> None:
+        if threading.current_thread().name == "journal-syncer":
+            may_go.wait(10)
+        os.fdatasync(descriptor)
+
+    def open_if_there_is_room(path, *args, **kwargs) -> int:
+        if is_full and str(path).endswith(".journal"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_file(path, *args, **kwargs)
+
+    def poison_late(*args) -> None:
+        may_go.set()
+        time.sleep(0.2)
+        poison(*args)
+
+    monkeypatch.setattr(os, "open", open_if_there_is_room)
+    monkeypatch.setattr(Journal, "_poison", poison_late)
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    voids = [opened(n).void("internal", "internal", 1) for n in range(4)]
+    first = asyncio.create_task(journal.end(voids[0]))
+    await asyncio.sleep(0.05)
+    second = asyncio.create_task(journal.end(voids[1]))
+    await asyncio.sleep(0.05)
+    journal._segment_bytes, is_full = 1, True
+    with pytest.raises(JournalPoisoned):
+        await journal.end(voids[2])
+    async with asyncio.timeout(5):
+        await first
+        await second
+    is_full = False
+    assert await journal.revive()
+    async with asyncio.timeout(5):
+        await journal.end(voids[3])
+    await journal.close()
+    assert kinds(tmp_path).count(Kind.VOID) == 3

@@ -9,8 +9,9 @@ import pytest
 
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from gateway.journal.segments import Reader, drop_old, list_segments, recover
+from gateway.journal.reader import Reader
 from workers.protocol.journal import Kind, segment_name
+from workers.protocol.segments import drop_old, list_segments, recover
 
 ALL = 1 << 60
 

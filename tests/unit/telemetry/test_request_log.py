@@ -14,7 +14,7 @@ from sqlalchemy.exc import DataError, OperationalError
 from accounting.requests import request_log
 from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
-from accounting.values.types import Principal, Usage
+from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.telemetry import request_log as writing
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.request_log import RequestLogWriter, row_of
@@ -71,6 +71,17 @@ def record(number: int = 1, tenant: str | None = "proj_a", **fields: Any) -> Req
     return made
 
 
+def facts(**fields: Any) -> RequestFacts:
+    defaults = {
+        "request_id": "req_1",
+        "tenant_id": "proj_a",
+        "key_id": "key_a",
+        "model": "llama",
+        "tier": "interactive",
+    }
+    return RequestFacts(**{**defaults, **fields})
+
+
 def dropped(registry: CollectorRegistry, reason: str) -> float | None:
     return registry.get_sample_value("headgate_request_log_rows_dropped_total", {"reason": reason})
 
@@ -89,8 +100,7 @@ def test_a_row_has_what_the_record_says_and_no_more() -> None:
             cache=CacheReport(cached_tokens=100, miss_reason="diverged", diverged_at_token=100),
             outgoing_traceparent=f"00-{'a' * 32}-{'b' * 16}-01",
             worker_timeline=(TimelineEvent("queued", 0), TimelineEvent("first_token", 30_000, 9)),
-            end_user="maria",
-            metadata={"team": "crops"},
+            facts=facts(user="maria", metadata={"team": "crops"}),
             num_retries=1,
         )
     )
@@ -124,20 +134,24 @@ def test_a_body_has_the_time_to_the_workers_first_token_and_a_refusal_none() -> 
     assert row_of(record(worker_timeline=events)).ttft_ms == 35
     assert row_of(record(status=429)).ttft_ms is None
     assert row_of(record(status=503, stream=True)).ttft_ms is None
-    assert row_of(record(status=400, num_prompt_tokens=12)).prompt_tokens == 12
+    assert row_of(record(status=400, facts=facts(prompt_tokens=12))).prompt_tokens == 12
 
 
 def test_what_a_client_names_is_cut_and_cannot_speak_to_a_terminal() -> None:
     hostile = "\x1b[31mred\x00\r\n\u202e\u2028\x9b"
     made = row_of(
-        record(end_user=hostile + "x" * 1000, metadata={hostile: hostile, **{str(n): "v" * 512 for n in range(15)}})
+        record(
+            facts=facts(
+                user=hostile + "x" * 1000, metadata={hostile: hostile, **{str(n): "v" * 512 for n in range(15)}}
+            )
+        )
     )
     assert made.metadata is not None
     texts = [made.end_user, *made.metadata, *made.metadata.values()]
     assert all(text.isprintable() and len(text) <= writing.MAX_CHARS for text in texts)
     assert "\\u001b[31mred\\u0000" in made.end_user
     assert sum(map(len, [*made.metadata, *made.metadata.values()])) <= writing.MAX_METADATA_CHARS
-    assert "hg_live" not in row_of(record(end_user="hg_live_abcdefghijklmnop")).end_user
+    assert "hg_live" not in row_of(record(facts=facts(user="hg_live_abcdefghijklmnop"))).end_user
 
 
 async def test_an_unknown_key_has_no_row(sql: Sql, registry: CollectorRegistry) -> None:

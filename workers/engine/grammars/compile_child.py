@@ -1,8 +1,8 @@
 """`python -m workers.engine.grammars.compile_child` tries grammars in a process of its own, so that a hostile one kills
 this process alone.
 
-It reads frames from standard input and answers on standard output (`write_frame`): first the vocabulary, then one
-grammar after the other. A try is a compilation and a walk of some tokens through the automaton. If it takes more time
+It reads frames from standard input and answers on standard output: first the vocabulary, then one grammar after the
+other. A try is a compilation and a walk of some tokens through the automaton. If it takes more time
 or memory than allowed, the kernel ends the process. The answer is then the end of the stream.
 """
 
@@ -12,15 +12,14 @@ import os
 import random
 import resource
 import signal
-import struct
 import sys
 from collections.abc import Callable
-from typing import BinaryIO
 
 import msgspec
 
 from workers.engine.grammars import backends
 from workers.engine.grammars.grammar import Automaton, Backend, GrammarError, begin
+from workers.protocol.frames import Frames
 
 LIMIT_S = 2.0
 """Processor seconds of one compilation."""
@@ -29,7 +28,6 @@ LIMIT_BYTES = 512 << 20
 MAX_COMPILED_BYTES = 64 << 20
 NUM_STEPS = 48
 """Number of tokens of the walk."""
-_LENGTH = struct.Struct(">I")
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -45,38 +43,24 @@ class Verdict(msgspec.Struct, frozen=True):
     fault: str
 
 
-def write_frame(stream: BinaryIO, message: Start | Verdict | str) -> None:
-    data = msgspec.msgpack.encode(message)
-    stream.write(_LENGTH.pack(len(data)) + data)
-    stream.flush()
-
-
-def read_frame(stream: BinaryIO) -> bytes | None:
-    """Reads a frame. Returns None if the other end is gone."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (size,) = _LENGTH.unpack(head)
-    data = stream.read(size)
-    return data if len(data) == size else None
+QUESTIONS: Frames[Start | str] = Frames(Start | str)
+VERDICTS: Frames[Verdict] = Frames(Verdict)
 
 
 def main() -> int:
-    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    given, answers = sys.stdin.buffer.read, os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not become an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ends this process when it ends
     os.nice(5)
-    data = read_frame(given)
-    if data is None:
+    start = QUESTIONS.read(given)
+    if not isinstance(start, Start):
         return 0
-    start = msgspec.msgpack.decode(data, type=Start)
     backend = backends.load(start.vocabulary, start.backend)
     _limit_memory(start.limit_bytes)
-    write_frame(answers, Verdict(""))
-    while (data := read_frame(given)) is not None:
-        text = msgspec.msgpack.decode(data, type=str)
+    answers.write(VERDICTS.encode(Verdict("")))
+    while isinstance(text := QUESTIONS.read(given), str):
         fault = _timed(start.limit_s, lambda text=text: try_out(backend, text))  # type: ignore[misc]
-        write_frame(answers, Verdict(fault))
+        answers.write(VERDICTS.encode(Verdict(fault)))
     return 0
 
 

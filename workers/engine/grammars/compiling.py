@@ -18,10 +18,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-import msgspec
-
 from workers.engine.grammars import backends, compile_child
-from workers.engine.grammars.compile_child import Start, Verdict, read_frame, write_frame
+from workers.engine.grammars.compile_child import QUESTIONS, VERDICTS, Start, Verdict
 from workers.engine.grammars.grammar import Backend, Compiled, GrammarError, Key, Outcome
 from workers.engine.grammars.grammar_queue import GrammarQueue, Job
 
@@ -271,13 +269,13 @@ class Grammars:
         timer.daemon = True
         timer.start()
         try:
-            write_frame(child.stdin, message)  # type: ignore[arg-type]
-            data = read_frame(child.stdout)  # type: ignore[arg-type]
+            child.stdin.write(QUESTIONS.encode(message))
+            child.stdin.flush()
+            return VERDICTS.read(child.stdout.read)
         except OSError:
             return None
         finally:
             timer.cancel()
-        return None if data is None else msgspec.msgpack.decode(data, type=Verdict)
 
     def _end_child(self) -> None:
         child, self._child = self._child, None

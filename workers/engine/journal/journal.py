@@ -13,27 +13,25 @@ knows attempts and files, but not links and not SQL.
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from workers.engine.journal.replay import Begun, Counts, Ended, Totals, recover, segments
+from workers.engine.journal.replay import Begun, Counts, Ended, Totals, replay
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.errors import StartError
 from workers.engine.values.record import StepTotals
-from workers.protocol.ballast import BALLAST_BYTES, Ballast, is_full
-from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader, segment_name
+from workers.protocol.ballast import BALLAST_BYTES, is_full
+from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
 from workers.protocol.messages import EngineRecord, TokenUsage
+from workers.protocol.segments import Log, SlotTaken, drop_old, recover, take_slot
 
 logger = logging.getLogger(__name__)
 
 KEPT_SEGMENTS = 8
-KEPT_S = 7 * 24 * 3600.0
 CRASH_REASON = "worker_crash"
 LOOK_EVERY_S = 1.0
 """Seconds between two checks of a full disk."""
@@ -60,43 +58,38 @@ class EngineJournal:
         self.directory = directory
         self.worker = worker
         self._root = root
-        self._process = process
         self._buffer: list[bytes] = []
-        self._file = -1
-        self._num_bytes = 0
         self._numbers: dict[int, int] = {}
         self._last_totals: Totals | None = None
-        self._ballast = Ballast(directory, ballast_bytes)
         self._is_behind = False
         self._clock = clock
         self._look_at = 0.0
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = take_slot(directory)
+            left = recover(directory)
+        except SlotTaken:
+            raise StartError(f"Another process holds {directory}: is this slot running already?") from None
         except OSError as error:
             raise StartError(f"The journal directory {directory} cannot be used: {error.strerror}.") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise StartError(f"Another process holds {directory}: is this slot running already?") from None
-        self._state, self._chain, self._boot = recover(directory)
-        if self._chain.next_seq > 1 and not self._ballast.was_left:
+        self._log = Log(directory, lock, left.chain, ballast_bytes=ballast_bytes, spends_ballast=True)
+        self._state = replay(left)
+        self._header = SegmentHeader(worker, process, left.boot + 1)
+        if left.chain.next_seq > 1 and not self._log.ballast.was_left:
             # Its disk may have been full. Then record numbers were sent that are in no segment.
-            self._chain = Chain(self._chain.next_seq + UNWRITTEN)
+            self._log.chain = Chain(left.chain.next_seq + UNWRITTEN)
         self._next_number = 1
         try:
             self._rotate()
-            self._ballast.take()
+            self._log.ballast.take()
             self._end_crashed()
         except OSError as error:
-            os.close(self._lock)
+            self._log.close()
             raise StartError(f"The journal directory {directory} cannot be written: {error.strerror}.") from None
 
     @property
     def is_writable(self) -> bool:
         """Whether attempts may be let in, because there will be space for their endings."""
-        return self._ballast.is_held and not self._is_behind
+        return self._log.ballast.is_held and not self._is_behind
 
     @property
     def unacked(self) -> list[EngineRecord]:
@@ -129,7 +122,7 @@ class EngineJournal:
         message = attempt.message
         number = self._numbers.pop(attempt.serial)
         record = EngineRecord(
-            self._chain.next_seq,
+            self._log.chain.next_seq,
             message.request_id,
             message.attempt,
             message.tenant,
@@ -163,17 +156,16 @@ class EngineJournal:
         if not data or self._is_behind:
             return
         try:
-            self._write(data)
-            if self._num_bytes >= SEGMENT_BYTES:
+            self._log.write(data)
+            if self._log.num_bytes >= SEGMENT_BYTES:
                 self._rotate()
         except OSError as failure:
             self._fall_behind(failure)
 
     def close(self) -> None:
         self.flush()
-        self._close_file()
-        self._ballast.give_up()
-        os.close(self._lock)
+        self._log.ballast.give_up()
+        self._log.close()
 
     # --- a full disk ---
 
@@ -190,7 +182,7 @@ class EngineJournal:
                 self._is_behind = False
         except OSError as failure:
             self._fall_behind(failure)
-        if not self._is_behind and self._ballast.take():
+        if not self._is_behind and self._log.ballast.take():
             logger.warning("the journal has room again", extra={"event": "journal_has_room"})
 
     def _fall_behind(self, failure: OSError) -> None:
@@ -203,32 +195,10 @@ class EngineJournal:
         self._is_behind, self._last_totals = True, None
         self._look_at = self._clock() + LOOK_EVERY_S
 
-    def _write(self, data: bytes) -> None:
-        """Writes all of `data`, in the ballast's space if there is no other."""
-        view = memoryview(data)
-        while view:
-            try:
-                num_written = os.write(self._file, view)
-            except OSError as failure:
-                self._spend_ballast(failure)
-            else:
-                self._num_bytes += num_written
-                view = view[num_written:]
-
-    def _spend_ballast(self, failure: OSError) -> None:
-        """Gives up the ballast. Raises `failure` where that does not help."""
-        if not is_full(failure) or not self._ballast.is_held:
-            raise failure
-        logger.error(
-            "the disk is full: what runs may end, nothing more is let in", extra={"event": "journal_disk_full"}
-        )
-        self._ballast.give_up()
-        self._look_at = self._clock() + LOOK_EVERY_S
-
     # --- segments ---
 
     def _append(self, kind: Kind, payload: object) -> None:
-        self._buffer.append(self._chain.encode(kind, _encode(payload)))
+        self._buffer.append(self._log.chain.encode(kind, _encode(payload)))
 
     def _end(self, number: int, record: EngineRecord) -> None:
         self._append(Kind.ENDED, Ended(number, record))
@@ -237,55 +207,22 @@ class EngineJournal:
         self._state.unacked[record.seq] = record
 
     def _rotate(self) -> None:
-        """Begins a new segment with its checkpoint in one write; then old segments may be deleted. Raises `OSError`,
-        and leaves no segment that was only begun."""
+        """Begins a new segment with its checkpoint, which makes older segments needless. Some stay for a person to
+        read. Raises `OSError`."""
         assert not self._buffer
-        self._close_file()
-        path = self.directory / segment_name(self._chain.next_seq)
-        data = self._checkpoint()
-        try:
-            self._file, self._num_bytes = self._open(path), 0
-            self._write(data)
-            _sync_directory(self.directory)
-        except OSError:
-            self._close_file()
-            path.unlink(missing_ok=True)  # everything in it is elsewhere too
-            raise
-        self._prune()
+        first_seq = self._log.chain.next_seq
+        self._log.begin(self._checkpoint())
+        drop_old(self.directory, first_seq - 1, most=KEPT_SEGMENTS)
 
-    def _checkpoint(self) -> bytes:
-        self._append(Kind.HEADER, SegmentHeader(self.worker, self._process, self._boot))
+    def _checkpoint(self) -> Iterator[tuple[Kind, bytes]]:
+        yield Kind.HEADER, _encode(self._header)
         for record in self._state.unacked.values():
-            self._append(Kind.ENDED, Ended(0, record))
+            yield Kind.ENDED, _encode(Ended(0, record))
         for begun in self._state.open.values():
-            self._append(Kind.BEGUN, begun)
+            yield Kind.BEGUN, _encode(begun)
         if self._state.counts:
-            self._append(Kind.COUNTS, list(self._state.counts.values()))
-        self._append(Kind.ACKED, 0)
-        data = b"".join(self._buffer)
-        self._buffer = []
-        return data
-
-    def _open(self, path: Path) -> int:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            return os.open(path, flags, 0o600)
-        except OSError as failure:
-            self._spend_ballast(failure)
-            return os.open(path, flags, 0o600)
-
-    def _close_file(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            os.close(file)
-
-    def _prune(self) -> None:
-        """Deletes old segments, which the checkpoint made needless. Some stay for a person to read."""
-        paths = segments(self.directory)
-        for path in paths[:-1]:
-            if len(paths) > KEPT_SEGMENTS or path.stat().st_mtime < time.time() - KEPT_S:
-                path.unlink()
-                paths = paths[1:]
+            yield Kind.COUNTS, _encode(list(self._state.counts.values()))
+        yield Kind.ACKED, _encode(0)
 
     def _end_crashed(self) -> None:
         """Ends the attempts of the process before this one. Their last counts are their ending."""
@@ -299,7 +236,7 @@ class EngineJournal:
                 )
                 bound = counts.lease_bound
             record = EngineRecord(
-                self._chain.next_seq,
+                self._log.chain.next_seq,
                 begun.request_id,
                 begun.attempt,
                 begun.tenant,
@@ -323,11 +260,3 @@ def _counts(number: int, attempt: Attempt) -> Counts:
         attempt.num_recomputed,
         attempt.lease.bound,
     )
-
-
-def _sync_directory(directory: Path) -> None:
-    file = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -1,4 +1,4 @@
-"""Messages between rank 0 and the other ranks: msgpack after a length, on one socket pair per rank.
+"""Messages between rank 0 and the other ranks: frames on one socket pair per rank.
 
 Knows plan.py's rows; a draw is sent only as a flag, because only rank 0 draws. No torch. A socket reports at once that
 its other end is dead, and waits for work without a time limit; a collective does neither.
@@ -7,15 +7,14 @@ its other end is dead, and waits for work without a time limit; a collective doe
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Sequence
 
 import msgspec
 
 from workers.engine.values.plan import Row, SampleSpec
+from workers.protocol.frames import Frames
 from workers.protocol.messages import SamplingParams
 
-_LENGTH = struct.Struct(">I")
 _ELSEWHERE = (SampleSpec(SamplingParams(0), 0, 0, (), ()),)
 """The draws of a row on a rank that does not draw: only the head has to be computed."""
 
@@ -62,6 +61,8 @@ class MoveTokens(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 Said = Execute | CopyBlocks | MoveTokens | Leave | Loaded | Ended
+_SAID: Frames[Said] = Frames(Said)
+frame = _SAID.encode
 
 
 class Channel:
@@ -69,7 +70,6 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
-        self._decoder = msgspec.msgpack.Decoder(Said)
 
     def send(self, frame: bytes) -> None:
         """Raises `OSError` if the other end is dead."""
@@ -77,32 +77,24 @@ class Channel:
 
     def receive(self) -> Said | None:
         """Returns the next message, or None if the other end is closed."""
-        head = self._read(_LENGTH.size)
-        body = head and self._read(*_LENGTH.unpack(head))
-        return self._decoder.decode(body) if body else None
+        return _SAID.read(self._read)
 
     def close(self) -> None:
         self._socket.close()
 
-    def _read(self, num_bytes: int) -> bytearray | None:
+    def _read(self, num_bytes: int) -> bytearray:
+        """Returns nothing at the end."""
         buffer = bytearray(num_bytes)
         view = memoryview(buffer)
         while view:
             try:
                 num_read = self._socket.recv_into(view)
             except ConnectionResetError:
-                return None
+                num_read = 0
             if num_read == 0:
-                return None
+                return bytearray()
             view = view[num_read:]
         return buffer
-
-
-def frame(message: Said) -> bytes:
-    buffer = bytearray(_LENGTH.size)
-    msgspec.msgpack.Encoder().encode_into(message, buffer, _LENGTH.size)
-    _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
-    return bytes(buffer)
 
 
 def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:

@@ -20,6 +20,7 @@ from workers.protocol.messages import (
     TokenDelta,
     TokenLogprob,
 )
+from workers.protocol.prompt_logprobs import pack
 
 
 class StepMessages:
@@ -122,9 +123,9 @@ class StepMessages:
         self._deltas.setdefault(attempt.link, []).append(delta)
 
 
-def _first_delta_parts(attempt: Attempt) -> tuple[PromptCounts | None, tuple[TokenLogprob | None, ...]]:
+def _first_delta_parts(attempt: Attempt) -> tuple[PromptCounts | None, tuple[bytes, ...]]:
     """Returns the prompt's counts and logprobs for the first delta after the prefill, and nothing for other deltas."""
     if attempt.prompt_sent or not attempt.account.closed:
         return None, ()
     attempt.prompt_sent = True
-    return attempt.account.counts, tuple(attempt.prompt_logprobs)
+    return attempt.account.counts, pack(attempt.prompt_logprobs)

@@ -24,6 +24,7 @@ from accounting.events.deliveries import Delivery, Schedule
 from accounting.values.errors import AccountingError
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.webhooks.egress import NotSpokenTo, Poster
+from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class Sender:
         """Send until the task is cancelled. Deliveries under way then are tried again by the next sender."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._tidy())
+                tidying = repeat(self._tidy_s, self._tidy, forgives=(SQLAlchemyError, OSError), on_failure=_not_tidy)
+                group.create_task(tidying)
                 while True:
                     for claimed in await self._claim():
                         self._under_way += 1
@@ -154,13 +156,12 @@ class Sender:
         return None if 200 <= status < 300 else f"status {status}"
 
     async def _tidy(self) -> None:
-        while True:
-            try:
-                async with self._database.write() as conn:
-                    await deliveries.tidy(conn, await claims.now_ms(conn))
-            except (SQLAlchemyError, OSError) as error:
-                logger.error("webhook_tidy_failed", exc_info=error)
-            await asyncio.sleep(self._tidy_s)
+        async with self._database.write() as conn:
+            await deliveries.tidy(conn, await claims.now_ms(conn))
+
+
+def _not_tidy(error: Exception) -> None:
+    logger.error("webhook_tidy_failed", exc_info=error)
 
 
 def headers_of(claimed: Delivery, key: bytes, body: bytes) -> dict[str, str]:

@@ -1,123 +1,17 @@
-"""The files of one slot's journal: list them, read on from a record, recover after a crash, quarantine, drop old ones.
-
-The functions block; callers bring a thread. Knows bytes and records, not what their payloads mean, except for the SEAL
-that ends the beginning of a segment (its HEADER, and the OPENs that it takes over), so that a segment can be read
-alone.
-"""
+"""Reads a journal's records in order, while its owner may be appending."""
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections import deque
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
-import msgspec
-
-from workers.protocol.journal import (
-    MAX_PAYLOAD_BYTES,
-    Chain,
-    Kind,
-    Record,
-    Scan,
-    SegmentHeader,
-    parse_segment_name,
-    scan,
-)
+from workers.protocol.journal import MAX_PAYLOAD_BYTES, Record, Scan, scan
+from workers.protocol.segments import Segment, list_segments, quarantine
 
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 4 * MAX_PAYLOAD_BYTES
-KEEP_S = 7 * 24 * 3600
-
-
-@dataclass(frozen=True)
-class Segment:
-    first_seq: int
-    path: Path
-
-
-@dataclass(frozen=True)
-class Left:
-    """The state that a process left: the end of its record chain, and every record since a segment's beginning."""
-
-    chain: Chain
-    boot: int
-    records: list[Record]
-
-
-def list_segments(directory: Path) -> list[Segment]:
-    found = [
-        Segment(first_seq, path)
-        for path in directory.iterdir()
-        if (first_seq := parse_segment_name(path.name)) is not None
-    ]
-    return sorted(found, key=lambda segment: segment.first_seq)
-
-
-def recover(directory: Path) -> Left:
-    """Cuts a torn tail, quarantines damage, and returns the records of the last segments that begin whole."""
-    records: list[Record] = []
-    left: Left | None = None
-    for segment in reversed(list_segments(directory)):
-        data = segment.path.read_bytes()
-        found = scan(data)
-        if found.state == "corrupt":
-            quarantine(segment.path, data[: found.num_valid_bytes], "damaged before its tail")
-        elif found.num_valid_bytes < len(data):
-            _cut(segment.path, found.num_valid_bytes)
-        if not found.records:
-            # Its process died before any record in it was whole; the next segment takes its name.
-            segment.path.unlink()
-            continue
-        records = found.records + records
-        if left is None:
-            left = Left(found.chain(), _boot(found), [])
-        if any(record.kind == Kind.SEAL for record in found.records):
-            break
-    if left is None:
-        return Left(Chain(), 0, [])
-    return Left(left.chain, left.boot, records)
-
-
-def quarantine(path: Path, valid: bytes, reason: str) -> None:
-    """Keeps the damaged file under another name; its valid beginning takes its place."""
-    log.critical("journal segment %s is %s: kept as .quarantined, %d bytes stand", path.name, reason, len(valid))
-    path.rename(path.with_name(path.name + ".quarantined"))
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(valid)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    sync_directory(path.parent)
-
-
-def drop_old(directory: Path, shipped_seq: int, now_s: float | None = None) -> int:
-    """Deletes segments all of whose records were shipped, a week after their last write. Returns the number of deleted
-    segments.
-    """
-    now_s = time.time() if now_s is None else now_s
-    segments = list_segments(directory)
-    dropped = 0
-    for segment, successor in pairwise(segments):
-        if successor.first_seq > shipped_seq + 1 or now_s - segment.path.stat().st_mtime < KEEP_S:
-            break
-        segment.path.unlink()
-        dropped += 1
-    return dropped
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Reader:
@@ -191,7 +85,7 @@ class Reader:
         if successor is None:
             return False
         if found.state == "corrupt":
-            quarantine(self._segment.path, self._segment.path.read_bytes()[: self._position], "damaged before its tail")
+            quarantine(self._segment, self._position)
         elif data.strip(b"\0"):
             log.warning("journal segment %s ends in a torn record", self._segment.path.name)
         return self._enter(successor)
@@ -210,14 +104,3 @@ class Reader:
         assert self._segment is not None
         later = [s for s in list_segments(self._directory) if s.first_seq > self._segment.first_seq]
         return next(iter(later), None)
-
-
-def _cut(path: Path, num_bytes: int) -> None:
-    with path.open("r+b") as file:
-        file.truncate(num_bytes)
-        os.fsync(file.fileno())
-
-
-def _boot(found: Scan) -> int:
-    first = found.records[0]
-    return msgspec.msgpack.decode(first.payload, type=SegmentHeader).boot if first.kind == Kind.HEADER else 0

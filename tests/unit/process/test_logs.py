@@ -1,0 +1,108 @@
+"""Log lines: one record is one line of JSON, whatever is in it (attacks F05 and F06)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from workers.process import logs
+
+KEY = "hg_live_0123456789_" + "a" * 43 + "_000000"
+
+
+def line(**extra: Any) -> dict[str, Any]:
+    record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "msg": "event", **extra})
+    text = logs.JsonFormatter().format(record)
+    assert "\n" not in text
+    assert text.isascii()
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    "value", ["a\nb\r\n", "\x1b[31mred\x1b[0m", "\u2028\u2029", "%s %d {x}", "\x00\x7f", "x" * 1_000_000]
+)
+def test_attack_F05_a_hostile_value_is_one_harmless_line(value: str) -> None:
+    shown = line(client=value)["client"]
+    assert len(shown) <= 1024
+    assert shown.isprintable()
+
+
+@pytest.mark.parametrize("text", [KEY, f"Bearer {KEY}", "Cookie: session=abc", f"x{KEY}y"])
+def test_attack_F06_keys_are_redacted_wherever_they_stand(text: str) -> None:
+    written = json.dumps(line(client=text, msg=f"saw {text}"))
+    assert KEY not in written
+    assert "session=abc" not in written
+    assert "[redacted]" in written
+
+
+def test_a_traceback_has_places_but_neither_source_nor_values() -> None:
+    prompt = "my secret prompt"
+    try:
+        raise ValueError(f"bad {KEY}")
+    except ValueError as error:
+        written = json.dumps(line(exc_info=(type(error), error, error.__traceback__)))
+    assert "test_logs.py" in written
+    assert KEY not in written
+    assert prompt not in written
+
+
+def test_equal_events_in_one_second_are_counted() -> None:
+    repeats = logs.Repeats()
+    record = logging.makeLogRecord({"name": "x", "msg": "event", "created": 100.0})
+    assert [repeats.filter(record) for _ in range(15)] == [True] * 10 + [False] * 5
+    later = logging.makeLogRecord({"name": "x", "msg": "event", "created": 101.0})
+    assert repeats.filter(later)
+    assert later.num_suppressed == 5
+
+
+def test_access_lines_are_never_too_many() -> None:
+    repeats = logs.Repeats()
+    record = logging.makeLogRecord({"name": "gateway.access", "msg": "request", "created": 100.0})
+    assert all(repeats.filter(record) for _ in range(15))
+
+
+def test_a_named_event_has_its_message_beside_it_and_each_line_says_which_process() -> None:
+    record = logging.makeLogRecord(
+        {"name": "x", "levelname": "INFO", "msg": "hello %s", "args": ("you",), "event": "link_lost", "link": 3}
+    )
+    found = json.loads(logs.JsonFormatter(worker="worker-1").format(record))
+    assert (found["event"], found["msg"], found["link"]) == ("link_lost", "hello you", 3)
+    assert (found["level"], found["worker"], found["logger"]) == ("INFO", "worker-1", "x")
+    assert line()["event"] == "event"
+    assert "msg" not in line()
+
+
+def test_an_error_is_told_with_what_it_was_raised_from() -> None:
+    def inner() -> None:
+        raise KeyError("inside")
+
+    try:
+        try:
+            inner()
+        except KeyError as cause:
+            raise ValueError("outside") from cause
+    except ValueError as error:
+        found = line(exc_info=(type(error), error, error.__traceback__))
+    assert found["error"] == "ValueError: outside from KeyError: 'inside'"
+    assert found["at"][-1].endswith(" inner")
+    assert len(found["at"]) == 3
+
+
+def test_a_process_writes_its_lines_and_pythons_warnings_to_stderr() -> None:
+    code = (
+        "import logging, warnings; from workers.process import logs; logs.configure('INFO', worker='w');"
+        "logging.getLogger('a').info('began'); logging.getLogger('kombu').info('a step'); warnings.warn('beware')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = [json.loads(text) for text in ended.stderr.splitlines()]
+    assert [(one["level"], one["logger"], one["worker"]) for one in told] == [
+        ("INFO", "a", "w"),
+        ("WARNING", "py.warnings", "w"),
+    ]
+    assert "beware" in told[1]["event"]

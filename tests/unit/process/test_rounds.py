@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from workers.process.rounds import repeat
+
+
+class Work:
+    """Fails in its first rounds with the given errors."""
+
+    def __init__(self, *failures: Exception) -> None:
+        self.failures = list(failures)
+        self.num_rounds = 0
+
+    async def round(self) -> None:
+        self.num_rounds += 1
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+async def run_for(seconds: float, *args, **kwargs) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await repeat(*args, **kwargs)
+
+
+async def test_a_failed_round_is_told_and_the_next_one_comes() -> None:
+    work, told = Work(OSError("away"), ConnectionError("still away")), []
+    await run_for(0.3, 0.01, work.round, forgives=(OSError,), on_failure=told.append)
+    assert [str(error) for error in told] == ["away", "still away"]
+    assert work.num_rounds > 4
+
+
+async def test_an_error_of_ours_ends_the_work() -> None:
+    work = Work(ValueError("a bug"))
+    with pytest.raises(ValueError, match="a bug"):
+        await repeat(0.01, work.round, forgives=(OSError,))
+    assert work.num_rounds == 1
+
+
+async def test_a_plain_call_is_a_round_and_a_pause_comes_first_or_last() -> None:
+    now, later = [], []
+    await run_for(0.1, 10, lambda: now.append(time.monotonic()))
+    await run_for(0.1, 10, lambda: later.append(time.monotonic()), waits_first=True)
+    assert (len(now), later) == (1, [])

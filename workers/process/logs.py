@@ -1,0 +1,120 @@
+"""Logs of every process: one JSON object per line on stderr. Hostile values are harmless in it.
+
+The process has only this formatter, and it does the redaction, so every handler is redacted. No process logs a prompt,
+an output, token ids, a body or a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import traceback
+
+MAX_VALUE_CHARS = 1024
+MAX_EQUAL_PER_S = 10
+MAX_ERRORS = 3
+MAX_FRAMES = 8
+ACCESS = "gateway.access"
+"""The logger of lines that are equal to each other and all count."""
+QUIET = ("aiohttp", "celery", "kombu")
+"""Libraries of which only warnings are told."""
+
+_KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
+
+
+def clean(value: object) -> object:
+    """Returns a value that may appear in a line: redacted, cut, without control or line-separating characters."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    text = _KEY.sub("[redacted]", str(value)[: 4 * MAX_VALUE_CHARS])[:MAX_VALUE_CHARS]
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)[:MAX_VALUE_CHARS]
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter. `event` is the name given as `extra`, with the message as `msg`, or else the message itself. The
+    rest are key-values given as `extra`, and those that every line of the process has.
+    """
+
+    def __init__(self, **everywhere: object) -> None:
+        super().__init__()
+        self._everywhere = everywhere
+
+    def format(self, record: logging.LogRecord) -> str:
+        message, event = clean(record.getMessage()), getattr(record, "event", None)
+        line = {
+            "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "event": clean(event) if event else message,
+            "logger": record.name,
+            **({"msg": message} if event else {}),
+            **self._everywhere,
+        }
+        line |= {name: clean(value) for name, value in vars(record).items() if name not in _STANDARD}
+        if record.exc_info and record.exc_info[1] is not None:
+            errors = _chain(record.exc_info[1])
+            line["error"] = clean(" from ".join(f"{type(error).__name__}: {error}" for error in errors))
+            line["at"] = [clean(place) for error in errors for place in _places(error)]
+        return json.dumps(line, ensure_ascii=True, default=str)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns the error and what it was raised from."""
+    errors = [error]
+    while len(errors) < MAX_ERRORS:
+        last = errors[-1]
+        before = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if before is None:
+            break
+        errors.append(before)
+    return errors
+
+
+def _places(error: BaseException) -> list[str]:
+    """Returns places only: source lines and locals may hold a prompt."""
+    frames = list(traceback.extract_tb(error.__traceback__))[-MAX_FRAMES:]
+    return [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
+
+
+class Repeats(logging.Filter):
+    """A filter of repeats: more than 10 equal events a second are counted, and the next one let through reports their
+    number.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name == ACCESS:
+            return True
+        key = (record.name, str(record.msg)[:80])
+        second, count = self._seen.get(key, (0, 0))
+        now = int(record.created)
+        if now == second:
+            self._seen[key] = (second, count + 1)
+            return count < MAX_EQUAL_PER_S
+        if count > MAX_EQUAL_PER_S:
+            record.num_suppressed = count - MAX_EQUAL_PER_S
+        if len(self._seen) > 1000:
+            self._seen.clear()
+        self._seen[key] = (now, 1)
+        return True
+
+
+def configure(level: str, **everywhere: object) -> None:
+    """Takes over the process's root logger, and Python's warnings. The start of the process calls it once."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter(**everywhere))
+    handler.addFilter(Repeats())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    logging.captureWarnings(True)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,29 @@
+"""Work that a process does again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+
+async def repeat(
+    every_s: float,
+    work: Callable[[], Awaitable[object] | None],
+    *,
+    forgives: tuple[type[Exception], ...] = (),
+    on_failure: Callable[[Exception], None] | None = None,
+    waits_first: bool = False,
+) -> None:
+    """Does a round of work, waits `every_s` seconds, and so on until the task is cancelled. A round that raises an error
+    of `forgives` is left to the next one; every other error ends the task.
+    """
+    if waits_first:
+        await asyncio.sleep(every_s)
+    while True:
+        try:
+            if (round := work()) is not None:
+                await round
+        except forgives as failure:
+            if on_failure is not None:
+                on_failure(failure)
+        await asyncio.sleep(every_s)
