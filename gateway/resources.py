@@ -22,8 +22,10 @@ from accounting.batches.file_store import FileStore
 from accounting.books.equations import EquationResult
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.requests import request_log_pruning
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
+from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.types import Principal
 from gateway.base.app_keys import (
@@ -75,6 +77,7 @@ from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import access_log, tracing
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
+from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
 from workers.process.rounds import repeat
 from workers.protocol import registry
@@ -90,6 +93,7 @@ PREFIX_TICK_S = 0.5
 PREFIX_EVERY_S = 2.0
 """The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
 CANCEL_AGAIN_S = 1.0
+PRUNE_EVERY_S = 60.0
 T = TypeVar("T")
 
 
@@ -138,6 +142,21 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()
+
+
+async def request_log(app: web.Application) -> AsyncIterator[None]:
+    """Writes and prunes the request log. It stays open until the last settlement: its end writes what still waits."""
+    settings, database = app[SETTINGS], app[DATABASE]
+    writer = RequestLogWriter(database, app[METRICS].registry)
+    app[OBSERVERS].append(writer.observe)
+
+    def prune() -> Coroutine[Any, Any, int]:
+        bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}
+        return request_log_pruning.prune(database, clock.now_ms(), **bounds)
+
+    async with _background(repeat(EVERY_S, writer.write, waits_first=True)), _background(ask_sql(PRUNE_EVERY_S, prune)):
+        yield
+    await writer.close()
 
 
 async def stored_texts(app: web.Application) -> AsyncIterator[None]:
@@ -319,6 +338,7 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     secrets,
     text,
     database,
+    request_log,
     stored_texts,
     shared_memory,
     identities,

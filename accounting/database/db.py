@@ -235,6 +235,13 @@ async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Ma
         await conn.execute(statement, _parameters(conn, rows))
 
 
+async def insert_absent(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert those rows that do not exist, many at once, without finding out which they are."""
+    if rows:
+        statement = _inserting_absent(conn.dialect.name, table, tuple(rows[0]))
+        await conn.execute(statement, _parameters(conn, rows))
+
+
 async def add_up(
     conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]], sums: Sequence[str]
 ) -> None:
@@ -252,6 +259,11 @@ def _inserting_new(
     dialect: str, table: FromClause, names: tuple[str, ...], returning: tuple[InstrumentedAttribute[Any], ...]
 ) -> Any:
     return _inserting(dialect, table, names).on_conflict_do_nothing().returning(*returning)
+
+
+@cache
+def _inserting_absent(dialect: str, table: FromClause, names: tuple[str, ...]) -> Any:
+    return _inserting(dialect, table, names).on_conflict_do_nothing()
 
 
 @cache

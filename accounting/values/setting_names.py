@@ -76,6 +76,8 @@ NAMES = frozenset(
         "HEADGATE_OPS_BIND",
         "HEADGATE_OPS_FD",
         "HEADGATE_REDIS_URL",
+        "HEADGATE_REQUEST_LOG_DAYS",
+        "HEADGATE_REQUEST_LOG_ROWS",
         "HEADGATE_RETENTION_DAYS",
         "HEADGATE_SLOT",
         "HEADGATE_SMTP_URL",

@@ -88,6 +88,12 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """The share of requests that are traced where no caller has decided."""
     trace_parent_from: Annotated[tuple[Network, ...], _Raw] = ()
     """Networks whose `traceparent` is continued, separated by commas."""
+    request_log_rows: int = pydantic.Field(default=1_000_000, ge=1000)
+    """The most rows of the request log. Beyond it the oldest are deleted, from the tenant that has the most; failed and
+    slow requests go last. A row takes about 1 KB.
+    """
+    request_log_days: int = pydantic.Field(default=90, ge=1)
+    """How long a row of the request log is kept at most."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """How much is logged."""
 

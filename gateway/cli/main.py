@@ -26,6 +26,7 @@ LATE_COMMANDS = {
     "limits": "limits",
     "models-permissions": "limits",
     "audit": "audit",
+    "requests": "requests",
     "prefixes": "prefixes",
     "adapters": "adapters",
     "webhooks": "webhooks",

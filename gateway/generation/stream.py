@@ -286,8 +286,10 @@ class GenerationGroup:
             record.charge_micro_units += settled.charge_micro_units
             record.currency = settled.currency
         final = self.generations[0].final if self.generations else None
-        if isinstance(final, Finished):
+        if final is not None:
             record.worker_timeline = final.timeline
+        if isinstance(final, Finished):
+            record.cache = final.cache
         for generation in self.generations:
             if generation.pick is not None and isinstance(generation.final, Finished):
                 self._engine.router.ended(generation.pick, generation.final)

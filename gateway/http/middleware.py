@@ -28,6 +28,8 @@ from gateway.telemetry.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
+RETRY_COUNT = "x-stainless-retry-count"
+_COUNT = re.compile(r"[0-9]{1,4}")
 _SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -41,6 +43,8 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     record.client_request_id = request.headers.get("x-request-id", "")[:128]
     record.traceparent = request.headers.get("traceparent", "")[:128]
     record.peer = request.remote or ""
+    count = request.headers.get(RETRY_COUNT, "")
+    record.num_retries = int(count) if _COUNT.fullmatch(count) else 0
     request.app[TRACING].start(record)
     try:
         response = await handler(request)

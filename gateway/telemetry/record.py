@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accounting.values.types import Principal, RequestFacts, Usage
-from workers.protocol.messages import TimelineEvent
+from workers.protocol.messages import CacheReport, TimelineEvent
 
 Mark = Literal[
     "accepted",
@@ -55,6 +55,8 @@ class RequestRecord:
     """The request as the journal and the ledger know it, over all its prompts. It is there once they are counted; a
     request that was refused before has `principal`, `route`, and perhaps `model` and `tier`.
     """
+    num_retries: int = 0
+    """The number of earlier tries of which the client's SDK tells."""
     usage: Usage = field(default_factory=Usage)
     charge_micro_units: int = 0
     currency: str = ""
@@ -65,6 +67,8 @@ class RequestRecord:
     attempt: int = 0
     num_leases: int = 0
     worker_timeline: tuple[TimelineEvent, ...] = ()
+    cache: CacheReport = field(default_factory=CacheReport)
+    """Why no more of the prompt was cached; positions of tokens only."""
     outgoing_traceparent: str = ""
     """The traceparent that was sent to the worker."""
     is_waiting: bool = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from money import posting
 
@@ -12,7 +14,8 @@ from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
 from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import AlertFields
-from accounting.requests import request_postings
+from accounting.requests import request_log, request_postings
+from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tenants import model_permissions, tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
@@ -30,6 +33,19 @@ async def tenant(conn):
 @pytest.fixture
 async def key(conn, pepper, tenant):
     return await api_keys.create(conn, pepper, tenant_id=tenant, now=NOW)
+
+
+def logged(tenant: str) -> LoggedRequest:
+    return LoggedRequest(
+        request_id=f"req_{zlib.crc32(tenant.encode()):032x}",
+        is_tail=False,
+        started_at_ms=NOW_MS,
+        tenant_id=tenant,
+        key_id="key_1",
+        endpoint="POST /v1/completions",
+        status=200,
+        outcome="ok",
+    )
 
 
 async def spend(conn, tenant: str, micro_units: int, number: int = 1) -> None:
@@ -138,6 +154,7 @@ async def test_the_organizations_limit_is_reached_by_all_together_in_one_month(c
 
 async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, tenant, key):
     await spend(conn, tenant, 500)
+    await request_log.add(conn, [logged(tenant), logged("proj_other")])
     secret = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
     text = sealing.seal(secret, b"private", b"place")
     with pytest.raises(ConflictError):
@@ -151,6 +168,8 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     with pytest.raises(NotFoundError):
         await tenants.get(conn, tenant)
     assert await principals.resolve(conn, pepper, key.value, NOW) is None
+    log = await request_log.list_requests(conn, RequestFilter())
+    assert [one.tenant_id for one in log.items] == ["proj_other"]
     another = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
     with pytest.raises(sealing.SealBroken):
         sealing.unseal(another, text, b"place")

@@ -55,6 +55,7 @@ NEVER = {
     "sheet": "none",
     "version": "1",
     "webhook_id": "we_" + "0" * 32,
+    "request_id": "req_" + "0" * 32,
 }
 FIELDS = {
     "name": "robot",

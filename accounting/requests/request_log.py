@@ -1,0 +1,204 @@
+"""The request log: rows are added in batches beside the ledger, listed newest first, and read one by one.
+
+A request id begins with the time of its acceptance, so the order of ids is the order of the log, and a page goes on
+after an id. A page looks at a bounded number of rows: where filters find little, it may be short or empty although more
+follows. The console, the command line and both APIs read by these functions. Deleting is in `request_log_pruning.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, and_, select, true
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import insert_absent
+from accounting.tables.request_models import RequestLog
+from accounting.values.errors import InvalidError, NotFoundError
+
+MAX_SCANNED_ROWS = 20_000
+"""The most rows of one index that a page looks at when a filter has no index."""
+_ID = re.compile(r"req_[0-9a-f]{1,32}")
+
+RequestOutcome = Literal["ok", "client_error", "refused", "server_error", "client_gone"]
+StatusClass = Literal[2, 4, 5]
+
+
+class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of the log. It has no text of a prompt or an answer."""
+
+    request_id: str
+    is_tail: bool
+    """The row is deleted last: the request failed, or was one of the slowest."""
+    started_at_ms: int
+    tenant_id: str
+    key_id: str
+    endpoint: str
+    """Method and template of the route."""
+    model: str = ""
+    tier: str = ""
+    batch_id: str | None = None
+    end_user: str = ""
+    metadata: dict[str, Any] | None = None
+    is_stream: bool = False
+    status: int
+    outcome: str
+    error_code: str = ""
+    finish_reason: str = ""
+    prompt_tokens: int = 0
+    """All tokens of the prompt, cached ones included."""
+    cached_tokens: int = 0
+    cache_write_tokens: int = 0
+    output_tokens: int = 0
+    charge: int = 0
+    """Micro-units of `currency`."""
+    currency: str = ""
+    ttft_ms: int | None = None
+    duration_ms: int = 0
+    num_retries: int = 0
+    """The number of earlier tries that the client's SDK tells of."""
+    worker: str = ""
+    miss_reason: str = ""
+    """The reason why no more of the prompt was cached."""
+    diverged_at_token: int | None = None
+    """The position in the prompt at which it left what was cached."""
+    trace_id: str = ""
+    timeline: str = ""
+    """The packed timeline; `timelines.unpack` reads it. Lists leave it out."""
+
+
+class RequestFilter(msgspec.Struct, frozen=True):
+    """The requests to list. A field of None does not filter."""
+
+    tenant_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    trace_id: str | None = None
+    request_id: str | None = None
+    status_class: StatusClass | None = None
+    outcome: RequestOutcome | None = None
+    since_ms: int | None = None
+    """The first millisecond of acceptance."""
+    until_ms: int | None = None
+    """The millisecond behind the last."""
+    min_duration_ms: int | None = None
+
+
+class RequestPage(msgspec.Struct, frozen=True):
+    items: list[LoggedRequest]
+    """The newest first."""
+    next_after: str | None
+    """The id after which the next page goes on. None means that there is no more. It may be set without any item."""
+
+
+_LISTED = [column for column in RequestLog.__table__.c if column.name != "timeline"]
+
+
+async def add(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> None:
+    """Add rows. A row that exists already stays as it is, because a batch whose COMMIT is unknown is sent again."""
+    await insert_absent(conn, RequestLog.__table__, [msgspec.structs.asdict(request) for request in requests])
+
+
+async def get(conn: AsyncConnection, request_id: str, tenant_id: str | None = None) -> LoggedRequest:
+    """Return one request with its timeline. With `tenant_id` another tenant's request is unknown. Raises
+    NotFoundError."""
+    query = select(RequestLog.__table__).where(RequestLog.request_id == request_id)
+    if tenant_id is not None:
+        query = query.where(RequestLog.tenant_id == tenant_id)
+    row = (await conn.execute(query)).first() if _ID.fullmatch(request_id) else None
+    if row is None:
+        raise NotFoundError("There is no such request in the log.")
+    return _request(row)
+
+
+async def list_requests(
+    conn: AsyncConnection, wanted: RequestFilter, *, after: str | None = None, limit: int = 20
+) -> RequestPage:
+    """Return one page, the newest first, without timelines. `after` is any id: the page has older requests. Raises
+    InvalidError."""
+    within = _bounds(wanted, after)
+    rest = _without_index(wanted)
+    rows: list[Row[Any]] = []
+    looked_down_to: str | None = None
+    for run in _index_runs(wanted):
+        last = await _last_to_look_at(conn, [*run, *within]) if rest else None
+        bound = [] if last is None else [RequestLog.request_id >= last]
+        looked_down_to = max(filter(None, (looked_down_to, last)), default=None)
+        query = select(*_LISTED).where(and_(true(), *run, *within, *bound, *rest))
+        rows += await conn.execute(query.order_by(RequestLog.request_id.desc()).limit(limit + 1))
+    if looked_down_to is not None:
+        rows = [row for row in rows if row.request_id >= looked_down_to]
+    found = sorted(rows, key=lambda row: row.request_id, reverse=True)
+    items = [_request(row) for row in found[:limit]]
+    if len(found) > limit:
+        return RequestPage(items, items[-1].request_id)
+    return RequestPage(items, looked_down_to)
+
+
+def id_at(at_ms: int) -> str:
+    """Return the least id of a request that was accepted at this time or later."""
+    return f"req_{min(max(at_ms, 0), 2**48 - 1):012x}"
+
+
+def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool]]:
+    if after is not None and not _ID.fullmatch(after):
+        raise InvalidError("'after' must be the id of a request.", "after")
+    bounds: list[ColumnElement[bool]] = []
+    if wanted.since_ms is not None:
+        bounds.append(RequestLog.request_id >= id_at(wanted.since_ms))
+    ends = [after] if after is not None else []
+    ends += [id_at(wanted.until_ms)] if wanted.until_ms is not None else []
+    if ends:
+        bounds.append(RequestLog.request_id < min(ends))
+    return bounds
+
+
+def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
+    """Return the columns with an index that the filter names, the narrowest first."""
+    columns = (
+        (RequestLog.request_id, wanted.request_id),
+        (RequestLog.trace_id, wanted.trace_id),
+        (RequestLog.key_id, wanted.key_id),
+        (RequestLog.tenant_id, wanted.tenant_id),
+        (RequestLog.model, wanted.model),
+    )
+    return [(column, value) for column, value in columns if value is not None]
+
+
+def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
+    """Return the runs of the first column's index that hold every wanted row. Failed requests are all in the tail."""
+    failed_only = wanted.status_class in (4, 5) or wanted.outcome not in (None, "ok")
+    columns = _columns(wanted)
+    if not columns:
+        return [[RequestLog.is_tail == failed_only]] if failed_only else [[]]
+    column, value = columns[0]
+    if column is RequestLog.request_id or column is RequestLog.trace_id:
+        return [[column == value]]
+    return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]
+
+
+def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
+    """Return the conditions that are checked row by row: all but the first column's."""
+    conditions: list[ColumnElement[bool]] = [column == value for column, value in _columns(wanted)[1:]]
+    if wanted.outcome is not None:
+        conditions.append(RequestLog.outcome == wanted.outcome)
+    if wanted.status_class is not None:
+        low = wanted.status_class * 100
+        conditions.append(RequestLog.status.between(low, low + 99))
+    if wanted.min_duration_ms is not None:
+        conditions.append(RequestLog.duration_ms >= wanted.min_duration_ms)
+    return conditions
+
+
+async def _last_to_look_at(conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]]) -> str | None:
+    """Return the id of the last row that the page looks at, or None if all of them are few enough."""
+    query = select(RequestLog.request_id).where(and_(true(), *conditions))
+    query = query.order_by(RequestLog.request_id.desc()).offset(MAX_SCANNED_ROWS - 1).limit(1)
+    return await conn.scalar(query)
+
+
+def _request(row: Row[Any]) -> LoggedRequest:
+    return LoggedRequest(**row._mapping)

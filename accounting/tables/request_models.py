@@ -1,0 +1,65 @@
+"""The table of the request log: one row per HTTP request of a known key. No equation reads it, and old rows are deleted.
+
+Rows have ids, counts, times and what the client named itself (its end user and metadata). They have no text of a prompt
+or an answer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Index, Text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from accounting.tables.models import Base
+
+ByteOrder = Text().with_variant(Text(collation="C"), "postgresql")
+"""Request ids are compared byte by byte, so that their order is that of time in every database."""
+
+
+class RequestLog(Base):
+    __tablename__ = "request_log"
+
+    request_id: Mapped[str] = mapped_column(ByteOrder, primary_key=True)
+    """The id begins with the time of acceptance, so the primary key is also the order of the log."""
+    is_tail: Mapped[bool]
+    """The row is deleted last: the request failed, or was one of the slowest."""
+    started_at_ms: Mapped[int]
+    tenant_id: Mapped[str]
+    key_id: Mapped[str]
+    endpoint: Mapped[str]
+    """Method and template of the route."""
+    model: Mapped[str]
+    tier: Mapped[str]
+    batch_id: Mapped[str | None]
+    end_user: Mapped[str]
+    metadata_: Mapped[dict[str, Any] | None] = mapped_column("metadata")
+    is_stream: Mapped[bool]
+    status: Mapped[int]
+    outcome: Mapped[str]
+    error_code: Mapped[str]
+    finish_reason: Mapped[str]
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    cache_write_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    charge: Mapped[int]
+    currency: Mapped[str]
+    ttft_ms: Mapped[int | None]
+    duration_ms: Mapped[int]
+    num_retries: Mapped[int]
+    worker: Mapped[str]
+    miss_reason: Mapped[str]
+    diverged_at_token: Mapped[int | None]
+    trace_id: Mapped[str]
+    timeline: Mapped[str]
+    """The packed timeline (accounting/values/timelines.py)."""
+
+    # A list that is filtered by one of these columns reads two runs of its index: the tail and the other rows.
+    __table_args__ = (
+        Index("ix_request_log_is_tail", "is_tail", "request_id"),
+        Index("ix_request_log_tenant_id", "tenant_id", "is_tail", "request_id"),
+        Index("ix_request_log_key_id", "key_id", "is_tail", "request_id"),
+        Index("ix_request_log_model", "model", "is_tail", "request_id"),
+        Index("ix_request_log_trace_id", "trace_id", "request_id"),
+    )

@@ -1,0 +1,189 @@
+"""The timeline of one request as the request log keeps it: packed text, at most 4 KiB; events; phases for a waterfall.
+
+All times are microseconds since the gateway accepted the request. The worker's events are offsets on its own clock.
+They are placed after the moment at which the request was sent to it, and before the gateway had its end: clocks of two
+hosts are never subtracted. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+MAX_PACKED_CHARS = 4096
+
+NAMES = (
+    "accepted",
+    "authenticated",
+    "tokenized",
+    "admitted",
+    "dispatched",
+    "lease",
+    "resumed",
+    "first_byte",
+    "finished",
+    "last_byte",
+    "settled",
+    "queued",
+    "matched",
+    "chunk",
+    "first_token",
+    "preempted",
+    "parked",
+    "thinned",
+)
+"""The names that are packed as their place here. A name is only ever added at the end, because old rows stay."""
+_CODES = {name: code for code, name in enumerate(NAMES)}
+
+_GATEWAY_PHASES = (
+    ("authenticate", "accepted", "authenticated"),
+    ("tokenize", "authenticated", "tokenized"),
+    ("admit", "tokenized", "admitted"),
+    ("dispatch", "admitted", "dispatched"),
+    ("settle", "finished", "settled"),
+)
+
+
+class Event(msgspec.Struct, frozen=True):
+    name: str
+    at_us: int
+    step: int = -1
+    """The worker's step; -1 where there is none."""
+    num_tokens: int = 0
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    gateway: tuple[Event, ...] = ()
+    worker: tuple[Event, ...] = ()
+    """The worker's events, on the gateway's time."""
+    num_left_out: int = 0
+    """Events that the packed form had no room for."""
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """An interval of the waterfall."""
+
+    name: str
+    start_us: int
+    end_us: int
+    step: int = -1
+    num_tokens: int = 0
+
+
+_Packed = tuple[list[list[int | str]], list[list[int | str]], int]
+
+
+def pack(marks: Sequence[Event], worker: Sequence[Event]) -> str:
+    """Return the text for the log. `worker` has offsets on the worker's own clock."""
+    num_events = len(marks) + len(worker)
+    while True:
+        num_kept = len(marks) + len(worker)
+        packed: _Packed = (
+            [_entry(event) for event in marks],
+            [_entry(event) for event in worker],
+            num_events - num_kept,
+        )
+        text = msgspec.json.encode(packed).decode()
+        if len(text) <= MAX_PACKED_CHARS or not num_kept:
+            return text
+        marks, worker = _thinned(marks), _thinned(worker)
+        if len(marks) + len(worker) == num_kept:
+            worker = worker[: len(worker) // 2]
+            marks = marks if worker else []
+
+
+def unpack(text: str) -> Timeline:
+    """Return the timeline of a packed text, with the worker's events on the gateway's time. A text that nobody can read
+    is an empty timeline."""
+    try:
+        marks, events, num_left_out = msgspec.json.decode(text, type=_Packed)
+        gateway = tuple(_event(entry) for entry in marks)
+        offsets = [_event(entry) for entry in events]
+    except (msgspec.MsgspecError, ValueError, TypeError, IndexError):
+        return Timeline()
+    return Timeline(gateway, _placed(gateway, offsets), num_left_out)
+
+
+def phases(timeline: Timeline) -> list[Phase]:
+    """Return the waterfall in the order of starts: the gateway's intervals, and the worker's between them."""
+    at = _first(timeline.gateway)
+    found = [
+        Phase(name, at[start], at[end])
+        for name, start, end in _GATEWAY_PHASES
+        if start in at and end in at and at[start] <= at[end]
+    ]
+    return sorted([*found, *_worker_phases(timeline.worker)], key=lambda phase: (phase.start_us, phase.end_us))
+
+
+def first_token_us(timeline: Timeline) -> int | None:
+    """Return the time of the first output token, or None if there was none."""
+    return _first(timeline.worker).get("first_token")
+
+
+def _worker_phases(events: Sequence[Event]) -> list[Phase]:
+    """Return what the request did in the worker. A chunk's event comes at the end of the chunk; a preemption ends a
+    window of decoding, and a resumption begins the next."""
+    found: list[Phase] = []
+    present, since_us, has_token = "", 0, False
+    for event in events:
+        following = {
+            "queued": "queue",
+            "matched": "prefill",
+            "chunk": "decode" if has_token else "prefill",
+            "first_token": "decode",
+            "preempted": "preempted",
+            "resumed": "decode" if has_token else "prefill",
+            "finished": "",
+        }.get(event.name)
+        if following is None:
+            continue
+        has_token = has_token or event.name == "first_token"
+        if event.name == "chunk":
+            found.append(Phase("prefill", since_us, event.at_us, event.step, event.num_tokens))
+        elif present and event.at_us > since_us:
+            found.append(Phase(present, since_us, event.at_us))
+        present, since_us = following, event.at_us
+    return found
+
+
+def _placed(gateway: Sequence[Event], events: Sequence[Event]) -> tuple[Event, ...]:
+    at = _first(gateway)
+    start = at.get("dispatched", 0)
+    end = max(start, at.get("finished", max([start, *at.values()])))
+    return tuple(msgspec.structs.replace(event, at_us=min(start + max(0, event.at_us), end)) for event in events)
+
+
+def _first(events: Sequence[Event]) -> dict[str, int]:
+    at: dict[str, int] = {}
+    for event in events:
+        at.setdefault(event.name, event.at_us)
+    return at
+
+
+def _thinned(events: Sequence[Event]) -> list[Event]:
+    """Leave out every second event that is neither the first of its name nor the last of all."""
+    seen: set[str] = set()
+    kept: list[Event] = []
+    is_left_out = False
+    for number, event in enumerate(events):
+        if event.name not in seen or number == len(events) - 1:
+            seen.add(event.name)
+            kept.append(event)
+            continue
+        is_left_out = not is_left_out
+        if not is_left_out:
+            kept.append(event)
+    return kept
+
+
+def _entry(event: Event) -> list[int | str]:
+    entry: list[int | str] = [_CODES.get(event.name, event.name), event.at_us]
+    if event.step >= 0 or event.num_tokens:
+        entry += [event.step, event.num_tokens]
+    return entry
+
+
+def _event(entry: Sequence[int | str]) -> Event:
+    name, *numbers = entry
+    return Event(NAMES[name] if isinstance(name, int) else name, *(int(number) for number in numbers))

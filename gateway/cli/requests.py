@@ -1,0 +1,193 @@
+"""`headgate requests`: the request log, and one request with its waterfall. The command uses the same HTTP API as any
+program.
+
+What a client named itself (its end user, its metadata) is shown with control characters written out and without markup,
+and JSON is plain ASCII: a terminal is told nothing by a client.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.markup import escape
+
+from gateway.cli.admin import FIELDS, one_sentence, print_rows
+from gateway.cli.api import AdminApi
+from gateway.cli.common import home_option, json_option
+from gateway.cli.groups import Commands
+from gateway.cli.times import MOMENT
+from gateway.schema.money import decimal
+
+PATH = "/admin/v1/requests"
+PAGE = 100
+COLUMNS = (
+    "time (UTC)",
+    "id",
+    "tenant",
+    "model",
+    "status",
+    "error",
+    "prompt",
+    "cached",
+    "output",
+    "cost",
+    "ttft",
+    "took",
+)
+BAR_CHARS = 48
+OUTCOMES = ("ok", "client_error", "refused", "server_error", "client_gone")
+
+
+@click.group(cls=Commands)
+def requests() -> None:
+    """Read the request log: every request of a known key, refused ones too. It holds no prompts."""
+
+
+@requests.command("list")
+@click.option("--tenant", help="Id or name.")
+@click.option("--key", "key_id", help="Id of an API key.")
+@click.option("--model")
+@click.option("--status", "status_class", type=click.Choice(["2xx", "4xx", "5xx"]), help="The class of the status.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), help="How it ended; a stream can fail after status 200.")
+@click.option("--trace", "trace_id", help="The trace id of a ledger entry.")
+@click.option("--from", "start", type=MOMENT, help="Accepted at this time or later.")
+@click.option("--to", "end", type=MOMENT, help="Accepted before this time.")
+@click.option("--min-duration", "min_duration_ms", type=click.IntRange(min=0), metavar="MS", help="At least so long.")
+@click.option("--limit", default=PAGE, show_default=True, type=click.IntRange(min=1))
+@home_option
+@json_option
+def list_requests(
+    tenant: str | None,
+    key_id: str | None,
+    model: str | None,
+    status_class: str | None,
+    outcome: str | None,
+    trace_id: str | None,
+    start: int | None,
+    end: int | None,
+    min_duration_ms: int | None,
+    limit: int,
+    home: Path,
+    as_json: bool,
+) -> None:
+    """List requests, the newest first."""
+    wanted = {
+        "api_key_id": key_id,
+        "model": model,
+        "status_class": status_class,
+        "outcome": outcome,
+        "trace_id": trace_id,
+        "start_time": start,
+        "end_time": end,
+        "min_duration_ms": min_duration_ms,
+    }
+    params = {name: value for name, value in wanted.items() if value is not None}
+    with one_sentence():
+        api = AdminApi.of(home)
+        if tenant is not None:
+            params["project_id"] = api.project(tenant, archived=True)["id"]
+        found = _newest(api, params, limit)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    print_rows(found, False, COLUMNS, [tuple(map(harmless, _row(one))) for one in found])
+
+
+@requests.command("show")
+@click.argument("request_id")
+@home_option
+@json_option
+def show(request_id: str, home: Path, as_json: bool) -> None:
+    """Show one request: its fields, and a waterfall of where its time went."""
+    with one_sentence():
+        found = AdminApi.of(home).call("GET", f"{PATH}/{request_id}")
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    timeline = found.pop("timeline")
+    rows = [(name, harmless(value)) for name, value in _flat(found) if value is not None]
+    print_rows(found, False, FIELDS, rows)
+    for line in waterfall(timeline["phases"], found["duration_ms"]):
+        click.echo(line)
+
+
+def waterfall(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> Iterator[str]:
+    """Yields a line for each phase, with a bar from its start to its end."""
+    whole_ms = max([duration_ms, *(phase["end_ms"] for phase in phases)], default=0) or 1
+    names = [_label(phase) for phase in phases]
+    width = max(map(len, names), default=0)
+    if phases:
+        yield ""
+    for name, phase in zip(names, phases, strict=True):
+        first = min(int(phase["start_ms"] / whole_ms * BAR_CHARS), BAR_CHARS - 1)
+        length = max(1, round((phase["end_ms"] - phase["start_ms"]) / whole_ms * BAR_CHARS))
+        bar = (" " * first + "#" * length)[:BAR_CHARS].ljust(BAR_CHARS)
+        took = f"{phase['end_ms'] - phase['start_ms']:,.1f}"
+        yield f"{name:<{width}} |{bar}| {phase['start_ms']:>10,.1f} ms  {took:>10} ms"
+
+
+def harmless(value: Any) -> str:
+    """Returns a value that a terminal shows and does not obey: no control characters, no markup."""
+    text = "" if value is None else str(value)
+    shown = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
+    return escape(shown)
+
+
+def _label(phase: Mapping[str, Any]) -> str:
+    name = "".join(char for char in phase["name"] if char.isprintable())
+    return f"{name} ({phase['num_tokens']} tokens)" if phase.get("num_tokens") else name
+
+
+def _newest(api: AdminApi, params: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    """Reads pages until there are enough requests. A page may be empty although there is more."""
+    found: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while len(found) < limit:
+        page = api.call("GET", PATH, params={**params, **after, "limit": min(PAGE, limit - len(found))})
+        found += page["data"]
+        if not page["has_more"]:
+            break
+        after = {"after": page["last_id"]}
+    return found
+
+
+def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
+    usage = one["usage"]
+    return (
+        _time(one["created_at_ms"]),
+        one["id"],
+        one["project_id"],
+        one["model"],
+        one["status"],
+        one["error_code"] or (one["outcome"] if one["outcome"] != "ok" else ""),
+        usage["prompt_tokens"],
+        usage["cached_tokens"],
+        usage["completion_tokens"],
+        decimal(one["charge_micro_units"]),
+        _duration(one["ttft_ms"]),
+        _duration(one["duration_ms"]),
+    )
+
+
+def _time(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_ms // 1000)) + f".{at_ms % 1000:03d}"
+
+
+def _duration(ms: int | None) -> str:
+    return "" if ms is None else f"{ms / 1000:.3f} s"
+
+
+def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{harmless(name)}.")
+        elif name != "created_at":
+            yield prefix + harmless(name), _time(value) if name == "created_at_ms" else value
+
+
+COMMANDS: tuple[click.Command, ...] = (requests,)

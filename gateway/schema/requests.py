@@ -1,0 +1,149 @@
+"""Objects of the request log, and the filters of its lists. Shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from accounting.requests.request_log import LoggedRequest, RequestFilter, RequestOutcome, RequestPage, StatusClass
+from accounting.values import timelines
+from accounting.values.timelines import Event, Phase
+from gateway.base import errors
+from gateway.schema import query
+from gateway.schema.query import Query
+
+FILTERS = (
+    "project_id",
+    "api_key_id",
+    "model",
+    "trace_id",
+    "request_id",
+    "status_class",
+    "outcome",
+    "start_time",
+    "end_time",
+    "min_duration_ms",
+)
+_STATUS_CLASSES: Mapping[str, StatusClass] = {"2xx": 2, "4xx": 4, "5xx": 5}
+_TIERS = {"interactive": "default", "batch": "batch"}
+MAX_SECONDS = 2**38
+MAX_MS = 2**48
+
+
+def filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
+    """Reads the filters. With `tenant_id` only that tenant's requests are found, whatever is asked. Raises
+    `ApiError` 400.
+    """
+    query.refuse_unknown(asked, (*FILTERS, "limit", "after"))
+    outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
+    status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
+    return RequestFilter(
+        tenant_id=_text(asked, "project_id") if tenant_id is None else tenant_id,
+        key_id=_text(asked, "api_key_id"),
+        model=_text(asked, "model"),
+        trace_id=_text(asked, "trace_id"),
+        request_id=_text(asked, "request_id"),
+        status_class=None if status_class is None else _STATUS_CLASSES[status_class],
+        outcome=outcome,
+        since_ms=_seconds(asked, "start_time"),
+        until_ms=_seconds(asked, "end_time"),
+        min_duration_ms=_number(asked, "min_duration_ms", MAX_MS),
+    )
+
+
+def page(found: RequestPage, *, for_operator: bool) -> dict[str, Any]:
+    """Returns a list in OpenAI's shape. A page may be short or empty although there is more; then `last_id` is the
+    place in the log at which the next page goes on.
+    """
+    data = [summary(one, for_operator=for_operator) for one in found.items]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": found.next_after or (data[-1]["id"] if data else None),
+        "has_more": found.next_after is not None,
+    }
+
+
+def summary(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
+    """Returns a request without its timeline. Only the operator sees workers."""
+    shown = {
+        "id": one.request_id,
+        "object": "request",
+        "created_at": one.started_at_ms // 1000,
+        "created_at_ms": one.started_at_ms,
+        "project_id": one.tenant_id,
+        "api_key_id": one.key_id,
+        "endpoint": one.endpoint,
+        "model": one.model or None,
+        "service_tier": _TIERS.get(one.tier),
+        "batch_id": one.batch_id,
+        "end_user": one.end_user or None,
+        "metadata": one.metadata,
+        "stream": one.is_stream,
+        "status": one.status,
+        "outcome": one.outcome,
+        "error_code": one.error_code or None,
+        "finish_reason": one.finish_reason or None,
+        "usage": {
+            "prompt_tokens": one.prompt_tokens,
+            "cached_tokens": one.cached_tokens,
+            "cache_write_tokens": one.cache_write_tokens,
+            "completion_tokens": one.output_tokens,
+        },
+        "charge_micro_units": one.charge,
+        "currency": one.currency or None,
+        "ttft_ms": one.ttft_ms,
+        "duration_ms": one.duration_ms,
+        "num_retries": one.num_retries,
+        "cache": {"miss_reason": one.miss_reason or None, "diverged_at_token": one.diverged_at_token},
+        "trace_id": one.trace_id or None,
+    }
+    return shown | {"worker": one.worker or None} if for_operator else shown
+
+
+def detail(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
+    """Returns a request with its timeline."""
+    timeline = timelines.unpack(one.timeline)
+    return summary(one, for_operator=for_operator) | {
+        "timeline": {
+            "phases": [_phase(phase) for phase in timelines.phases(timeline)],
+            "events": [
+                *(_event(event, "gateway") for event in timeline.gateway),
+                *(_event(event, "worker") for event in timeline.worker),
+            ],
+            "num_events_left_out": timeline.num_left_out,
+        }
+    }
+
+
+def _phase(phase: Phase) -> dict[str, Any]:
+    shown: dict[str, Any] = {"name": phase.name, "start_ms": phase.start_us / 1000, "end_ms": phase.end_us / 1000}
+    return shown | _step(phase)
+
+
+def _event(event: Event, source: str) -> dict[str, Any]:
+    return {"source": source, "name": event.name, "at_ms": event.at_us / 1000} | _step(event)
+
+
+def _step(one: Phase | Event) -> dict[str, Any]:
+    return {"step": one.step, "num_tokens": one.num_tokens} if one.step >= 0 else {}
+
+
+def _text(asked: Query, name: str) -> str | None:
+    value = query.text(asked, name)
+    if value is not None and "\0" in value:
+        raise errors.invalid(f"'{name}' must not contain a null character.", name)
+    return value
+
+
+def _seconds(asked: Query, name: str) -> int | None:
+    value = _number(asked, name, MAX_SECONDS)
+    return None if value is None else value * 1000
+
+
+def _number(asked: Query, name: str, most: int) -> int | None:
+    value = query.integer(asked, name)
+    if value is not None and not 0 <= value <= most:
+        raise errors.invalid(f"'{name}' must be 0 to {most}.", name)
+    return value

@@ -1,0 +1,207 @@
+"""The request log's writer: rows of ended requests wait in memory and go to SQL in batches, each second.
+
+No request waits for it, and it is never in the ledger's transaction. While SQL is away rows wait; beyond a bound they
+are dropped and counted. A tenant may have no more rows waiting than there is room left, so that one tenant's flood
+costs others none of theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter as Counts
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+
+import prometheus_client
+from prometheus_client import CollectorRegistry
+from sqlalchemy import exc
+
+from accounting.database.db import Database, first_line
+from accounting.requests import request_log
+from accounting.requests.request_log import LoggedRequest
+from accounting.values import timelines
+from accounting.values.timelines import Event
+from gateway.base.lifecycle import uninterrupted
+from gateway.telemetry.metrics import outcome_of
+from gateway.telemetry.record import RequestRecord
+from workers.process.logs import clean
+
+logger = logging.getLogger(__name__)
+
+EVERY_S = 1.0
+BATCH_ROWS = 200
+"""The rows of one transaction. On SQLite the ledger's writer waits for it, so it is short."""
+MAX_WAITING_ROWS = 20_000
+CLOSE_S = 3.0
+MAX_CHARS = 256
+MAX_METADATA_CHARS = 2048
+
+_AWAY = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError)
+"""Errors of a database that does not answer. For others the same rows would fail again."""
+
+
+class RequestLogWriter:
+    """The writer of one process. `observe` is called on the loop, once for each ended request."""
+
+    def __init__(self, database: Database, registry: CollectorRegistry, *, max_waiting: int = MAX_WAITING_ROWS) -> None:
+        self._database = database
+        self._max_waiting = max_waiting
+        self._waiting: deque[LoggedRequest] = deque()
+        self._by_tenant: Counts[str] = Counts()
+        self._is_away = False
+        self.num_dropped = 0
+        dropped = prometheus_client.Counter(
+            "headgate_request_log_rows_dropped",
+            "Requests without a row in the request log.",
+            ("reason",),
+            registry=registry,
+        )
+        self._dropped = {reason: dropped.labels(reason) for reason in ("full", "refused", "shutdown")}
+        self._written = prometheus_client.Counter(
+            "headgate_request_log_rows", "Rows that were written to the request log.", registry=registry
+        )
+
+    def observe(self, record: RequestRecord) -> None:
+        """Takes an ended request. Requests without a known key have no row."""
+        if record.principal is None:
+            return
+        tenant_id = record.principal.tenant_id
+        if self._by_tenant[tenant_id] >= self._max_waiting - len(self._waiting):
+            self._drop(1, "full")
+            return
+        try:
+            row = row_of(record)
+        except Exception:  # no fault of the log may fail a request
+            logger.exception("request_log_refused")
+            self._drop(1, "refused")
+            return
+        self._waiting.append(row)
+        self._by_tenant[tenant_id] += 1
+
+    async def write(self) -> None:
+        """Writes what waits, as far as SQL takes it; called every `EVERY_S` seconds. It raises nothing but a
+        cancellation.
+        """
+        while self._waiting:
+            batch = list(islice(self._waiting, BATCH_ROWS))
+            try:
+                await uninterrupted(self._add(batch))
+            except _AWAY as error:
+                self._note_away(error)
+                return
+            except exc.SQLAlchemyError as error:
+                logger.error("request_log_refused", extra={"reason": first_line(error), "num_rows": len(batch)})
+                self._drop(len(batch), "refused")
+            else:
+                self._written.inc(len(batch))
+            self._is_away = False
+            self._remove(batch)
+
+    async def close(self) -> None:
+        """Writes the rest, for at most `CLOSE_S`."""
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self.write()
+        except TimeoutError:
+            pass
+        if self._waiting:
+            logger.warning("request_log_rows_dropped", extra={"num_rows": len(self._waiting)})
+            self._drop(len(self._waiting), "shutdown")
+            self._waiting.clear()
+
+    async def _add(self, batch: list[LoggedRequest]) -> None:
+        async with self._database.write() as conn:
+            await request_log.add(conn, batch)
+
+    def _remove(self, batch: list[LoggedRequest]) -> None:
+        for row in batch:
+            self._waiting.popleft()
+            self._by_tenant[row.tenant_id] -= 1
+        self._by_tenant = +self._by_tenant  # without the tenants that have none
+
+    def _drop(self, num_rows: int, reason: str) -> None:
+        self.num_dropped += num_rows
+        self._dropped[reason].inc(num_rows)
+
+    def _note_away(self, error: Exception) -> None:
+        if not self._is_away:
+            reason = first_line(error) if isinstance(error, exc.SQLAlchemyError) else str(error)
+            logger.warning("request_log_waits", extra={"reason": reason, "num_rows": len(self._waiting)})
+        self._is_away = True
+
+
+def row_of(record: RequestRecord) -> LoggedRequest:
+    """Returns the row of an ended request of a known key. What a client named itself is cut, and control characters in
+    it are written out."""
+    principal = record.principal
+    assert principal is not None
+    usage, cache, facts = record.usage, record.cache, record.facts
+    outcome = outcome_of(record)
+    timeline = _packed(record)
+    return LoggedRequest(
+        request_id=record.request_id,
+        is_tail=outcome != "ok",
+        started_at_ms=record.started_ns // 1_000_000,
+        tenant_id=principal.tenant_id,
+        key_id=principal.key_id,
+        endpoint=f"{record.method} {record.route}",
+        model=_named(record.model),
+        tier=record.tier,
+        batch_id=principal.batch_id,
+        end_user=_named(facts.user) if facts else "",
+        metadata=_metadata(facts.metadata) if facts else None,
+        is_stream=record.stream,
+        status=record.status,
+        outcome=outcome,
+        error_code=record.error_code,
+        finish_reason=",".join(dict.fromkeys(reason for reason in record.finish_reasons if reason)),
+        prompt_tokens=usage.prompt or (facts.prompt_tokens if facts else 0),
+        cached_tokens=usage.cache_read,
+        cache_write_tokens=usage.cache_write,
+        output_tokens=usage.output,
+        charge=record.charge_micro_units,
+        currency=record.currency,
+        ttft_ms=_ttft_ms(record, timeline),
+        duration_ms=round(record.offset_ms("last_byte") or 0.0),
+        num_retries=record.num_retries,
+        worker=record.worker,
+        miss_reason=cache.miss_reason,
+        diverged_at_token=None if cache.diverged_at_token < 0 else cache.diverged_at_token,
+        trace_id=record.outgoing_traceparent[3:35],
+        timeline=timeline,
+    )
+
+
+def _packed(record: RequestRecord) -> str:
+    marks = [Event(name, ns // 1000) for name, ns in record.marks]
+    worker = [Event(one.name, one.offset_us, one.step, one.num_tokens) for one in record.worker_timeline]
+    return timelines.pack(marks, worker)
+
+
+def _ttft_ms(record: RequestRecord, timeline: str) -> int | None:
+    """Returns the time to the first byte of a stream; for a body, to the worker's first token."""
+    if record.stream:
+        first_ms = record.offset_ms("first_byte") if record.usage.output else None
+    else:
+        first_us = timelines.first_token_us(timelines.unpack(timeline)) if record.worker_timeline else None
+        first_ms = None if first_us is None else first_us / 1000
+    return None if first_ms is None else round(first_ms)
+
+
+def _named(text: str) -> str:
+    return str(clean(text[:MAX_CHARS]))[:MAX_CHARS]
+
+
+def _metadata(given: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Returns the client's metadata as far as there is room."""
+    kept: dict[str, str] = {}
+    num_chars = 0
+    for key, value in (given or {}).items():
+        shown = _named(value)
+        num_chars += len(key) + len(shown)
+        if num_chars > MAX_METADATA_CHARS:
+            break
+        kept[_named(key)] = shown
+    return kept or None
