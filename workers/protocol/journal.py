@@ -8,7 +8,7 @@ The layout of a record, integers big endian:
 `len` counts the bytes after the crc. The crc covers `len` and the bytes after the crc. `prev_hash` is BLAKE2b-64 of the
 whole record before, so records can be neither dropped nor reordered unnoticed. A segment is a file that begins with a
 HEADER record; the hashes and the numbers continue from one segment to the next. A zero `len` is preallocated space.
-Each side defines what a payload means, when bytes are synced and which files are kept.
+`segments.py` owns the files. Each side defines what a payload means, and when bytes are synced.
 """
 
 from __future__ import annotations
