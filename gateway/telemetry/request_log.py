@@ -51,7 +51,6 @@ class RequestLogWriter:
         self._waiting: deque[LoggedRequest] = deque()
         self._by_tenant: Counts[str] = Counts()
         self._is_away = False
-        self.num_dropped = 0
         dropped = prometheus_client.Counter(
             "headgate_request_log_rows_dropped",
             "Requests without a row in the request log.",
@@ -122,7 +121,6 @@ class RequestLogWriter:
         self._by_tenant = +self._by_tenant  # without the tenants that have none
 
     def _drop(self, num_rows: int, reason: str) -> None:
-        self.num_dropped += num_rows
         self._dropped[reason].inc(num_rows)
 
     def _note_away(self, error: Exception) -> None:
@@ -134,7 +132,8 @@ class RequestLogWriter:
 
 def row_of(record: RequestRecord) -> LoggedRequest:
     """Returns the row of an ended request of a known key. What a client named itself is cut, and control characters in
-    it are written out."""
+    it are written out.
+    """
     principal = record.principal
     assert principal is not None
     usage, cache, facts = record.usage, record.cache, record.facts
@@ -199,9 +198,9 @@ def _metadata(given: Mapping[str, str] | None) -> dict[str, str] | None:
     kept: dict[str, str] = {}
     num_chars = 0
     for key, value in (given or {}).items():
-        shown = _named(value)
-        num_chars += len(key) + len(shown)
+        name, shown = _named(key), _named(value)
+        num_chars += len(name) + len(shown)
         if num_chars > MAX_METADATA_CHARS:
             break
-        kept[_named(key)] = shown
+        kept[name] = shown
     return kept or None

@@ -206,7 +206,7 @@ async def test_rows_wait_while_sql_is_away(sql: Sql, registry: CollectorRegistry
     sql.fault = None
     await log.write()
     assert [row.request_id for row in sql.rows] == [record(1).request_id, record(2).request_id]
-    assert log.num_dropped == 0
+    assert [dropped(registry, reason) for reason in ("full", "refused", "shutdown")] == [0, 0, 0]
 
 
 async def test_rows_that_sql_refuses_do_not_stop_those_behind_them(
