@@ -19,7 +19,7 @@ from gateway.base.home import Home
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
-from gateway.cli.admin import table
+from gateway.cli.answers import show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import fail, home_option, json_option
 from gateway.cli.groups import Commands
@@ -63,7 +63,7 @@ def list_journals(home: Path, as_json: bool) -> None:
     """List every slot of this machine: sizes, and how many requests run, or ended and are not in SQL yet."""
     state_dir = Home(home.expanduser().resolve()).state
     found = with_books(home, lambda database: _list(state_dir, database))
-    table([msgspec.structs.asdict(one) for one in found], as_json, JournalState.__struct_fields__)
+    show([msgspec.structs.asdict(one) for one in found], JournalState.__struct_fields__, as_json)
 
 
 @journals.command("replay")
@@ -86,7 +86,7 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
         return [await replay(database, _redis_url(place), slot, directory) for slot, directory in wanted.items()]
 
     found = with_books(home, work)
-    table([msgspec.structs.asdict(one) for one in found], as_json, Replayed.__struct_fields__)
+    show([msgspec.structs.asdict(one) for one in found], Replayed.__struct_fields__, as_json)
 
 
 @journals.command("abandon")
@@ -114,7 +114,7 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
         fail(f"A living gateway owns slot {slot}.")
     except LimiterUnavailable as error:
         fail(f"Redis must answer, so that nobody's running request is ended: {error}.")
-    table([msgspec.structs.asdict(found)], as_json, Abandoned.__struct_fields__)
+    show([msgspec.structs.asdict(found)], Abandoned.__struct_fields__, as_json)
 
 
 async def _verify(home: Home, database: Database) -> Verified:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin import one_sentence, print_rows
+from gateway.cli.answers import Grid, one_sentence, show
 from gateway.cli.api import PROJECTS, AdminApi
 from gateway.cli.common import home_option, json_option
 from gateway.cli.times import MOMENT
@@ -86,7 +86,7 @@ def usage(
         more["batch"] = ("true",) if batch else ("false",)
     asked = _span(asked)
     with one_sentence():
-        api = AdminApi.of(home)
+        api = AdminApi(home)
         buckets = list(_buckets(api, "usage/completions", width, LIMITS[width], groups, asked, more))
         rows = [
             (
@@ -96,9 +96,8 @@ def usage(
             )
             for bucket, result, cells in _results(api, buckets, groups)
         ]
-        print_rows(
-            {"object": "page", "data": buckets}, as_json, ("start", *groups, *(name for name, _ in TOKENS)), rows
-        )
+        columns = ("start", *groups, *(name for name, _ in TOKENS))
+        show({"object": "page", "data": buckets}, Grid(columns, rows), as_json)
 
 
 @click.command()
@@ -120,7 +119,7 @@ def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_j
     more = {"line_items[]": line_items} if line_items else {}
     asked = _span(asked)
     with one_sentence():
-        api = AdminApi.of(home)
+        api = AdminApi(home)
         buckets = list(_buckets(api, "costs", "1d", COST_LIMIT, groups, asked, more))
         rows = [
             (
@@ -132,7 +131,8 @@ def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_j
             )
             for bucket, result, cells in _results(api, buckets, groups)
         ]
-        print_rows({"object": "page", "data": buckets}, as_json, ("start", *groups, "quantity", "unit", "amount"), rows)
+        columns = ("start", *groups, "quantity", "unit", "amount")
+        show({"object": "page", "data": buckets}, Grid(columns, rows), as_json)
 
 
 def _buckets(
@@ -173,7 +173,7 @@ def _results(
     """Yields (bucket, result, cells of its groups), with tenants by their names."""
     names: dict[str, str] = {}
     if "project_id" in groups:
-        names = {p["id"]: p["name"] for p in api.every(PROJECTS, {"include_archived": "true"})}
+        names = {p["id"]: p["name"] for p in api.read(PROJECTS, {"include_archived": "true"})}
     for bucket in buckets:
         for result in bucket["results"]:
             yield bucket, result, tuple(names.get(result[g], result[g]) for g in groups)

@@ -10,7 +10,7 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import rerating
 from accounting.prices.rerating import Difference
-from gateway.cli.admin import print_rows
+from gateway.cli.answers import Grid, show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import home_option, json_option
 from gateway.schema.money import decimal
@@ -40,7 +40,7 @@ def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: boo
     money = columns[-3:]
     rows = [(*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money)) for value in values]
     totals = [decimal(sum(value[name] for value in values), 2) for name in money]
-    print_rows(values, as_json, columns, [*rows, ("total", "", "", "", "", *totals)])
+    show(values, Grid(columns, [*rows, ("total", "", "", "", "", *totals)]), as_json)
 
 
 COMMANDS: tuple[click.Command, ...] = (rerate,)
