@@ -62,8 +62,8 @@ END_STREAMS = option(
 
 @dataclass(frozen=True)
 class Row:
-    """What is given is sent under its name: in the query of a GET or DELETE, otherwise in the body. Some names have a
-    meaning of their own:
+    """A command of administration. Each given value is sent under its name: in the query of a GET, otherwise in the body.
+    Some names have a meaning of their own:
 
     - `tenant` is the id or the name of a tenant, and its id is sent;
     - `end_streams` becomes the parameter `revoke` of the query;
@@ -82,7 +82,7 @@ class Row:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the body that no option changes."""
     partial: bool = False
-    """At least one option must be given, and what is not given stays as it is. `none` sets the default."""
+    """The call changes only what is given, and needs at least one option. The word `none` sets the default."""
     tenant_field: str = "project_id"
     """The name under which the tenant's id is sent, if it is not in the path."""
     with_archived: bool = False
@@ -97,7 +97,7 @@ class Row:
         if not self.partial:
             return fields
         if not fields.keys() - {*self._in_path, "end_streams"}:
-            raise click.UsageError("Give at least one option.")
+            raise click.UsageError("Nothing would change: give at least one option.")
         return {name: None if value == "none" else value for name, value in fields.items()}
 
     def answer(self, api: AdminApi, fields: Fields) -> Any:

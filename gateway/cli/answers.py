@@ -33,7 +33,7 @@ class Grid:
 
 Drawn = Grid | str
 Shows = str | tuple[str, ...] | Grid | Callable[[Any], Drawn | tuple[Drawn, ...]]
-"""What is printed without `--json`. A name is the one field that matters, for `$(headgate ...)`. Several names are the
+"""This says what is printed without `--json`. A name is the one field that matters, for `$(headgate ...)`. Several names are the
 columns of a table, with a row for each object of the answer. A function makes a table or a text of the answer, or
 several of them, which stand one below the other.
 """

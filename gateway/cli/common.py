@@ -30,9 +30,9 @@ home_option = click.option(
     callback=_named,
     default=_default_home,
     show_default="$HEADGATE_HOME, else ~/.headgate",
-    help="State directory: database, keys, journals, sockets.",
+    help="State directory, which holds the database, keys, journals and sockets.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 def example_text(lines: str) -> str | None:

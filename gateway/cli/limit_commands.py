@@ -24,10 +24,12 @@ def _limits_that_fit(given: Fields) -> Fields:
     scope = {name: given.pop(name) for name in ("tenant", "model")}
     limits = {name: None if value == "none" else value for name, value in given.items() if value is not None}
     if not limits:
-        raise click.UsageError("Give at least one limit.")
+        raise click.UsageError("Nothing would change: give at least one limit.")
     unfit = "max_running_requests" if scope["model"] else "batch_1_day_max_input_tokens"
     if unfit in limits or (scope["model"] and None in limits.values()):
-        raise click.UsageError("One of these limits is not for this scope: see --help.")
+        raise click.UsageError(
+            "--running and `none` are for all models together, --batch-tokens is for one model: see --help."
+        )
     return {**scope, "limits": limits}
 
 
@@ -137,7 +139,7 @@ PERMISSIONS = group(
 
 def _quota(given: Fields) -> Fields:
     if (given["level"] in ("key", "model")) != bool(given["subject"]):
-        raise click.UsageError("A key's or a model's limit names it by --subject; others name nothing.")
+        raise click.UsageError("The levels key and model need a --subject, and the other levels take none.")
     return {**given, "limit": None if given["limit"] == "none" else given["limit"]}
 
 
@@ -163,7 +165,7 @@ QUOTAS = group(
             help="What the limit binds; `end_user` binds each end user by itself.",
         ),
         option("--subject", default="", show_default=False, help="Id of the key, or the model, that it binds."),
-        option("--shadow", is_flag=True, help="Only count the requests that it would have refused."),
+        option("--shadow", is_flag=True, help="Count the requests that it would refuse, and refuse none."),
         shows=fields,
         reads=_quota,
         example="quotas set acme requests_per_day 5000 --level end_user",

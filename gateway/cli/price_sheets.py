@@ -83,7 +83,7 @@ def _read(file: Any) -> dict[str, Any]:
     try:
         return msgspec.json.decode(file.read(), type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise click.UsageError(f"The file is no JSON object: {error}") from None
+        raise click.UsageError(f"The file is not a JSON object: {error}") from None
 
 
 def _share(rate: dict[str, Any], percent: int) -> dict[str, Any]:

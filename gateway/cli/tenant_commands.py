@@ -55,7 +55,9 @@ TENANTS = group(
         "create NAME",
         "Create the tenant NAME and print its id. `headgate keys create` then makes its first key.",
         _create_tenant,
-        option("--if-not-exists", is_flag=True, help="If a tenant has that name already, print the id of it."),
+        option(
+            "--if-not-exists", is_flag=True, help="Print the id of the tenant that has the name, where there is one."
+        ),
         shows="id",
         example="tenants create acme",
     ),
@@ -142,7 +144,9 @@ def _key_changes(given: Fields) -> Fields:
     for anything, name in (("any_model", "models"), ("any_address", "addresses")):
         if given.pop(anything):
             if given[name]:
-                raise click.UsageError("Give a list or --any-..., not both.")
+                raise click.UsageError(
+                    f"Give either --{anything.removeprefix('any_')} or --{anything.replace('_', '-')}, not both."
+                )
             given[name] = "none"
     return given
 
