@@ -92,7 +92,7 @@ class AdminApi:
                 raise ApiFailed(
                     f"No tenant has the id {name_or_id!r}; `headgate tenants list` shows the ids."
                 ) from None
-        every = self.read(PROJECTS, {"include_archived": str(archived).lower()})
+        every: list[dict[str, Any]] = self.read(PROJECTS, {"include_archived": str(archived).lower()})
         found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:
             how_many = "No tenant is" if not found else f"{len(found)} tenants are"

@@ -18,30 +18,18 @@ from gateway.cli.common import database_fault, example_text, fail, home_option
 from gateway.cli.groups import Commands
 
 # These modules load SQLAlchemy and an HTTP client; a process that only starts another by exec must not wait for that.
-LATE_COMMANDS = {
-    "tenants": "tenant_commands",
-    "keys": "tenant_commands",
-    "usage": "reports",
-    "costs": "reports",
-    "limits": "limit_commands",
-    "models-permissions": "limit_commands",
-    "audit": "tenant_commands",
-    "prefixes": "serving_commands",
-    "adapters": "serving_commands",
-    "webhooks": "serving_commands",
-    "budgets": "limit_commands",
-    "quotas": "limit_commands",
-    "verify-books": "maintenance",
-    "journals": "maintenance",
-    "plan": "model_tools",
-    "calibrate": "model_tools",
-    "prices": "money_commands",
-    "invoice": "money_commands",
-    "credits": "money_commands",
+MODULES = {
+    "tenant_commands": "tenants keys audit",
+    "limit_commands": "limits models-permissions quotas budgets",
+    "money_commands": "prices invoice credits",
+    "serving_commands": "prefixes adapters webhooks",
+    "reports": "usage costs",
+    "maintenance": "verify-books journals",
+    "model_tools": "plan calibrate",
     "rerate": "rerate",
     "export": "export",
 }
-
+LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}
 
 SETTINGS_FROM = "It reads its settings from HEADGATE_… variables."
 TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"

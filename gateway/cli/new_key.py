@@ -37,7 +37,7 @@ def create_key(api: AdminApi, fields: Fields) -> dict[str, Any]:
     accounts = f"{PROJECTS}/{fields['tenant']}/service_accounts"
     wanted = {"name": name, "scopes": list(fields.get("scopes", ())), "expires_in_seconds": expires_in_s}
     made = api.call("POST", f"{accounts}/{_account(api, accounts)}/api_keys", wanted)
-    bounds = {bound: list(fields[bound]) for bound in ("models", "addresses") if bound in fields}
+    bounds: dict[str, list[str]] = {name: list(fields[name]) for name in ("models", "addresses") if name in fields}
     if bounds:
         _bind(api, made["id"], bounds)
     return made
