@@ -1,4 +1,5 @@
-"""What telling gateways of the cache costs a step of the engine: the same commits with and without, in microseconds.
+"""This measures what telling gateways of the cache costs a step of the engine: the same commits with and without it, in
+microseconds.
 
     python benchmarks/cache_events.py [--running 64] [--steps 2000]
 

@@ -49,7 +49,7 @@ from workers.protocol.messages import SamplingParams
 
 
 def capacity(seconds: float = 20.0) -> float:
-    """Requests per second that end when there is always more to do."""
+    """Returns the requests per second that end when there is always more to do."""
     clients = poisson("load", 400, seconds, 0)
     world = World(clients).run(seconds)
     done = [c for c in clients if seconds / 2 < c.ended]
@@ -66,7 +66,7 @@ def flood(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, fl
 
 
 def _flood(full: float, seconds: float, policy: Policy, prompt: tuple[int, int]) -> dict[str, float | None]:
-    """Times are of those who were let in."""
+    """Measures a flood. Times are of the requests that were let in."""
     # A tenth of the share of one among two; a request of the flood has 600 tokens.
     rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
     seconds = max(seconds, 5 + 150 / rate)
@@ -88,7 +88,7 @@ def _flood(full: float, seconds: float, policy: Policy, prompt: tuple[int, int])
 
 
 def _beside(alone: list[Client], among: list[Client]) -> dict[str, float | None]:
-    """With fewer than 100 who were let in there is no 99th percentile."""
+    """Compares times to the first token. There is no 99th percentile with fewer than 100 requests that were let in."""
     served = [c.ttft for c in among if c.first >= 0]
     slowest = p99(among) if len(served) >= 100 else None
     return {

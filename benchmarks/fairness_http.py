@@ -23,11 +23,11 @@ from serve import Load, Record, closed_loop, open_loop, report
 FLOOD = 10.0
 NUM_EQUALS = 4
 CLIENTS = 12
-"""In the closed loop that measures the capacity."""
+"""The number of clients in the closed loop that measures the capacity."""
 
 
 async def new_tenant(ready: dict[str, Any], name: str) -> str:
-    """Its key."""
+    """Creates a tenant and returns its key."""
     headers = {"Authorization": f"Bearer {ready['admin_key']}"}
     projects = ready["base_url"].removesuffix("/v1") + "/v1/organization/projects"
     async with aiohttp.ClientSession(headers=headers, raise_for_status=True) as admin:
@@ -70,7 +70,7 @@ async def until(seconds: float, load: Load) -> list[Record]:
 
 
 async def flooding(key: str, rate: float, load: Load) -> asyncio.subprocess.Process:
-    """In a process of its own: what its sending costs must not be the victim's clock."""
+    """Starts the flood in a process of its own, because its sending must not slow the victim's clock."""
     return await asyncio.create_subprocess_exec(
         sys.executable,
         Path(__file__).with_name("flood.py"),

@@ -1,9 +1,9 @@
-"""What metering costs: endings posted per second, latency of a SETTLE, ship lag, a database outage drained, admission,
-the limiter rebuilt; beside it the same work as one SQL transaction per request.
+"""This measures what metering costs: endings posted per second, latency of a SETTLE, ship lag, a database outage
+drained, admission, the limiter rebuilt; beside it the same work as one SQL transaction per request.
 
 Real journal, shipper, admission and limiter in one process on the gateway's own loop, uvloop, and the load with them;
-PostgreSQL by URL (a database of its own, dropped at the end), a Redis of its own. The outage is real: the database takes no connections and those it has are ended. Its first
-part has the given length; the records of a 10-minute outage are then made as fast as the journal takes them.
+PostgreSQL by URL (a database of its own, dropped at the end), a Redis of its own. The outage is real: the database takes
+no connections and those it has are ended. Its first part has the given length; the records of a 10-minute outage are then made as fast as the journal takes them.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def poster_s(metered: Metering) -> float:
 
 
 async def steady(metered: Metering, load: Load, seconds: float) -> dict[str, Any]:
-    """At `RATE`: latency of a SETTLE and lag of its posting."""
+    """Measures the latency of a SETTLE and the lag of its posting at `RATE`."""
     with load.arriving(metered, RATE) as arriving:
         await asyncio.sleep(seconds)
     await arriving.done()

@@ -37,7 +37,7 @@ Percentiles = dict[str, float]
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles:
-    """In ms."""
+    """Returns percentiles in ms."""
     cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     return {"p50": round(cuts[49] * 1000, 2), "p99": round(cuts[98] * 1000, 2), "max": round(max(seconds) * 1000, 2)}
 
@@ -89,7 +89,7 @@ class Load:
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 
     async def burst(self, metered: Metering, num_records: int) -> None:
-        """Endings alone."""
+        """Posts endings alone."""
         left = iter(range(max(0, num_records)))
 
         async def write() -> None:
@@ -100,7 +100,7 @@ class Load:
 
     @contextmanager
     def arriving(self, metered: Metering, rate: float, *, with_lag: bool = True) -> Iterator[Arriving]:
-        """At a constant rate, whatever becomes of the ones before."""
+        """Sends requests at a constant rate, whatever becomes of the ones before."""
         arriving = Arriving(self, metered, with_lag)
         task = asyncio.create_task(arriving.run(rate))
         try:
@@ -174,7 +174,7 @@ class Tenants:
         self.principals.append(_limited(principal))
 
     async def many(self, count: int) -> list[Principal]:
-        """As the first, under other ids: a state of their own each."""
+        """Returns principals like the first one under other ids, so that each has a state of its own."""
         first = self.principals[0]
         return [_named(first, f"proj_{number:032x}") for number in range(count)]
 

@@ -1,4 +1,5 @@
-"""What the prefix cache costs: a match, an insertion, an eviction, against the size of the tree. Standard library only.
+"""This measures what the prefix cache costs: a match, an insertion and an eviction, against the size of the tree. It needs
+the standard library only.
 
     python -m benchmarks.prefix_cache [--quick] [--json FILE]
 
@@ -106,8 +107,9 @@ def at_no_hits(cache: PrefixCache, num_prompts: int) -> float:
 
 
 def no_hits(num_prompts: int, step_ms: float) -> dict[str, float]:
-    """Where the pool holds whole prompts of others, and where it holds single blocks of theirs: each evicted block is a
-    leaf of its own there, the worst case."""
+    """Measures a pool that holds whole prompts of others, and one that holds single blocks of theirs. Each evicted block is
+    a leaf of its own in the second, which is the worst case.
+    """
     prompts = PrefixCache(20_000, BLOCK)
     at_no_hits(prompts, 80)
     found = {

@@ -1,4 +1,5 @@
-"""What each lossy option costs in quality, on this machine: the demo model on held-out text, and random weights.
+"""This measures what each lossy option costs in quality, on this machine: the demo model on held-out text, and random
+weights.
 
     python benchmarks/quality.py [--write docs/quality.md] [--json FILE]
 
@@ -131,7 +132,7 @@ class Model:
 
 
 def read(runner: ModelRunner, row: list[int], num_top: int, option: Option) -> Iterator[TokenLogprob]:
-    """Of each token behind the first, with the most likely ones in its place."""
+    """Yields the log-probability of each token behind the first, with the most likely tokens in its place."""
     if option.policy is not None:
         yield from read_within(runner, row, num_top, option.policy, len(row) // option.share)
         return

@@ -62,7 +62,7 @@ def words(rng: random.Random, count: int) -> str:
 
 @contextlib.contextmanager
 def serving(home: Path, num_workers: int) -> Iterator[dict[str, Any]]:
-    """The ready file of `headgate up`."""
+    """Runs `headgate up` and yields the content of its ready file."""
     ready = home / "ready.json"
     command = [
         str(Path(sys.executable).parent / "headgate"),
@@ -93,7 +93,7 @@ def serving(home: Path, num_workers: int) -> Iterator[dict[str, Any]]:
 async def own_gateway(
     home: Path, ready: dict[str, Any], num_workers: int
 ) -> AsyncIterator[tuple[web.Application, str]]:
-    """Beside those of `headgate up`, with a journal of its own: (application, URL)."""
+    """Runs a gateway beside those of `headgate up`, with a journal of its own. Yields (application, URL)."""
     settings = GatewaySettings(
         home=home,
         slot=SLOT,

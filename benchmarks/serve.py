@@ -33,7 +33,7 @@ FIRST_ORDINARY_TOKEN = 300
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent."""
+    """The requests that are sent."""
 
     base_url: str
     api_key: str

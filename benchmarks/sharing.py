@@ -1,4 +1,5 @@
-"""What choices of one request save by sharing blocks, and how full blocks are: the real engine with the demo model.
+"""This measures what choices of one request save by sharing blocks, and how full blocks are, with the real engine and the
+demo model.
 
     python benchmarks/sharing.py [--quick] [--json FILE]
 
@@ -61,10 +62,10 @@ class Row:
     block_size: int
     num_requests: int
     mean_in: float
-    """Of the sample."""
+    """The mean of the sample, in tokens."""
     mean_out: float
     num_steps: int
-    """That were looked at."""
+    """The number of steps that were looked at."""
     saving: float
     utilisation: float
     seconds: float

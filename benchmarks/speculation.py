@@ -1,4 +1,5 @@
-"""What proposals gain and cost, with and without them in turns in one process: tokens per second of the real engine.
+"""This measures what proposals gain and cost, with and without them in turns in one process, in tokens per second of the
+real engine.
 
     python benchmarks/speculation.py [--proposer tree] [--model DIRECTORY] [--draft DIRECTORY] [--runs 5]
 

@@ -29,28 +29,49 @@ UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"
 
 COMMANDS = (
-    ("HEADGATE_HOME", "`~/.headgate`", "The state directory, where `--home` is not given."),
+    ("HEADGATE_HOME", "`~/.headgate`", "The state directory. `--home` wins over it."),
     (
         "HEADGATE_URL",
         "what runs in the home",
-        "Base URL of the gateways, for commands that ask a running Headgate (and for the jobs process).",
+        "The base URL of the gateways. Commands that ask a running Headgate call it, and so does the jobs process.",
     ),
     (
         "HEADGATE_API_KEY",
         "the home's",
-        "An admin key (`hg_admin_...`) for these commands; another key is left to clients.",
+        "The admin key (`hg_admin_...`) that these commands use. They ignore a key of a tenant, which is for clients.",
     ),
-    ("HEADGATE_MODEL", "the demo model", "What `headgate up` serves: a directory or hub id, as `--model`."),
-    ("HEADGATE_THREADS", "all cores, shared among the workers", "As `--threads` of `headgate up`."),
-    ("HEADGATE_ENGINE_TENSOR_PARALLEL", "`1`", "As `--tensor-parallel`."),
+    (
+        "HEADGATE_MODEL",
+        "the demo model",
+        "The model that `headgate up` serves, a directory or hub id. `--model` wins over it.",
+    ),
+    (
+        "HEADGATE_THREADS",
+        "all cores, shared among the workers",
+        "The number of threads of each worker. `--threads` of `headgate up` wins over it.",
+    ),
+    (
+        "HEADGATE_ENGINE_TENSOR_PARALLEL",
+        "`1`",
+        "The number of processes over which each copy of the model is split. `--tensor-parallel` wins over it.",
+    ),
     (
         "HEADGATE_DATABASE_URL",
         "SQLite in the home",
-        "For `up`, `migrate` and what reads the books itself (`export`, `rerate`, `verify-books`).",
+        "The database of `up` and `migrate`, and of the commands that read the books themselves: `export`, `rerate`,"
+        " `verify-books`, `journals`.",
     ),
-    ("HEADGATE_REDIS_URL", "an embedded server", "For `up`, which starts none of its own then."),
-    ("HEADGATE_BROKER_URL", "database 1 beside the embedded one", "For `up`: Celery's broker."),
-    ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "With one, traces go there (OTLP over HTTP)."),
+    (
+        "HEADGATE_REDIS_URL",
+        "an embedded server",
+        "The Redis or Valkey that `up` uses. If it is set, `up` starts no server of its own.",
+    ),
+    (
+        "HEADGATE_BROKER_URL",
+        "database 1 beside the embedded one",
+        "Celery's broker, which `up` hands to all processes.",
+    ),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "The receiver of traces (OTLP over HTTP). If it is unset, none are sent."),
 )
 PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
     ("Gateway", GatewaySettings),
@@ -59,9 +80,10 @@ PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
 )
 HEAD = """# Configuration
 
-Written by `make configuration` from the settings classes: change those. Each process reads its environment once, at its
-start; `headgate up` hands its own on to all of them, and sets what places them (slots, sockets, models). A `HEADGATE_` variable
-that no process knows stops every command with one sentence, and so does a value that cannot be used.
+This page is written by `make configuration` from the settings classes: change those. Each process reads its environment once,
+at its start. `headgate up` passes its own environment on to all processes that it starts, and sets what differs between them: slots,
+sockets and models. A `HEADGATE_` variable that no process knows stops every command with one sentence, and so does a value that
+cannot be used.
 """
 
 

@@ -29,7 +29,7 @@ stand_in.install()
 from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing
 
 KERNEL_SHARE = 0.45
-"""Of the time: kernels and their peers compile for long, and the models must get their turn."""
+"""The share of the time that kernels get: they and their peers compile for long, and the models must get their turn."""
 PARTS = ("kernels", "decode", "mixed", "shared")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

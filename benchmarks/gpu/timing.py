@@ -23,9 +23,9 @@ MATMUL_SIZE = 8192
 @dataclass(frozen=True)
 class Timed:
     seconds: float
-    """Median."""
+    """The median."""
     spread: float
-    """Of two measurements of the same thing: their difference over the smaller one. The noise floor."""
+    """The noise floor: the difference of two measurements of the same thing over the smaller one."""
 
 
 def timed(call: Callable[[], object], device: torch.device, in_graph: bool = False) -> Timed:
@@ -56,7 +56,7 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def ceilings(device: torch.device, tiny: bool) -> Ceilings:
-    """On random data: a product of zeros runs faster than any real one."""
+    """Measures both ceilings on random data, because a product of zeros runs faster than any real one."""
     size = 256 if tiny else MATMUL_SIZE
     left, right = torch.randn((2, size, size), device=device, dtype=torch.bfloat16)
     out = torch.empty_like(left)

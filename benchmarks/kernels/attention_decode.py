@@ -19,10 +19,10 @@ from kernels.arguments.splits import DecodeWorkspace, most_splits
 
 _ROTATED_BYTES = 256 << 20
 _MOST_BYTES = 5 << 30
-"""Of KV in one case: contiguous peers hold it a second time."""
+"""The most bytes of KV in one case; contiguous peers hold it a second time."""
 _QUANTIZED = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _GRAPH_TOKENS = 64 * 1024
-"""Up to so many tokens in all rows a call takes some tens of microseconds."""
+"""The most tokens in all rows for which a call takes only some tens of microseconds."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _peers(inputs: Inputs) -> dict[str, Callable[[], None]]:
 
 
 def _first_made(make: Callable[[], Callable[[], None]]) -> Callable[[], None]:
-    """What a peer prepares is prepared at its first call, which is not timed."""
+    """Returns a call that prepares itself the first time, which is not timed."""
     made: list[Callable[[], None]] = []
 
     def run() -> None:

@@ -33,11 +33,11 @@ class _Size:
     head_dim: int = 128
     block_size: int = 16
     tree: bool = False
-    """With the mask of a tree, here that of a list, so that what is computed is the same."""
+    """Whether a tree's mask is given. It is the mask of a list here, so that what is computed is the same."""
 
     @property
     def flops(self) -> int:
-        """Two products over the keys that each token sees."""
+        """Counts two products over the keys that each token sees."""
         seen = self.query_len * self.context + self.query_len * (self.query_len + 1) // 2
         return 4 * self.rows * self.heads * self.head_dim * seen
 
@@ -137,7 +137,7 @@ def _prepare(device: torch.device, size: _Size, tiny: bool) -> Prepared:
 
 
 def _sampled_error(one: _Inputs, size: _Size, scale: float) -> float:
-    """Of some tokens of the last row, the first and the last among them."""
+    """Returns the largest error at some tokens of the last row, the first and the last among them."""
     query, keys, values = (part[-1].double() for part in one.rows(size))
     group, worst, largest = size.heads // size.kv_heads, 0.0, 0.0
     found = one.out.view(size.rows, size.query_len, size.heads, size.head_dim)[-1].double()

@@ -114,7 +114,7 @@ class _Set:
         torch._scaled_mm(x, weight.T, x_scale[:, None], scale[None], out_dtype=_DTYPE)
 
     def pack(self) -> None:
-        """For torch's own int4 product, random numbers: its layout is its own, its work the same."""
+        """Packs random numbers for torch's own int4 product, whose layout is its own and whose work is the same."""
         if self._packed is None:
             (columns, depth), device = self._dense.shape, self._x.device
             numbers = torch.randint(0, 256, (columns, depth // 2), device=device, dtype=torch.uint8)

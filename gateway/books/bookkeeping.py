@@ -64,11 +64,13 @@ class Bookkeeping:
         """The spans that are checked until they hold."""
         self._equations: set[str] = set()
         self._ok = Gauge(
-            "headgate_books_ok", "1 while everything that was checked since the start holds.", registry=registry
+            "headgate_books_ok",
+            "Whether the books are correct: 1 while every equation that was checked since the start holds, otherwise 0.",
+            registry=registry,
         )
         self._failures = Gauge(
             "headgate_books_failures",
-            "Rows, buckets or days that break an equation now.",
+            "Rows, buckets or days that break an equation of the books now.",
             ("equation",),
             registry=registry,
         )

@@ -36,4 +36,4 @@ def listen_from(host: str, first_port: int, count: int) -> list[socket.socket]:
             continue
         if len(found) == count:
             return found
-    raise HomeError(f"No free port for metrics from {first_port} on.")
+    raise HomeError(f"No port from {first_port} on is free for metrics.")

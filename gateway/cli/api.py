@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from gateway.base.home import Home
 
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0
+PAGE = 100
+"""The most objects that the API gives at once."""
 
 
 class ApiFailed(Exception):
@@ -36,17 +40,19 @@ class _Ready(msgspec.Struct):
 
 @dataclass(frozen=True)
 class AdminApi:
-    """The server's URL, and a key that may administer it."""
+    """The API of the server that runs in a home, or of HEADGATE_URL."""
 
-    url: str
-    key: str
+    home: Path
 
-    @classmethod
-    def of(cls, home: Path) -> AdminApi:
-        """Uses `HEADGATE_URL`, otherwise the server that runs in this home; and `HEADGATE_API_KEY` if it is an admin
-        key, otherwise the home's key.
-        """
-        return cls(os.environ.get("HEADGATE_URL") or _url(Home(home)), _key(Home(home)))
+    @cached_property
+    def url(self) -> str:
+        """`HEADGATE_URL`, otherwise the server that runs in this home. Raises ApiFailed."""
+        return os.environ.get("HEADGATE_URL") or _url(Home(self.home))
+
+    @cached_property
+    def key(self) -> str:
+        """`HEADGATE_API_KEY` if it is an admin key, otherwise the home's key. Raises ApiFailed."""
+        return _key(Home(self.home))
 
     def call(
         self,
@@ -64,15 +70,18 @@ class AdminApi:
         """Returns a document unchanged. Raises ApiFailed."""
         return asyncio.run(self._call("GET", path, None, None, {"accept": content_type}))
 
-    def every(self, path: str, params: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-        """Returns all objects of a list, read page by page."""
-        found: list[dict[str, Any]] = []
-        while True:
-            after = {"after": found[-1]["id"]} if found else {}
-            page = self.call("GET", path, params={"limit": 100, **(params or {}), **after})
+    def read(self, path: str, query: dict[str, Any]) -> Any:
+        """Returns an object, or all objects of a list, read page by page. A `limit` bounds all pages together."""
+        most = query.pop("limit", math.inf)
+        page = self.call("GET", path, params=query if most == math.inf else {**query, "limit": min(PAGE, most)})
+        if page.get("object") != "list":
+            return page
+        found: list[dict[str, Any]] = page["data"]
+        while page.get("has_more") and len(found) < most:
+            further = {"after": found[-1]["id"], "limit": min(PAGE, most - len(found))}
+            page = self.call("GET", path, params=query | further)
             found += page["data"]
-            if not page["has_more"]:
-                return found
+        return found
 
     def project(self, name_or_id: str, *, archived: bool = False) -> dict[str, Any]:
         """Finds a project by id, or by its name if only one project has it. `archived` includes archived projects."""
@@ -83,7 +92,7 @@ class AdminApi:
                 raise ApiFailed(
                     f"No tenant has the id {name_or_id!r}; `headgate tenants list` shows the ids."
                 ) from None
-        every = self.every(PROJECTS, {"include_archived": str(archived).lower()})
+        every: list[dict[str, Any]] = self.read(PROJECTS, {"include_archived": str(archived).lower()})
         found = [p for p in every if p["name"] == name_or_id]
         if len(found) != 1:
             how_many = "No tenant is" if not found else f"{len(found)} tenants are"
@@ -93,12 +102,12 @@ class AdminApi:
     async def _call(
         self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str]
     ) -> bytes:
-        headers = {"authorization": f"Bearer {self.key}", **more_headers}
+        url, headers = self.url + path, {"authorization": f"Bearer {self.key}", **more_headers}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
                 aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
-                session.request(method, self.url + path, json=body, params=params) as answer,
+                session.request(method, url, json=body, params=params) as answer,
             ):
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError) as error:

@@ -30,19 +30,14 @@ home_option = click.option(
     callback=_named,
     default=_default_home,
     show_default="$HEADGATE_HOME, else ~/.headgate",
-    help="State directory: database, keys, journals, sockets.",
+    help="State directory, which holds the database, keys, journals and sockets.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
-end_streams_option = click.option(
-    "--end-streams/--let-streams-finish",
-    default=None,
-    help="Whether what runs now ends too, within 5 seconds.  [default: it does where access ends]",
-)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def revoking(end_streams: bool | None) -> dict[str, str]:
-    """Returns the query parameter for the choice. None leaves it to the server's default."""
-    return {} if end_streams is None else {"revoke": "immediate" if end_streams else "graceful"}
+def example_text(lines: str) -> str | None:
+    """Returns the end of a command's help: what an operator would type. Each line lacks the word `headgate`."""
+    return "\b\nExample:\n" + "".join(f"  headgate {line}\n" for line in lines.splitlines()) if lines else None
 
 
 def database_fault(error: Exception) -> str | None:

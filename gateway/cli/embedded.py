@@ -16,6 +16,7 @@ from pathlib import Path
 from gateway.base.home import HomeError
 
 MIN_VERSION = (6, 2)
+STORE = "--appendonly yes --appendfsync everysec --maxmemory-policy noeviction"
 SYSTEM_BINARIES = ("valkey-server", "redis-server")
 
 
@@ -60,29 +61,8 @@ def server_command(binary: str, directory: Path, socket: Path) -> list[str]:
     """Returns the server's command line: no TCP port; an append-only file, so that a restart keeps limiter state; no
     eviction, which would break Celery.
     """
-    return [
-        binary,
-        "--port",
-        "0",
-        "--unixsocket",
-        str(socket),
-        "--unixsocketperm",
-        "700",
-        "--dir",
-        str(directory),
-        "--appendonly",
-        "yes",
-        "--appendfsync",
-        "everysec",
-        "--maxmemory-policy",
-        "noeviction",
-        "--save",
-        "",
-        "--daemonize",
-        "no",
-        "--databases",
-        "4",
-    ]
+    place = ["--unixsocket", str(socket), "--unixsocketperm", "700", "--dir", str(directory)]
+    return [binary, "--port", "0", *place, *STORE.split(), "--save", "", "--daemonize", "no", "--databases", "4"]
 
 
 def redis_url(socket: Path, database: int = 0) -> str:

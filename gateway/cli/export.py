@@ -14,7 +14,7 @@ import click
 from accounting.billing import exports, focus
 from accounting.database.db import Database
 from gateway.cli.books_access import with_books
-from gateway.cli.common import home_option
+from gateway.cli.common import example_text, home_option
 from gateway.cli.groups import Commands
 from gateway.cli.row_files import FORMATS, Columns, Format
 from gateway.cli.times import MOMENT
@@ -25,15 +25,30 @@ Pages = AsyncIterator[Sequence[Sequence[Any]]]
 
 @click.group(cls=Commands)
 def export() -> None:
-    """Write rows for other programs. A file appears when it is whole, or not at all."""
+    """Write rows of the books as files for other programs. A file appears when it is whole, or not at all."""
 
 
 def _command(name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]) -> None:
-    @export.command(name, help=summary)
-    @click.option("--from", "start", type=MOMENT, required=True, help="Inclusive, UTC.")
-    @click.option("--to", "end", type=MOMENT, required=True, help="Exclusive, UTC.")
-    @click.option("--format", "kind", type=click.Choice(list(FORMATS)), default="csv", show_default=True)
-    @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default="-", show_default="standard output")
+    @export.command(
+        name, help=summary, epilog=example_text(f"export {name} --from 2026-10-01 --to 2026-11-01 --out {name}.csv")
+    )
+    @click.option("--from", "start", type=MOMENT, required=True, help="Start of the range, included, in UTC.")
+    @click.option("--to", "end", type=MOMENT, required=True, help="End of the range, not included, in UTC.")
+    @click.option(
+        "--format",
+        "kind",
+        type=click.Choice(list(FORMATS)),
+        default="csv",
+        show_default=True,
+        help="Format of the file.",
+    )
+    @click.option(
+        "--out",
+        type=click.Path(path_type=Path, dir_okay=False),
+        default="-",
+        show_default="standard output",
+        help="File to write.",
+    )
     @home_option
     def command(start: int, end: int, kind: Format, out: Path, home: Path) -> None:
         if start >= end:
@@ -60,19 +75,19 @@ def _focus(database: Database, start: int, end: int) -> Pages:
 
 _command(
     "ledger",
-    "Every ledger row of requests that began in the range: settles, voids, write-offs, credits.",
+    "Write every ledger row of requests that began in the range: settles, voids, write-offs and credits.",
     Columns(exports.LEDGER_COLUMNS, exports.INTEGERS),
     exports.ledger_rows,
 )
 _command(
     "usage",
-    "Sums by day, tenant, key, model, tier and price. Amounts are micro-units.",
+    "Write sums by day, tenant, key, model, tier and price. Amounts are in micro-units.",
     Columns(exports.USAGE_COLUMNS, exports.INTEGERS),
     exports.usage_rows,
 )
 _command(
     "focus",
-    "FOCUS 1.2: a row per day, key, model, tier and token class, and one per credit.",
+    "Write the format FOCUS 1.2: a row for each day, key, model, tier and token class, and one for each credit.",
     Columns(focus.COLUMNS, focus.INTEGERS, focus.DECIMALS),
     _focus,
 )

@@ -14,37 +14,25 @@ import click
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError
-from gateway.cli.common import database_fault, fail, home_option
+from gateway.cli.common import database_fault, example_text, fail, home_option
 from gateway.cli.groups import Commands
 
 # These modules load SQLAlchemy and an HTTP client; a process that only starts another by exec must not wait for that.
-LATE_COMMANDS = {
-    "tenants": "tenants",
-    "keys": "keys",
-    "usage": "reports",
-    "costs": "reports",
-    "limits": "limits",
-    "models-permissions": "limits",
-    "audit": "audit",
+MODULES = {
+    "tenant_commands": "tenants keys audit",
+    "limit_commands": "limits models-permissions quotas budgets",
+    "money_commands": "prices invoice credits",
+    "serving_commands": "prefixes adapters webhooks",
+    "reports": "usage costs",
+    "maintenance": "verify-books journals",
+    "model_tools": "plan calibrate",
     "requests": "requests",
-    "prefixes": "prefixes",
-    "adapters": "adapters",
-    "webhooks": "webhooks",
-    "budgets": "budgets",
-    "quotas": "quotas",
-    "verify-books": "maintenance",
-    "journals": "maintenance",
-    "plan": "plan",
-    "calibrate": "calibrate",
-    "prices": "prices",
-    "invoice": "billing",
-    "credits": "billing",
     "rerate": "rerate",
     "export": "export",
 }
+LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}
 
-
-SETTINGS_FROM = "Settings come from HEADGATE_… variables."
+SETTINGS_FROM = "It reads its settings from HEADGATE_… variables."
 TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
 
 tensor_parallel_option = click.option(
@@ -54,7 +42,7 @@ tensor_parallel_option = click.option(
     default=1,
     show_default=True,
     type=click.IntRange(1, 64),
-    help="Split each copy of the model over N processes, on N GPUs or this CPU's cores.",
+    help="Number of processes over which each copy of the model is split, on N GPUs or this CPU's cores.",
 )
 
 
@@ -63,7 +51,8 @@ DRAFT_MODEL = "HEADGATE_ENGINE_DRAFT_MODEL"
 draft_model_option = click.option(
     "--draft-model",
     metavar="PATH_OR_HUB_ID",
-    help="A small model of the same vocabulary that proposes tokens, which the large one proves several at a time.",
+    help="A small model with the same vocabulary. It proposes tokens, which the large model checks several at a time."
+    "  [default: no draft model]",
 )
 
 
@@ -103,37 +92,53 @@ def _in_full(name: str) -> str:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(importlib.metadata.version("headgate"), prog_name="headgate")
 def main() -> None:
-    """Headgate: a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
+    """Headgate is a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
     if (sentence := environment.unknown(os.environ)) is not None:
         fail(sentence)
 
 
-@main.command()
+@main.command(epilog=example_text("up --model Qwen/Qwen3-0.6B --port 8080"))
 @home_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the base URL.")
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address that the base URL listens on.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port of the base URL; 0 takes any free port.",
+)
 @click.option(
     "--model",
     envvar="HEADGATE_MODEL",
     metavar="PATH_OR_HUB_ID",
-    help="A Hugging Face causal LM: directory or hub id.  [default: the demo model]",
+    help="Model to serve: a directory or hub id of a Hugging Face causal LM.  [default: the demo model]",
 )
-@click.option("--workers", default=1, show_default=True, type=click.IntRange(1, 64), help="Model replicas.")
+@click.option(
+    "--workers",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of workers; each has a copy of the model.",
+)
 @click.option(
     "--threads",
     envvar="HEADGATE_THREADS",
     type=click.IntRange(min=1),
-    help="Threads of a worker on this CPU. One core fewer than there are keeps answers steady under load from many"
-    " clients, at some speed.  [default: all cores, shared among the workers]",
+    help="Number of threads of each worker on this CPU. One fewer than there are cores keeps answers steady under load"
+    " from many clients, but makes them slower.  [default: all cores, shared among the workers]",
 )
 @tensor_parallel_option
 @click.option(
-    "--gateways", default=1, show_default=True, type=click.IntRange(1, 64), help="Gateway processes on one port."
+    "--gateways",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    help="Number of gateway processes; they share the port.",
 )
 @click.option(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Written (JSON) when the first request would succeed.",
+    help="JSON file that is written as soon as a request would succeed.",
 )
 @click.option("--no-migrate", is_flag=True, help="Refuse an older database schema instead of upgrading it.")
 @draft_model_option
@@ -150,7 +155,7 @@ def up(
     no_migrate: bool,
     draft_model: str | None,
 ) -> None:
-    """Start gateway, worker, jobs and embedded services; Ctrl-C drains and stops."""
+    """Start the gateway, workers, jobs and embedded services of this machine. Ctrl-C drains and stops them."""
     from gateway.cli.supervisor import ChildFailed
     from gateway.cli.up import Options, run
 
@@ -178,10 +183,14 @@ def up(
 
 @main.command()
 @home_option
-@click.option("--check", is_flag=True, help="Only say whether the schema is current.")
-@click.option("--check-models", is_flag=True, help="Only say whether migrations and models agree (for developers).")
+@click.option("--check", is_flag=True, help="Change nothing; say whether the schema is current.")
+@click.option(
+    "--check-models",
+    is_flag=True,
+    help="Change nothing; say whether migrations and tables in the code agree. For developers.",
+)
 def migrate(home: Path, check: bool, check_models: bool) -> None:
-    """Bring the database schema to this version."""
+    """Upgrade the database schema to the version of this program."""
     from accounting.database import migrate as migrations
 
     url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url

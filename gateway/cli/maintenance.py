@@ -19,9 +19,9 @@ from gateway.base.home import Home
 from gateway.base.redis_link import LimiterUnavailable
 from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
-from gateway.cli.admin import table
+from gateway.cli.answers import show
 from gateway.cli.books_access import with_books
-from gateway.cli.common import fail, home_option, json_option
+from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
@@ -53,20 +53,22 @@ def verify_books(home: Path, as_json: bool) -> None:
 
 @click.group(cls=Commands)
 def journals() -> None:
-    """Manage the journals: records of gateways and workers that are written before they come into the books."""
+    """Manage the journals: files of gateways and workers that are written before the books are."""
 
 
 @journals.command("list")
 @home_option
 @json_option
 def list_journals(home: Path, as_json: bool) -> None:
-    """List every slot of this machine: sizes, and how many requests run, or ended and are not in SQL yet."""
+    """List the journal of every slot of this machine: its size, and how many of its requests run, or have ended and are
+    not in SQL yet.
+    """
     state_dir = Home(home.expanduser().resolve()).state
     found = with_books(home, lambda database: _list(state_dir, database))
-    table([msgspec.structs.asdict(one) for one in found], as_json, JournalState.__struct_fields__)
+    show([msgspec.structs.asdict(one) for one in found], JournalState.__struct_fields__, as_json)
 
 
-@journals.command("replay")
+@journals.command("replay", epilog=example_text("journals replay 0 1"))
 @click.argument("slots", nargs=-1, type=click.IntRange(0))
 @home_option
 @json_option
@@ -79,17 +81,19 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
     place = Home(home.expanduser().resolve())
     known = gateway_journals(place.state)
     if unknown := sorted(set(slots) - known.keys()):
-        raise click.UsageError(f"No journal here: {', '.join(map(str, unknown))}.")
+        raise click.UsageError(
+            f"No journal here: {', '.join(map(str, unknown))}. `headgate journals list` shows the slots that have one."
+        )
     wanted = {slot: known[slot] for slot in sorted(slots or known)}
 
     async def work(database: Database) -> list[Replayed]:
         return [await replay(database, _redis_url(place), slot, directory) for slot, directory in wanted.items()]
 
     found = with_books(home, work)
-    table([msgspec.structs.asdict(one) for one in found], as_json, Replayed.__struct_fields__)
+    show([msgspec.structs.asdict(one) for one in found], Replayed.__struct_fields__, as_json)
 
 
-@journals.command("abandon")
+@journals.command("abandon", epilog=example_text("journals abandon 2"))
 @click.argument("slot", type=click.IntRange(0))
 @home_option
 @json_option
@@ -114,7 +118,7 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
         fail(f"A living gateway owns slot {slot}.")
     except LimiterUnavailable as error:
         fail(f"Redis must answer, so that nobody's running request is ended: {error}.")
-    table([msgspec.structs.asdict(found)], as_json, Abandoned.__struct_fields__)
+    show([msgspec.structs.asdict(found)], Abandoned.__struct_fields__, as_json)
 
 
 async def _verify(home: Home, database: Database) -> Verified:

@@ -18,7 +18,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
         """`places` is the most decimals. `signed` allows amounts below 0. `positive` allows only amounts above 0."""
         self._unit = MICRO_UNITS // 10**places
         self._places = places
-        self._signed = signed
+        self.signed = signed
         self._positive = positive
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
@@ -30,7 +30,7 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
             self.fail(str(error), param, ctx)
         if amount % self._unit:
             self.fail(f"{value!r} has more than {self._places} decimals.", param, ctx)
-        if amount < 0 and not self._signed:
+        if amount < 0 and not self.signed:
             self.fail(f"{value!r} is negative.", param, ctx)
         if amount == 0 and self._positive:
             self.fail(f"{value!r} is not above 0.", param, ctx)

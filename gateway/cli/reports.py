@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin import one_sentence, print_rows
+from gateway.cli.answers import Grid, one_sentence, show
 from gateway.cli.api import PROJECTS, AdminApi
-from gateway.cli.common import home_option, json_option
+from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.times import MOMENT
 
 USAGE_GROUPS = ("project_id", "api_key_id", "model", "batch", "service_tier")
@@ -30,11 +30,19 @@ TOKENS = (
 )
 
 range_options = (
-    click.option("--days", default=7, show_default=True, type=click.IntRange(1, 3660), help="Up to now, UTC."),
-    click.option("--from", "start", type=MOMENT, help="Instead of --days; inclusive."),
-    click.option("--to", "end", type=MOMENT, help="Exclusive.  [default: now]"),
-    click.option("--tenant", "tenants", multiple=True, help="Id or name; may be repeated.  [default: all]"),
-    click.option("--key", "key_ids", multiple=True, help="Id of an API key; may be repeated."),
+    click.option(
+        "--days",
+        default=7,
+        show_default=True,
+        type=click.IntRange(1, 3660),
+        help="Days up to now, in UTC; today is one of them.",
+    ),
+    click.option("--from", "start", type=MOMENT, help="Start of the range, included, instead of --days."),
+    click.option("--to", "end", type=MOMENT, help="End of the range, not included.  [default: now]"),
+    click.option(
+        "--tenant", "tenants", multiple=True, help="Id or name of a tenant; may be repeated.  [default: every tenant]"
+    ),
+    click.option("--key", "key_ids", multiple=True, help="Id of an API key; may be repeated.  [default: every key]"),
 )
 
 
@@ -55,9 +63,15 @@ def with_range(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(epilog=example_text("usage --tenant acme --days 30 --group-by model"))
 @with_range
-@click.option("--width", type=click.Choice(list(LIMITS)), default="1d", show_default=True, help="Of a bucket.")
+@click.option(
+    "--width",
+    type=click.Choice(list(LIMITS)),
+    default="1d",
+    show_default=True,
+    help="Length of time that a row sums up.",
+)
 @click.option(
     "--group-by",
     "groups",
@@ -65,10 +79,12 @@ def with_range(command: Any) -> Any:
     type=click.Choice(USAGE_GROUPS),
     default=("project_id", "model"),
     show_default=True,
-    help="May be repeated.",
+    help="What has a row of its own; may be repeated.",
 )
-@click.option("--model", "models", multiple=True, help="May be repeated.")
-@click.option("--batch/--no-batch", default=None, help="Only batch lines, or none.")
+@click.option("--model", "models", multiple=True, help="Id of a model; may be repeated.  [default: every model]")
+@click.option(
+    "--batch/--no-batch", default=None, help="Count only lines of batches, or leave them out.  [default: both]"
+)
 @home_option
 @json_option
 def usage(
@@ -80,13 +96,13 @@ def usage(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    """Report requests and tokens by time, and by tenant, key, model, tier."""
+    """Report the numbers of requests and tokens by time, and by tenant, key, model or tier."""
     more = {"models[]": models} if models else {}
     if batch is not None:
         more["batch"] = ("true",) if batch else ("false",)
     asked = _span(asked)
     with one_sentence():
-        api = AdminApi.of(home)
+        api = AdminApi(home)
         buckets = list(_buckets(api, "usage/completions", width, LIMITS[width], groups, asked, more))
         rows = [
             (
@@ -96,12 +112,11 @@ def usage(
             )
             for bucket, result, cells in _results(api, buckets, groups)
         ]
-        print_rows(
-            {"object": "page", "data": buckets}, as_json, ("start", *groups, *(name for name, _ in TOKENS)), rows
-        )
+        columns = ("start", *groups, *(name for name, _ in TOKENS))
+        show({"object": "page", "data": buckets}, Grid(columns, rows), as_json)
 
 
-@click.command()
+@click.command(epilog=example_text("costs --tenant acme --from 2026-10-01 --to 2026-11-01"))
 @with_range
 @click.option(
     "--group-by",
@@ -110,17 +125,22 @@ def usage(
     type=click.Choice(COST_GROUPS),
     default=("project_id", "line_item"),
     show_default=True,
-    help="May be repeated.",
+    help="What has a row of its own; may be repeated.",
 )
-@click.option("--line-item", "line_items", multiple=True, help="Like 'MODEL, output'; may be repeated.")
+@click.option(
+    "--line-item",
+    "line_items",
+    multiple=True,
+    help="A line item, such as 'my-model, output'; may be repeated.  [default: every line item]",
+)
 @home_option
 @json_option
 def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_json: bool, **asked: Any) -> None:
-    """Report charges by day, and by tenant, key, line item."""
+    """Report the charges by day, and by tenant, key or line item."""
     more = {"line_items[]": line_items} if line_items else {}
     asked = _span(asked)
     with one_sentence():
-        api = AdminApi.of(home)
+        api = AdminApi(home)
         buckets = list(_buckets(api, "costs", "1d", COST_LIMIT, groups, asked, more))
         rows = [
             (
@@ -132,7 +152,8 @@ def costs(groups: tuple[str, ...], line_items: tuple[str, ...], home: Path, as_j
             )
             for bucket, result, cells in _results(api, buckets, groups)
         ]
-        print_rows({"object": "page", "data": buckets}, as_json, ("start", *groups, "quantity", "unit", "amount"), rows)
+        columns = ("start", *groups, "quantity", "unit", "amount")
+        show({"object": "page", "data": buckets}, Grid(columns, rows), as_json)
 
 
 def _buckets(
@@ -173,7 +194,7 @@ def _results(
     """Yields (bucket, result, cells of its groups), with tenants by their names."""
     names: dict[str, str] = {}
     if "project_id" in groups:
-        names = {p["id"]: p["name"] for p in api.every(PROJECTS, {"include_archived": "true"})}
+        names = {p["id"]: p["name"] for p in api.read(PROJECTS, {"include_archived": "true"})}
     for bucket in buckets:
         for result in bucket["results"]:
             yield bucket, result, tuple(names.get(result[g], result[g]) for g in groups)

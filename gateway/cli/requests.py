@@ -16,7 +16,8 @@ from typing import Any
 import click
 from rich.markup import escape
 
-from gateway.cli.admin import FIELDS, one_sentence, print_rows
+from gateway.cli import answers
+from gateway.cli.answers import FIELDS, Grid, one_sentence
 from gateway.cli.api import AdminApi
 from gateway.cli.common import home_option, json_option
 from gateway.cli.groups import Commands
@@ -88,14 +89,14 @@ def list_requests(
     }
     params = {name: value for name, value in wanted.items() if value is not None}
     with one_sentence():
-        api = AdminApi.of(home)
+        api = AdminApi(home)
         if tenant is not None:
             params["project_id"] = api.project(tenant, archived=True)["id"]
         found = _newest(api, params, limit)
     if as_json:
         click.echo(json.dumps(found))
         return
-    print_rows(found, False, COLUMNS, [tuple(map(harmless, _row(one))) for one in found])
+    answers.show(found, Grid(COLUMNS, [tuple(map(harmless, _row(one))) for one in found]), False)
 
 
 @requests.command("show")
@@ -105,13 +106,13 @@ def list_requests(
 def show(request_id: str, home: Path, as_json: bool) -> None:
     """Show one request: its fields, and a waterfall of where its time went."""
     with one_sentence():
-        found = AdminApi.of(home).call("GET", f"{PATH}/{request_id}")
+        found = AdminApi(home).call("GET", f"{PATH}/{request_id}")
     if as_json:
         click.echo(json.dumps(found))
         return
     timeline = found.pop("timeline")
     rows = [(name, harmless(value)) for name, value in _flat(found) if value is not None]
-    print_rows(found, False, FIELDS, rows)
+    answers.show(found, Grid(FIELDS, rows), False)
     for line in waterfall(timeline["phases"], found["duration_ms"]):
         click.echo(line)
 

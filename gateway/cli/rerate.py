@@ -10,25 +10,27 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import rerating
 from accounting.prices.rerating import Difference
-from gateway.cli.admin import print_rows
+from gateway.cli.answers import Grid, show
 from gateway.cli.books_access import with_books
-from gateway.cli.common import home_option, json_option
+from gateway.cli.common import example_text, home_option, json_option
 from gateway.schema.money import decimal
 
 
-@click.command()
-@click.option("--period", required=True, metavar="YYYY-MM")
+@click.command(epilog=example_text("rerate --period 2026-10 --sheet standard@2"))
+@click.option("--period", required=True, metavar="YYYY-MM", help="The month, in UTC.")
 @click.option(
     "--sheet",
     required=True,
     metavar="SHEET[@VERSION]",
-    help="Without a version: the one in force at each request's start.",
+    help="Price sheet. Without a version, each request has the version in force at its start.",
 )
-@click.option("--tenant", help="Id.  [default: all]")
+@click.option("--tenant", help="Id of the one tenant.  [default: every tenant]")
 @home_option
 @json_option
 def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: bool) -> None:
-    """Compute what PERIOD would have cost by SHEET, line by line. Writes nothing: to act on it, give credits."""
+    """Compute what a month would have cost under another price sheet, line by line. This writes nothing: to act on it,
+    give credits.
+    """
 
     async def work(database: Database) -> list[Difference]:
         async with database.read() as conn:
@@ -40,7 +42,7 @@ def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: boo
     money = columns[-3:]
     rows = [(*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money)) for value in values]
     totals = [decimal(sum(value[name] for value in values), 2) for name in money]
-    print_rows(values, as_json, columns, [*rows, ("total", "", "", "", "", *totals)])
+    show(values, Grid(columns, [*rows, ("total", "", "", "", "", *totals)]), as_json)
 
 
 COMMANDS: tuple[click.Command, ...] = (rerate,)

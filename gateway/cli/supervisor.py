@@ -68,7 +68,7 @@ class Child:
             file.seek(self.log_start)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         if not lines:
-            return "it said nothing"
+            return "it wrote nothing to its log"
         try:
             record = json.loads(lines[-1])
         except ValueError:
@@ -133,7 +133,7 @@ class Supervisor:
                 if not self.failed.done():
                     self.failed.set_result(failure)
                 return
-            print(f"{child.spec.name} ended with {_ending(code)}; restarting.", file=sys.stderr, flush=True)
+            print(f"{child.spec.name} ended with {_ending(code)} and is restarted.", file=sys.stderr, flush=True)
             await asyncio.sleep(_backoff_s(len(child.deaths)))
             if self._stopping:
                 return
@@ -175,7 +175,9 @@ class Supervisor:
             async with asyncio.timeout(child.spec.stop_limit_s):
                 await child.process.wait()
         except TimeoutError:
-            print(f"{child.spec.name} did not end in {child.spec.stop_limit_s:.0f} s; killed.", file=sys.stderr)
+            print(
+                f"{child.spec.name} did not end within {child.spec.stop_limit_s:.0f} s and is killed.", file=sys.stderr
+            )
             child.process.kill()
             await child.process.wait()
 

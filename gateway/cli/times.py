@@ -21,7 +21,7 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is no date like 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
+            self.fail(f"{value!r} is not a date such as 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
 

@@ -225,7 +225,7 @@ class Up:
                         await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise HomeError(
-                f"No start within {READY_LIMIT_S:.0f} s, it waits for {self._awaited}; the logs are in"
+                f"The start took more than {READY_LIMIT_S:.0f} s. It waits for {self._awaited}. The logs are in"
                 f" {self.home.logs}."
             ) from None
 
@@ -307,7 +307,7 @@ class Up:
         """
         self.supervisor.begin_stop()
         if self.supervisor.ready:
-            print("\nDraining: running requests finish, the ledger is completed.", file=sys.stderr, flush=True)
+            print("\nDraining: running requests finish, and the ledger is completed.", file=sys.stderr, flush=True)
         for kind in ("jobs", "gateway", "worker", "redis"):
             await self.supervisor.stop(kind)
         await self.supervisor.close()
@@ -319,7 +319,7 @@ class Up:
 
     def _on_signal(self) -> None:
         if self.stop_asked.is_set():
-            print("Second signal: killing what still runs.", file=sys.stderr, flush=True)
+            print("A second signal came, so what still runs is killed.", file=sys.stderr, flush=True)
             self.supervisor.kill_all()
         self.stop_asked.set()
 

@@ -20,18 +20,24 @@ class IntakeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         intake, work = self._intake, self._work
         yield CounterMetricFamily(
-            "headgate_body_bytes", "Bytes of request bodies that were taken.", value=intake.num_taken
+            "headgate_body_bytes", "Bytes of request bodies that were accepted.", value=intake.num_taken
         )
         yield GaugeMetricFamily(
-            "headgate_body_bytes_held", "Bytes of bodies of requests that run.", value=intake.num_held
+            "headgate_body_bytes_held", "Bytes of the bodies of requests that run now.", value=intake.num_held
         )
-        refused = CounterMetricFamily("headgate_body_refusals", "Bodies refused by their bytes.", labels=["dimension"])
+        refused = CounterMetricFamily(
+            "headgate_body_refusals", "Request bodies that were refused because of their size.", labels=["dimension"]
+        )
         for dimension, number in intake.refusals.items():
             refused.add_metric([dimension], number)
         yield refused
         yield GaugeMetricFamily(
-            "headgate_text_waiting_requests", "Requests that wait for a thread that reads text.", value=work.num_waiting
+            "headgate_text_waiting_requests",
+            "Requests that wait now for a thread to process their text.",
+            value=work.num_waiting,
         )
         yield GaugeMetricFamily(
-            "headgate_text_waiting_bytes", "The bytes of their bodies.", value=work.num_waiting_bytes
+            "headgate_text_waiting_bytes",
+            "Bytes of the bodies of requests that wait now for a thread to process their text.",
+            value=work.num_waiting_bytes,
         )

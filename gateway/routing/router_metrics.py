@@ -55,13 +55,16 @@ class RouterMetrics(Collector):
 
     def _of_choices(self) -> Iterator[Metric]:
         counts = self._router.counts
-        choices = CounterMetricFamily("headgate_router_choices", "Why a worker was chosen.", labels=["reason"])
+        choices = CounterMetricFamily(
+            "headgate_router_choices", "Choices of a worker, by the reason for the choice.", labels=["reason"]
+        )
         for reason, number in counts.choices.items():
             choices.add_metric([reason], number)
         yield choices
         tokens = CounterMetricFamily(
             "headgate_router_cached_tokens",
-            "Of finished requests: predicted at the choice, really cached, and the two kinds of error.",
+            "Cached prompt tokens of finished requests: predicted at the choice of a worker, found by the worker, and"
+            " how many too many or too few were predicted.",
             labels=["kind"],
         )
         tokens.add_metric(["predicted"], counts.num_predicted_tokens)
@@ -71,7 +74,8 @@ class RouterMetrics(Collector):
         yield tokens
         ttft = CounterMetricFamily(
             "headgate_router_ttft_seconds",
-            "Sums over finished requests: time to the first token, predicted and on the worker.",
+            "Seconds to the first token, summed over finished requests: predicted at the choice, and measured on the"
+            " worker.",
             labels=["kind"],
         )
         ttft.add_metric(["predicted"], counts.predicted_ttft_s)
@@ -79,12 +83,12 @@ class RouterMetrics(Collector):
         yield ttft
         yield CounterMetricFamily(
             "headgate_router_other_worker_misses",
-            "Requests whose prompt another worker had.",
+            "Requests that missed the cache although another worker had their prompt cached.",
             value=counts.num_other_worker,
         )
         index = GaugeMetricFamily(
             "headgate_router_index_groups",
-            "Groups of 64 tokens that a worker is known to have cached.",
+            "Groups of 64 tokens that the gateway knows to be cached on the worker.",
             labels=["worker"],
         )
         for link in self._fleet.links:

@@ -56,7 +56,9 @@ class Gathered(Collector):
         self._pages = list(pages)
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("headgate_gateway_up", "1: the gateway process answers.", labels=["gateway"])
+        up = GaugeMetricFamily(
+            "headgate_gateway_up", "Whether the gateway process answers: 1 if it does, otherwise 0.", labels=["gateway"]
+        )
         families: dict[str, Metric] = {}
         for slot, page in self._pages:
             up.add_metric([slot], 0.0 if page is None else 1.0)

@@ -38,36 +38,42 @@ class Metrics:
         self._models: frozenset[str] = frozenset()
         self.duration = Histogram(
             "gen_ai_server_request_duration_seconds",
-            "From acceptance to the last byte.",
+            "Seconds from the acceptance of a request to the last byte of its answer.",
             GENAI_LABELS,
             buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
         self.first_token = Histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "From acceptance to the first byte of a stream.",
+            "Seconds from the acceptance of a request to the first byte of its stream.",
             GENAI_LABELS,
             buckets=DURATION_BUCKETS,
             registry=self.registry,
         )
         self.per_token = Histogram(
             "gen_ai_server_time_per_output_token_seconds",
-            "(duration - first token) / (output tokens - 1).",
+            "Seconds per output token after the first: (duration - time to first token) / (output tokens - 1).",
             GENAI_LABELS,
             buckets=PER_TOKEN_BUCKETS,
             registry=self.registry,
         )
         self.requests = Counter(
-            "headgate_requests", "Finished requests.", ("route", "model", "tier", "outcome"), registry=self.registry
+            "headgate_requests",
+            "Requests that have finished.",
+            ("route", "model", "tier", "outcome"),
+            registry=self.registry,
         )
         self.disconnects = Counter(
-            "headgate_client_disconnects", "Clients that left before the end.", ("phase",), registry=self.registry
+            "headgate_client_disconnects",
+            "Clients that disconnected before their answer was complete.",
+            ("phase",),
+            registry=self.registry,
         )
         for phase in ("queue_or_prefill", "decode"):
             self.disconnects.labels(phase)
         self.loop_lag = Histogram(
             "headgate_event_loop_lag_seconds",
-            "How late a timer of 100 ms fires.",
+            "Seconds by which a timer of 100 ms fires too late.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
             registry=self.registry,
         )

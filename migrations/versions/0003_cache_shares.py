@@ -1,4 +1,4 @@
-"""What each tenant may keep in the prefix cache of a worker."""
+"""This adds what each tenant may keep in the prefix cache of a worker."""
 
 import sqlalchemy as sa
 from alembic import op

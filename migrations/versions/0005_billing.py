@@ -203,7 +203,7 @@ def _is_postgresql() -> bool:
 
 
 def _fill_months() -> None:
-    """From the days there are; a bucket is its first second."""
+    """Fills the months from the days there are; a bucket is its first second."""
     month = (
         "CAST(extract(epoch FROM date_trunc('month', to_timestamp(bucket) AT TIME ZONE 'UTC')) AS BIGINT)"
         if _is_postgresql()
@@ -275,7 +275,7 @@ def _refuse_overlaps() -> None:
 
 
 def _drop_triggers() -> None:
-    """Of the tables that stay; the others take theirs with them."""
+    """Drops the triggers of the tables that stay; the other tables take theirs with them."""
     names = {table: ["no_overlap"] for table in INTERVALS}
     for table in ("price_sheet", "price_assignment"):
         names.setdefault(table, []).extend(("no_update", "no_delete"))

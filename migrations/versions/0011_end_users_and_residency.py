@@ -1,4 +1,6 @@
-"""What end users with limits took in the last day; what caches kept for tenants, and what was charged for it."""
+"""This adds what end users with limits took in the last day, what caches kept for tenants, and what was charged for
+it.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("accounting", "cache", "gateway", "kernels", "ops", "workers")
+PRODUCT = ("accounting", "benchmarks", "cache", "gateway", "kernels", "migrations", "ops", "workers")
 WITHOUT_SUBJECT = [
     "Of",
     "With",

@@ -28,64 +28,103 @@ class Metrics:
         self._cache = CacheMetrics(self.registry, self._labels, by_tenant=by_tenant)
         self._queues = QueueMetrics(self.registry)
         gauge, counter, seconds, tokens = self._gauge, self._counter, self._seconds, self._tokens
-        self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks")
-        self._waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for blocks or a place")
-        self._usage = gauge("vllm:kv_cache_usage_perc", "Share of blocks held by running sequences")
-        self._prompt = counter("vllm:prompt_tokens", "Prompt tokens, cached ones included")
-        self._generation = counter("vllm:generation_tokens", "Output tokens")
-        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens looked up")
-        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens found")
-        self._preemptions = counter("vllm:num_preemptions", "Sequences that lost their blocks")
-        self._recomputed = counter("headgate_recomputed_tokens", "Tokens computed again")
-        self._discarded = counter("headgate_lag_discarded_tokens", "Tokens computed for sequences that had ended")
-        self._proposed = counter("vllm:spec_decode_num_draft_tokens", "Tokens proposed")
-        self._accepted = counter("vllm:spec_decode_num_accepted_tokens", "Proposed tokens that were right")
-        self._out_of_memory = counter("headgate_out_of_memory_steps", "Steps that did not fit the device's memory")
-        self._success = Counter(
-            "vllm:request_success", "Attempts by ending", [*self._labels, "finished_reason"], registry=self.registry
+        self._running = gauge("vllm:num_requests_running", "Sequences that hold blocks now.")
+        self._waiting = gauge(
+            "vllm:num_requests_waiting", "Sequences that wait now for blocks or for a place in the batch."
         )
-        self._ttft = seconds("vllm:time_to_first_token_seconds", "Arrival to first token")
-        self._e2e = seconds("vllm:e2e_request_latency_seconds", "Arrival to end")
-        self._queue = seconds("vllm:request_queue_time_seconds", "Arrival to first admission")
-        self._prefill = seconds("vllm:request_prefill_time_seconds", "First admission to first token")
-        self._decode = seconds("vllm:request_decode_time_seconds", "First token to end")
-        self._inference = seconds("vllm:request_inference_time_seconds", "First admission to end")
-        self._prompt_size = tokens("vllm:request_prompt_tokens", "Prompt tokens of an attempt")
-        self._output_size = tokens("vllm:request_generation_tokens", "Output tokens of an attempt")
-        self._max_tokens = tokens("vllm:request_params_max_tokens", "max_tokens of an attempt")
-        self._step_size = tokens("vllm:iteration_tokens_total", "Tokens computed in a step")
+        self._usage = gauge(
+            "vllm:kv_cache_usage_perc", "Share of all blocks that running sequences hold now, from 0 to 1."
+        )
+        self._prompt = counter(
+            "vllm:prompt_tokens", "Prompt tokens of attempts that have ended, cached tokens included."
+        )
+        self._generation = counter("vllm:generation_tokens", "Output tokens that were generated.")
+        self._queries = counter("vllm:prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache.")
+        self._hits = counter("vllm:prefix_cache_hits", "Prompt tokens that were found in the prefix cache.")
+        self._preemptions = counter("vllm:num_preemptions", "Preemptions: sequences that lost their blocks to others.")
+        self._recomputed = counter(
+            "headgate_recomputed_tokens", "Tokens that were computed again, because their sequence had lost its blocks."
+        )
+        self._discarded = counter(
+            "headgate_lag_discarded_tokens", "Tokens that were computed for sequences that had already ended."
+        )
+        self._proposed = counter("vllm:spec_decode_num_draft_tokens", "Tokens that speculative decoding proposed.")
+        self._accepted = counter(
+            "vllm:spec_decode_num_accepted_tokens", "Tokens that speculative decoding proposed and the model accepted."
+        )
+        self._out_of_memory = counter(
+            "headgate_out_of_memory_steps", "Steps that failed because the memory of the device was full."
+        )
+        self._success = Counter(
+            "vllm:request_success",
+            "Attempts that have ended, by the reason of the end.",
+            [*self._labels, "finished_reason"],
+            registry=self.registry,
+        )
+        self._ttft = seconds(
+            "vllm:time_to_first_token_seconds", "Seconds from the arrival of an attempt to its first token."
+        )
+        self._e2e = seconds("vllm:e2e_request_latency_seconds", "Seconds from the arrival of an attempt to its end.")
+        self._queue = seconds(
+            "vllm:request_queue_time_seconds", "Seconds from the arrival of an attempt to its first admission."
+        )
+        self._prefill = seconds(
+            "vllm:request_prefill_time_seconds", "Seconds from the first admission of an attempt to its first token."
+        )
+        self._decode = seconds(
+            "vllm:request_decode_time_seconds", "Seconds from the first token of an attempt to its end."
+        )
+        self._inference = seconds(
+            "vllm:request_inference_time_seconds", "Seconds from the first admission of an attempt to its end."
+        )
+        self._prompt_size = tokens("vllm:request_prompt_tokens", "Number of prompt tokens of an attempt.")
+        self._output_size = tokens("vllm:request_generation_tokens", "Number of output tokens of an attempt.")
+        self._max_tokens = tokens("vllm:request_params_max_tokens", "The max_tokens that an attempt asked for.")
+        self._step_size = tokens("vllm:iteration_tokens_total", "Number of tokens that a step computes.")
         self._gaps = WeightedHistogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens of a sequence", self._labels, SECONDS
+            "vllm:inter_token_latency_seconds", "Seconds between two tokens of a sequence.", self._labels, SECONDS
         )
         self.registry.register(self._gaps)
-        self._blocks = Gauge("headgate_cache_blocks", "Blocks by state", ["state"], registry=self.registry)
+        self._blocks = Gauge("headgate_cache_blocks", "Blocks by their state now.", ["state"], registry=self.registry)
         self._sharing = Gauge(
             "headgate_sharing_blocks",
-            "Blocks of requests with several choices: held, and what they would hold without sharing",
+            "Blocks of requests with several choices: held now, and what they would hold without sharing.",
             ["mode", "kind"],
             registry=self.registry,
         )
         self._slots = Gauge(
             "headgate_kv_slots",
-            "Slots in the blocks of running sequences: allocated, and those with a token",
+            "Token slots in the blocks of running sequences: allocated, and in use.",
             ["kind"],
             registry=self.registry,
         )
         self._step_tokens = Counter(
-            "headgate_step_tokens", "Tokens computed by phase", ["phase"], registry=self.registry
+            "headgate_step_tokens",
+            "Tokens that were computed, by the phase of the step.",
+            ["phase"],
+            registry=self.registry,
         )
         self._tier_tokens = Counter("headgate_tier_tokens", "Tokens computed by tier", ["tier"], registry=self.registry)
         self._steps = Histogram(
-            "headgate_step_seconds", "Time of a step", ["phase"], buckets=SECONDS, registry=self.registry
+            "headgate_step_seconds",
+            "Seconds that a step takes, by its phase.",
+            ["phase"],
+            buckets=SECONDS,
+            registry=self.registry,
         )
-        info = Info("vllm:cache_config", "Size of the pool", list(self._labels), registry=self.registry)
+        info = Info(
+            "vllm:cache_config",
+            "Size of the block pool: slots per block and number of blocks.",
+            list(self._labels),
+            registry=self.registry,
+        )
         info.labels(**self._labels).info({"block_size": str(block_size), "num_gpu_blocks": str(num_blocks)})
 
     def tell_kernels(self, kernels: Iterable[KernelState]) -> None:
         """Records the implementation that the worker runs for each op. It is known once, at start."""
         info = Gauge(
             "headgate_kernel_info",
-            "What runs for an op, and how its check at start ended",
+            "The implementation that runs for an op, and how its check at start ended.",
             ["op", "implementation", "state"],
             registry=self.registry,
         )

@@ -150,7 +150,7 @@ async def test_a_test_that_does_not_come_through_says_why_and_fails(gateway):
 
 
 async def test_without_a_sender_a_test_says_so(gateway, monkeypatch):
-    monkeypatch.setattr("gateway.cli.webhooks.WAIT_S", 0.2)
+    monkeypatch.setattr("gateway.cli.serving_commands.WAIT_S", 0.2)
     _, output = await headgate(gateway, "add", "https://example.com/", "--json")
     status, output = await headgate(gateway, "test", json.loads(output)["id"])
     assert (status, "nobody has tried" in output) == (1, True)

@@ -21,24 +21,41 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-@click.command("calibrate", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    "calibrate",
+    epilog="\b\nExample:\n  headgate calibrate my-model --out smoothing.safetensors",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.argument("model", envvar="HEADGATE_MODEL")
-@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write, for HEADGATE_ENGINE_SMOOTHING.",
+)
 @click.option(
     "--text",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="UTF-8, like what the model will read. Without it: text that the model writes itself.",
+    help="UTF-8 file with text like what the model will read.  [default: text that the model writes itself]",
 )
-@click.option("--tokens", default=4096, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--tokens",
+    default=4096,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most tokens of text that are read.",
+)
 @click.option(
     "--alpha",
     default=0.5,
     show_default=True,
     type=click.FloatRange(0, 1),
-    help="How much of the difficulty moves from activations into weights.",
+    help="Share of the scale that moves from activations into weights; 0 moves nothing.",
 )
 def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) -> None:
-    """Measures the largest activations of MODEL, for HEADGATE_ENGINE_SMOOTHING."""
+    """Measure the largest activations of MODEL, a directory or hub id, and write them to a file for
+    HEADGATE_ENGINE_SMOOTHING.
+    """
     try:
         num_norms, num_read = _measure(model, text, tokens, alpha, out)
     except (ModelError, OSError) as error:

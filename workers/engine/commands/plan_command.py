@@ -45,28 +45,49 @@ class Overrides:
         return replace(device, **given, source=f"{device.source}; options") if given else device
 
 
-@click.command("plan", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.command(
+    "plan",
+    epilog="\b\nExample:\n  headgate plan Qwen/Qwen3-0.6B --gpu l4 --context 8192",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.argument("model", envvar="HEADGATE_MODEL")
 @click.option(
     "--gpu",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", *TABLE, "cpu"]),
-    help="auto: the first GPU of this machine, else its CPU.",
+    help="Device to compute for; auto is the first GPU of this machine, else its CPU.",
 )
-@click.option("--memory-gib", type=click.FloatRange(min=0, min_open=True), help="Instead of the device's own.")
-@click.option("--bandwidth-gb", type=click.FloatRange(min=0, min_open=True), help="GB/s, instead of the device's own.")
-@click.option("--tflops", type=click.FloatRange(min=0, min_open=True), help="TFLOP/s of dense products, likewise.")
+@click.option(
+    "--memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory of the device in GiB.  [default: as the device has]",
+)
+@click.option(
+    "--bandwidth-gb",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Memory bandwidth in GB/s.  [default: as the device has]",
+)
+@click.option(
+    "--tflops",
+    type=click.FloatRange(min=0, min_open=True),
+    help="TFLOP/s of dense matrix products.  [default: as the device has]",
+)
 @click.option(
     "--dtype",
     envvar=f"{OWN}DTYPE",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "float32", "float16", "bfloat16"]),
-    help="auto: the checkpoint's; float32 on a CPU that would be slower in it.",
+    help="Number format to compute in; auto is the checkpoint's, or float32 on a CPU that is slower in that one.",
 )
 @click.option(
-    "--kv-dtype", envvar=f"{OWN}KV_DTYPE", default="auto", show_default=True, type=click.Choice(["auto", "int8", "fp8"])
+    "--kv-dtype",
+    envvar=f"{OWN}KV_DTYPE",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "int8", "fp8"]),
+    help="Number format of the KV cache; auto is that of --dtype.",
 )
 @click.option(
     "--quant",
@@ -74,7 +95,7 @@ class Overrides:
     default="none",
     show_default=True,
     type=click.Choice(["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]),
-    help="Of the linear layers.",
+    help="Quantization of the linear layers.",
 )
 @click.option(
     "--tensor-parallel",
@@ -83,15 +104,22 @@ class Overrides:
     show_default=True,
     type=click.IntRange(1, 64),
     metavar="N",
-    help="Devices that one copy is split over.",
+    help="Number of devices that each copy of the model is split over.",
 )
-@click.option("--block-size", envvar=f"{OWN}BLOCK_SIZE", default=16, show_default=True, type=click.IntRange(1, 256))
+@click.option(
+    "--block-size",
+    envvar=f"{OWN}BLOCK_SIZE",
+    default=16,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Number of tokens in a block of the KV cache.",
+)
 @click.option(
     "--context",
     "contexts",
     multiple=True,
     type=click.IntRange(min=1),
-    help="Tokens of prompt and output; may be repeated.",
+    help="Number of tokens of prompt and output together; may be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def main(

@@ -28,23 +28,46 @@ class CacheMetrics:
         self._before = CacheFigures()
         self._ages = _Ages(labels)
         registry.register(self._ages)
-        self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree", registry=registry)
-        self._evicted = Counter("headgate_cache_evicted_blocks", "Blocks evicted", ["reason"], registry=registry)
+        self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree.", registry=registry)
+        self._evicted = Counter(
+            "headgate_cache_evicted_blocks",
+            "Blocks that were evicted from the prefix cache.",
+            ["reason"],
+            registry=registry,
+        )
         for cause in ("capacity", "quota", "idle"):
             self._evicted.labels(cause)
-        self._breaches = Counter("headgate_cache_floor_breaches", "Leaves cut below a floor", registry=registry)
-        self._refused = Counter("headgate_cache_refused_inserts", "Commits that a quota cut short", registry=registry)
-        self._broken = Counter("headgate_cache_broken_laws", "Laws found broken: must stay 0", registry=registry)
-        self._pinned = Gauge("headgate_cache_pinned_blocks", "Blocks under pins", registry=registry)
+        self._breaches = Counter(
+            "headgate_cache_floor_breaches",
+            "Leaves of the prefix tree that were evicted although their tenant had no more than its floor.",
+            registry=registry,
+        )
+        self._refused = Counter(
+            "headgate_cache_refused_inserts",
+            "Insertions into the prefix cache that were cut short by a quota.",
+            registry=registry,
+        )
+        self._broken = Counter(
+            "headgate_cache_broken_laws",
+            "Invariants of the prefix cache that were found broken; this must stay 0.",
+            registry=registry,
+        )
+        self._pinned = Gauge("headgate_cache_pinned_blocks", "Blocks that are pinned now.", registry=registry)
         self._cached = Counter(
-            "headgate_cached_tokens", "Prompt tokens found, by region", ["region"], registry=registry
+            "headgate_cached_tokens",
+            "Prompt tokens that were found in the prefix cache, by region.",
+            ["region"],
+            registry=registry,
         )
         self._misses = Counter(
-            "headgate_cache_misses", "Attempts by why no more was cached", ["reason"], registry=registry
+            "headgate_cache_misses",
+            "Attempts whose prompt was not wholly cached, by the reason.",
+            ["reason"],
+            registry=registry,
         )
         self._swapped = Counter(
             "headgate_swapped_blocks",
-            "Blocks of preempted sequences, out to the host and in again",
+            "Blocks of preempted sequences that were copied to the host, or back to the device.",
             ["direction"],
             registry=registry,
         )
@@ -109,18 +132,26 @@ class _Tiers:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._hits = Counter(
-            "headgate_cache_tier_hit_tokens", "Tokens brought nearer to the device", ["tier"], registry=registry
+            "headgate_cache_tier_hit_tokens",
+            "Prompt tokens that were found in a lower cache tier and copied towards the device.",
+            ["tier"],
+            registry=registry,
         )
         self._bytes = Counter(
-            "headgate_cache_tier_bytes", "Bytes written to a tier, and read", ["tier", "direction"], registry=registry
+            "headgate_cache_tier_bytes",
+            "Bytes that were written to a cache tier, or read from it.",
+            ["tier", "direction"],
+            registry=registry,
         )
         self._refused = Counter(
             "headgate_cache_tier_refused",
-            "Blocks or values not written or not taken, by why",
+            "Blocks that were not written to a cache tier, or not accepted from it, by the reason.",
             ["tier", "reason"],
             registry=registry,
         )
-        self._used = Gauge("headgate_cache_tier_used_bytes", "Bytes in use", ["tier"], registry=registry)
+        self._used = Gauge(
+            "headgate_cache_tier_used_bytes", "Bytes that are in use now in a cache tier.", ["tier"], registry=registry
+        )
 
     def observe(self, tier: str, now: TierFigures, before: TierFigures) -> None:
         self._hits.labels(tier).inc(now.num_hit_tokens - before.num_hit_tokens)
@@ -139,14 +170,20 @@ class _Tenants:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._names: dict[str, str] = {}
         self._blocks = Gauge(
-            "headgate_cache_tenant_blocks", "Blocks of the tree", ["tenant", "state"], registry=registry
+            "headgate_cache_tenant_blocks",
+            "Blocks of a tenant in the prefix cache now.",
+            ["tenant", "state"],
+            registry=registry,
         )
         self._seconds = Counter(
-            "headgate_cache_block_seconds", "Residency in the tree", ["tenant", "state"], registry=registry
+            "headgate_cache_block_seconds",
+            "Block-seconds that a tenant has occupied in the prefix cache.",
+            ["tenant", "state"],
+            registry=registry,
         )
         self._lost = Counter(
             "headgate_cache_tenant_evicted_blocks",
-            "Blocks lost, and lost by others for it",
+            "Blocks that a tenant lost to eviction, and blocks that others lost for it.",
             ["tenant", "side"],
             registry=registry,
         )

@@ -55,7 +55,7 @@ class Sender:
         self._poster = poster or Poster(settings.egress, self._threads, settings.webhook_s)
         self._tries = Counter(
             "headgate_webhook_deliveries",
-            "Tries that ended: delivered, failed (it is tried again), dead (it is not).",
+            "Attempts to deliver an event: delivered, failed (it is tried again), dead (it is not tried again).",
             ("outcome",),
             registry=registry or CollectorRegistry(),
         )

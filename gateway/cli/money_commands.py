@@ -1,0 +1,260 @@
+"""The rows of the table about prices and what is due: `headgate prices`, `invoice`, `credits`."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gateway.cli import price_sheets
+from gateway.cli.admin_commands import ONE_TENANT, argument, group, option, row, several
+from gateway.cli.answers import Grid, one_sentence
+from gateway.cli.api import AdminApi
+from gateway.cli.common import example_text, home_option
+from gateway.cli.money import Amount, shown
+from gateway.cli.price_sheets import EXAMPLE, RateParam
+from gateway.cli.times import MOMENT
+from gateway.cli.whole_file import whole_file
+from gateway.schema.money import decimal
+
+INVOICES_PATH = "/admin/v1/invoices"
+DOCUMENTS = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pdf": "application/pdf"}
+
+
+def _intervals(made: dict[str, Any]) -> Grid:
+    columns = ("sheet", "from", "until")
+    return Grid(columns, [[one[name] for name in columns] for one in made["intervals"]])
+
+
+PRICES = group(
+    "prices",
+    "Manage price sheets: rates in the currency per million tokens, in force from a moment on. A version never"
+    " changes.",
+    row(
+        "add SHEET",
+        "Add the next version of SHEET, or a new sheet if there is none of that name. Prints its id.\n\n"
+        "A version has the rates of all its models: a model that it does not name has no price.",
+        "POST /admin/v1/price-sheets",
+        several(
+            "--rate",
+            "rates",
+            type=RateParam(),
+            help="A model's interactive rates per million tokens: cached input, input kept in the cache, other input,"
+            " output",
+        ),
+        several("--batch-rate", "batch_rates", type=RateParam(), help="A model's rates for batch lines, like --rate"),
+        option(
+            "--batch-percent",
+            type=click.IntRange(0, 100),
+            help="Make the batch rates of every --rate this percentage of it, rounded up to micro-units, and"
+            " print them.",
+        ),
+        option(
+            "--file",
+            type=click.File("rb"),
+            help="JSON file with the whole version as the API takes it, in micro-units.",
+        ),
+        option("--currency", help="Currency of a new sheet.  [default: USD]"),
+        option("--from", type=MOMENT, help="When the version begins.  [default: now]"),
+        option("--until", type=MOMENT, help="When it ends.  [default: when the next version begins]"),
+        shows=price_sheets.version_made,
+        warns=lambda _, made: price_sheets.gaps(made["id"], made),
+        reads=price_sheets.version_of,
+        example=f"prices add standard --rate {EXAMPLE} --batch-percent 50",
+    ),
+    row(
+        "list",
+        "List every version of every sheet, the newest first.",
+        "GET /admin/v1/price-sheets",
+        shows=("id", "currency", "from", "until"),
+    ),
+    row(
+        "show SHEET@VERSION",
+        "Show all rates of one version.",
+        "GET /admin/v1/price-sheets/{sheet}/{number}",
+        argument("version", metavar="SHEET@VERSION"),
+        shows=price_sheets.rates,
+        reads=price_sheets.version_named,
+        example="prices show standard@1",
+    ),
+    row(
+        "assign TENANT SHEET",
+        "Let TENANT pay by SHEET. Intervals of a tenant cannot overlap.",
+        "PUT /admin/v1/tenants/{tenant}/price-sheet",
+        option("--from", type=MOMENT, help="When it begins.  [default: now]"),
+        option("--until", type=MOMENT, help="When the default sheet comes back.  [default: never]"),
+        shows=_intervals,
+        warns=lambda sent, made: price_sheets.gaps(sent["sheet"], made),
+        example="prices assign acme standard --from 2026-11-01",
+    ),
+)
+
+
+def _invoices(found: list[dict[str, Any]]) -> Grid:
+    names, amounts = ("number", "project_name", "period", "currency"), ("subtotal", "prepaid", "total")
+    rows = [
+        (*(one[name] for name in names), *(decimal(one[f"{name}_micro_units"], 2) for name in amounts)) for one in found
+    ]
+    return Grid((*names, *amounts), rows)
+
+
+def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
+    """Returns the invoices of all tenants, or the one of the tenant that was asked for."""
+    if made:
+        return _invoices(made if isinstance(made, list) else [made])
+    period = click.get_current_context().params["period"]
+    return (
+        f"Nothing to close in {period}: nobody used anything in it, or its invoices were made before"
+        f" (`headgate invoice list --period {period}`)."
+    )
+
+
+def _invoice(found: dict[str, Any]) -> Grid:
+    columns = ("kind", "period", "model", "tier", "token_class", "price_version", "quantity", "amount")
+    currency = found["currency"]
+    lines = [
+        (*(line[name] for name in columns[:-1]), shown(line["amount_micro_units"], currency)) for line in found["lines"]
+    ]
+    due = ("total", *("" for _ in columns[2:]), shown(found["total_micro_units"], currency))
+    return Grid(columns, [*lines, due])
+
+
+@click.command("export", epilog=example_text("invoice export INV-000001 --format html --out invoice.html"))
+@click.argument("number")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(list(DOCUMENTS)),
+    default="pdf",
+    show_default=True,
+    help="Format of the document.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File to write; - is standard output.  [default: NUMBER.FORMAT]",
+)
+@home_option
+def _export(number: str, kind: str, out: Path | None, home: Path) -> None:
+    """Write the invoice NUMBER as a document, and print the name of the file."""
+    with one_sentence():
+        content = AdminApi(home).fetch(f"{INVOICES_PATH}/{number}", DOCUMENTS[kind])
+    if out == Path("-"):
+        sys.stdout.buffer.write(content)
+        return
+    path = Path(f"{number}.{kind}") if out is None else out
+    with whole_file(path) as file:
+        file.write(content)
+    click.echo(path)
+
+
+INVOICE = group(
+    "invoice",
+    "Close a month into invoices, and read them. A closed invoice never changes; `headgate credits` corrects it.",
+    row(
+        "close",
+        "Make one invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with"
+        " --tenant gives the same invoice.",
+        f"POST {INVOICES_PATH}",
+        option("--period", required=True, metavar="YYYY-MM", help="Month; it closes 48 hours after its end."),
+        option("--tenant", help="Id or name of the one tenant.  [default: all tenants that used something]"),
+        shows=_closed,
+        example="invoice close --period 2026-10",
+    ),
+    row(
+        "list",
+        "List invoices and credit notes, the newest first.",
+        f"GET {INVOICES_PATH}",
+        option("--tenant", help=ONE_TENANT),
+        option("--period", metavar="YYYY-MM", help="The one month.  [default: all months]"),
+        shows=_invoices,
+        example="invoice list --tenant acme --period 2026-10",
+    ),
+    row(
+        "show NUMBER",
+        "Show the lines of the invoice NUMBER, and the amount that is due.",
+        f"GET {INVOICES_PATH}/{{number}}",
+        shows=_invoice,
+        example="invoice show INV-000001",
+    ),
+    _export,
+)
+
+
+def _credits(found: list[dict[str, Any]]) -> Grid:
+    before, after = ("id", "type", "project_id", "currency"), ("priority", "expires_at", "corrects", "number")
+    return Grid(
+        (*before, "amount", "remaining", *after),
+        [(*(one[name] for name in before), *_amounts(one), *(one[name] for name in after)) for one in found],
+    )
+
+
+def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
+    remaining = credit["remaining_micro_units"]
+    return decimal(credit["amount_micro_units"], 2), "" if remaining is None else decimal(remaining, 2)
+
+
+_AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))
+_IDEMPOTENCY_KEY = option(
+    "--idempotency-key",
+    default=lambda: str(uuid.uuid4()),
+    show_default="a new key",
+    help="Key for safe repeats: the same key never gives a credit twice.",
+)
+
+CREDITS = group(
+    "credits",
+    "Give prepaid grants, and correct charged requests. Amounts are in the currency, like 25.00.",
+    row(
+        "grant TENANT AMOUNT",
+        "Record that TENANT has prepaid AMOUNT. Closing a month uses grants before anything is due.",
+        "POST /admin/v1/credits",
+        _AMOUNT,
+        option("--source", type=click.Choice(["cash", "promotion"]), default="cash", help="Where the money is from."),
+        option(
+            "--priority",
+            type=click.IntRange(0, 1_000_000),
+            default=100,
+            help="Order of use: the grant with the lowest number is used first.",
+        ),
+        option("--currency", default="USD", help="Currency of AMOUNT."),
+        option("--starts", "starts_at", type=MOMENT, help="Usage from then on is paid by it.  [default: now]"),
+        option("--expires", "expires_at", type=MOMENT, help="Usage until then is paid by it.  [default: never]"),
+        option("--note", default="", show_default=False, help="Text for the records."),
+        _IDEMPOTENCY_KEY,
+        fixed={"type": "grant"},
+        shows="id",
+        example="credits grant acme 50.00 --expires 2027-01-01",
+    ),
+    row(
+        "correct TENANT REQUEST_ID AMOUNT",
+        "Take back AMOUNT of the charge of the request REQUEST_ID to TENANT, by a credit note with its own number.",
+        "POST /admin/v1/credits",
+        argument("corrects", metavar="REQUEST_ID"),
+        _AMOUNT,
+        option(
+            "--adjustment",
+            "type",
+            flag_value="adjustment",
+            default="credit_note",
+            show_default=False,
+            help="Correct a charge that is on no invoice yet, by a line on the next one.",
+        ),
+        option("--note", default="", show_default=False, help="Text on the document."),
+        _IDEMPOTENCY_KEY,
+        shows="id",
+        example="credits correct acme req_0123 1.50",
+    ),
+    row(
+        "list",
+        "List credits, the newest first, with the rest of each grant.",
+        "GET /admin/v1/credits",
+        option("--tenant", help=ONE_TENANT),
+        shows=_credits,
+    ),
+)
+
+COMMANDS: tuple[click.Command, ...] = (PRICES, INVOICE, CREDITS)

@@ -1,0 +1,283 @@
+"""The rows of the table that are about tenants: `headgate tenants`, `keys`, `audit`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+import msgspec
+
+from gateway.cli.admin_commands import (
+    COUNT,
+    END_STREAMS,
+    ONE_TENANT,
+    REQUEST_LIMITS,
+    Fields,
+    OrNone,
+    group,
+    option,
+    row,
+    several,
+)
+from gateway.cli.answers import Grid, fields
+from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
+from gateway.cli.new_key import create_key, owner_is_named
+
+DAY_S = 86_400
+MODELS = several("--model", "models", help="A model that the key may use")
+ADDRESSES = several("--address", "addresses", help="An address or network from which the key may be used")
+DISABLED = "Refuse the key with 401, or accept it again."
+SHARE = (
+    "weight",
+    "time_zone",
+    *(f"cache_{name}" for name in ("quota_blocks", "floor_blocks", "ttl_s", "read", "write")),
+)
+
+
+def _create_tenant(api: AdminApi, fields: Fields) -> dict[str, Any]:
+    name = fields["name"]
+    try:
+        return api.call("POST", PROJECTS, {"name": name})
+    except ApiFailed as error:
+        if error.code != "name_taken":
+            raise
+    if not fields["if_not_exists"]:
+        raise ApiFailed(f"A tenant is called {name!r} already; with --if-not-exists its id is shown.")
+    return api.project(name)
+
+
+TENANTS = group(
+    "tenants",
+    "Create, show, change, suspend, archive and delete tenants. A tenant is named by its id or its name.",
+    row(
+        "create NAME",
+        "Create the tenant NAME and print its id. `headgate keys create` then makes its first key.",
+        _create_tenant,
+        option(
+            "--if-not-exists", is_flag=True, help="Print the id of the tenant that has the name, where there is one."
+        ),
+        shows="id",
+        example="tenants create acme",
+    ),
+    row(
+        "list",
+        "List the tenants, the newest first.",
+        f"GET {PROJECTS}",
+        option("--all", "include_archived", is_flag=True, help="List archived tenants too."),
+        shows=("id", "name", "status", "created_at"),
+    ),
+    row(
+        "show TENANT",
+        "Show the limits and the settings of TENANT, and its share of each worker.",
+        "GET /admin/v1/tenants/{tenant}",
+        shows=fields,
+    ),
+    row(
+        "rename TENANT NAME",
+        "Give TENANT the new name NAME.",
+        f"POST {PROJECTS}/{{tenant}}",
+        shows="name",
+        example="tenants rename acme apex",
+    ),
+    row(
+        "set TENANT",
+        "Set the share that TENANT has of each worker, and its time zone. Options that are not given stay.",
+        "PATCH /admin/v1/tenants/{tenant}",
+        option("--weight", type=float, help="Share of a busy worker, where a new tenant's share is 1."),
+        option("--time-zone", help="Time zone in which its invoices and ends of budgets are shown."),
+        option("--cache-quota-blocks", type=COUNT, help="The most cached blocks in each worker; `none` is no bound."),
+        option("--cache-floor-blocks", type=COUNT, help="Cached blocks that no other tenant may take from it."),
+        option("--cache-ttl-s", type=OrNone(min=1), help="Seconds in the cache after each use, or `none`."),
+        option("--cache-read/--no-cache-read", default=None, help="Take its prompts from the cache, or never."),
+        option("--cache-write/--no-cache-write", default=None, help="Keep its prompts in the cache, or never."),
+        shows=SHARE,
+        partial=True,
+        example="tenants set acme --weight 2 --time-zone Europe/Berlin --cache-quota-blocks none",
+    ),
+    row(
+        "purge-cache TENANT",
+        "Make every linked worker forget the cached prompts of TENANT. Prints how many workers were told.",
+        "POST /admin/v1/tenants/{tenant}/purge-cache",
+        shows="num_workers",
+    ),
+    row(
+        "suspend TENANT",
+        "Suspend TENANT: its keys get 403 until `headgate tenants resume`, and its running requests end.",
+        "PATCH /admin/v1/tenants/{tenant}",
+        END_STREAMS,
+        fixed={"suspended": True},
+        shows="status",
+        example="tenants suspend acme --let-streams-finish",
+    ),
+    row(
+        "resume TENANT",
+        "End the suspension of TENANT.",
+        "PATCH /admin/v1/tenants/{tenant}",
+        fixed={"suspended": False},
+        shows="status",
+    ),
+    row(
+        "archive TENANT",
+        "Archive TENANT for good: its keys are refused, its running requests end, its open batches are"
+        " cancelled, and its caches are purged. The books remain.",
+        f"POST {PROJECTS}/{{tenant}}/archive",
+        END_STREAMS,
+        shows="status",
+        confirm="Archiving is final: its keys are refused from now on. Go on?",
+    ),
+    row(
+        "delete TENANT",
+        "Destroy the stored data of TENANT: the key of its files and answers, and its names.\n\n"
+        "The tenant must have been archived for as long as the gateway's HEADGATE_RETENTION_DAYS says (30 days by"
+        " default). The books remain, under ids. Prints the report of what was destroyed.",
+        "DELETE /admin/v1/tenants/{tenant}",
+        shows=fields,
+        with_archived=True,
+        confirm="What the tenant stored can never be read again. Go on?",
+    ),
+)
+
+
+def _key_changes(given: Fields) -> Fields:
+    for anything, name in (("any_model", "models"), ("any_address", "addresses")):
+        if given.pop(anything):
+            if given[name]:
+                raise click.UsageError(
+                    f"Give either --{anything.removeprefix('any_')} or --{anything.replace('_', '-')}, not both."
+                )
+            given[name] = "none"
+    return given
+
+
+def _leaked_key(_: Fields) -> Fields:
+    return {"value": sys.stdin.readline().strip()}
+
+
+KEYS = group(
+    "keys",
+    "Create, show, change, rotate and revoke API keys.",
+    row(
+        "create [TENANT]",
+        "Make a key for TENANT, an id or a name. Its value is shown this once.",
+        create_key,
+        option("--name", default="Secret Key", help="Name of the key in lists."),
+        several("--scope", "scopes", help="A scope of the key, such as `chat`", default="all scopes of a tenant"),
+        option(
+            "--expires-in-s",
+            "expires_in_seconds",
+            type=click.IntRange(min=1),
+            help="Seconds until the key expires.  [default: it never expires]",
+        ),
+        MODELS,
+        ADDRESSES,
+        option("--admin", is_flag=True, help="Make a key of the operator, straight in the database, instead."),
+        shows="value",
+        reads=owner_is_named,
+        example="keys create acme --name ci --scope chat --model my-model",
+    ),
+    row(
+        "list TENANT",
+        "List the keys of TENANT without their values.",
+        f"GET {PROJECTS}/{{tenant}}/api_keys",
+        shows=("id", "name", "redacted_value", "created_at", "last_used_at", "expires_at"),
+    ),
+    row(
+        "show KEY_ID",
+        "Show everything about the key KEY_ID but its value.",
+        "GET /admin/v1/keys/{key_id}",
+        shows=fields,
+    ),
+    row(
+        "set KEY_ID",
+        "Change what is given of the key KEY_ID; the rest stays. A limit of `none` is no limit.",
+        "PATCH /admin/v1/keys/{key_id}",
+        MODELS,
+        ADDRESSES,
+        option("--any-model", is_flag=True, help="The key may use every model that its tenant may use."),
+        option("--any-address", is_flag=True, help="The key may be used from every address."),
+        option("--disable/--enable", "disabled", default=None, show_default=False, help=DISABLED),
+        *REQUEST_LIMITS,
+        END_STREAMS,
+        shows=fields,
+        partial=True,
+        reads=_key_changes,
+        example="keys set key_0123 --model my-model --requests-per-minute 60 --running none",
+    ),
+    row(
+        "rotate KEY_ID",
+        "Give the key KEY_ID a new value, shown this once. A value before the last one ends now.",
+        "POST /admin/v1/keys/{key_id}/rotate",
+        option(
+            "--overlap-s",
+            "overlap_seconds",
+            default=0,
+            type=click.IntRange(0, 604_800),
+            help="Seconds for which the old value still works; 7 days at most.",
+        ),
+        shows="value",
+        example="keys rotate key_0123 --overlap-s 3600",
+    ),
+    row(
+        "revoke TENANT KEY_ID",
+        "Revoke the key KEY_ID of TENANT: it is refused everywhere within 5 seconds, and its running requests end.",
+        f"DELETE {PROJECTS}/{{tenant}}/api_keys/{{key_id}}",
+        END_STREAMS,
+        shows="id",
+        example="keys revoke acme key_0123",
+    ),
+    row(
+        "report-leaked",
+        "Revoke a key by its value, which is read from standard input, and end its running requests.",
+        "POST /admin/v1/leaked-keys",
+        shows="received",
+        reads=_leaked_key,
+        example="keys report-leaked < leaked-key.txt",
+    ),
+)
+
+
+def _audit_filter(given: Fields) -> Fields:
+    days = given.pop("days")
+    return given if days is None else {**given, "effective_at[gte]": int(time.time()) - days * DAY_S}
+
+
+def _audit_log(entries: list[dict[str, Any]]) -> Grid:
+    columns = ("time (UTC)", "type", "actor", "tenant", "object", "details")
+    return Grid(columns, [_audit_row(entry) for entry in entries])
+
+
+def _audit_row(entry: dict[str, Any]) -> tuple[Any, ...]:
+    details = dict(entry[entry["type"]])
+    target = details.pop("id")
+    actor = entry["actor"]
+    who = actor["api_key"]["id"] if "api_key" in actor else actor["session"]["user"]["id"]
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["effective_at"]))
+    tenant = entry.get("project", {}).get("name")
+    text = msgspec.json.encode(details).decode() if details else ""
+    return when, entry["type"], who, tenant, target, text
+
+
+AUDIT = group(
+    "audit",
+    "Read the audit log: every change by API or command line, which nobody can edit.",
+    row(
+        "list",
+        "List changes, the newest first.",
+        "GET /v1/organization/audit_logs",
+        option("--tenant", help=ONE_TENANT),
+        several("--type", "event_types", help="Type of the change, such as `api_key.created`"),
+        several("--actor", "actor_ids", help="Who made the change: the id of a key, `cli` or `system`"),
+        several("--object", "resource_ids", help="Id of what was changed"),
+        option("--days", type=click.IntRange(min=1), help="Days back from now.  [default: all]"),
+        option("--limit", default=100, type=click.IntRange(min=1), help="The most changes that are listed."),
+        shows=_audit_log,
+        reads=_audit_filter,
+        tenant_field="project_ids[]",
+        with_archived=True,
+        example="audit list --tenant acme --type api_key.created --days 30",
+    ),
+)
+
+COMMANDS: tuple[click.Command, ...] = (TENANTS, KEYS, AUDIT)
