@@ -7,7 +7,8 @@ The numbers are those of the design: (1) each block in one place, (2) protectors
 regions, (6) handles end where they say, (7) counts per tenant and the blocks within each reach. The eighth, shadow KV,
 needs to know what was written into the blocks: the property tests check it. Eviction and pins build on two more: (9) a
 node has at least the priority of its descendants and was used as late, (10) blocks under pins are counted. The host
-tier has (11): each slot is in one place, counted for its tenant, and no copy exists without those before it.
+tier has (11): each slot is in one place, counted for its tenant, and no copy exists without those before it. Side tables
+have (12): none names a node that is gone, and every node has a standing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from cache.blocks.block_pool import NULL_BLOCK
-from cache.blocks.eviction import Leaves
+from cache.blocks.eviction import Entry, Leaves, Standing
 from cache.blocks.ownership import Ownership
 from cache.blocks.usage import COLD, LAST_RESORT, SHARED
 from cache.prefix_cache import PrefixCache
@@ -35,7 +36,8 @@ def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
     """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
     otherwise only for a minimum."""
     live = None if handles is None else [handle for handle in handles if not handle.released]
-    broken = [sentence for law in LAWS for sentence in law(cache, live)]
+    # The other laws are read off the tables.
+    broken = list(_side_tables(cache, live)) or [sentence for law in LAWS for sentence in law(cache, live)]
     if broken:
         raise InvariantBroken("\n".join([*broken, dump(cache)]))
 
@@ -47,16 +49,27 @@ def dump(cache: PrefixCache) -> str:
     depths = {owners.tree.root: 0}
     for node in owners.tree.nodes():
         depths.update(dict.fromkeys(node.children.values(), depths[node] + 1))
-        lines.append("  " * depths[node] + repr(node))
-    lines += [f"unlinked: {node!r}" for node in sorted(owners.doomed, key=lambda node: node.id)]
+        lines.append("  " * depths[node] + _described(owners, node))
+    doomed = sorted(owners.protection.doomed, key=lambda node: node.id)
+    lines += [f"unlinked: {_described(owners, node)}" for node in doomed]
     lines.append(f"free: {sorted(owners.pool.free_ids())}")
     counts = {block: owners.pool.refcount(block) for block in range(cache.num_blocks) if not owners.in_tree[block]}
     lines.append(f"private (block: owners): { {block: n for block, n in counts.items() if n} }")
     return "\n".join(lines)
 
 
+def _described(owners: Ownership, node: Node) -> str:
+    """Return a node in words, with what the side tables say of it."""
+    try:
+        standing: Standing | str = owners.protection.of(node)
+    except KeyError:
+        standing = "no standing"
+    pinned = ", pinned" if node in owners.pins else ""
+    return f"{node!r}, {standing!r}, guests={owners.guests.num_at(node)}{pinned}"
+
+
 def _all_nodes(owners: Ownership) -> list[Node]:
-    return [*owners.tree.nodes(), *owners.doomed]
+    return [*owners.tree.nodes(), *owners.protection.doomed]
 
 
 def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
@@ -78,55 +91,60 @@ def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
     for block in owners.moving:
         if block in free or block in tree or owners.pool.refcount(block) != 1:
             yield f"(1) block {block} is moving and has {owners.pool.refcount(block)} owners"
-    evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not node.num_protectors)
+    evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not _protectors_of(owners, node))
     if evictable != owners.usage.num_evictable:
         yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
+
+
+def _protectors_of(owners: Ownership, node: Node) -> int:
+    return owners.protection.of(node).num_protectors
 
 
 def _protectors(cache: PrefixCache, handles: Live) -> Iterator[str]:
     owners = cache.owners
     held = Counter(handle.node for handle in handles or [])
     nodes = _all_nodes(owners)
-    children = Counter(node.parent for node in nodes if node.num_protectors and node.parent)
-    guests = Counter(owners.guests.values())
+    children = Counter(node.parent for node in nodes if node.parent and _protectors_of(owners, node))
+    guests, counts = owners.guests.counts()
+    if counts != Counter(guests.values()):
+        yield f"(2) the nodes have {Counter(guests.values())} guests, the counts say {counts}"
     for node in nodes:
-        if node.num_guests != guests[node]:
-            yield f"(2) {node!r} has {guests[node]} guests"
-        least = children[node] + node.pinned + bool(node.num_guests) + held[node]
-        if node.num_protectors < least or (handles is not None and node.num_protectors != least):
-            yield f"(2) {node!r} should have {least} protectors"
-    for node in owners.doomed:
-        if not node.num_protectors:
+        number = _protectors_of(owners, node)
+        least = children[node] + (node in owners.pins) + bool(owners.guests.num_at(node)) + held[node]
+        if number < least or (handles is not None and number != least):
+            yield f"(2) {_described(owners, node)} should have {least} protectors"
+    for node in owners.protection.doomed:
+        if not _protectors_of(owners, node):
             yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
 
 
 def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
     owners = cache.owners
-    live: dict[bool, set[int]] = {}
-    for recent, leaves in ((False, owners.protection.cold), (True, owners.protection.recent)):
-        live[recent] = set()
+    protection = owners.protection
+    live: dict[bool, dict[Node, Entry]] = {False: {}, True: {}}
+    for recent, leaves in ((False, protection.cold), (True, protection.recent)):
         for tenant, heap in leaves.heaps.items():
-            mine = [entry for entry in heap.entries() if entry[3].entry is entry]
-            live[recent].update(map(id, mine))
-            if len(mine) != heap.num_live:
-                yield f"(3) {len(mine)} live entries of {tenant!r}, the count says {heap.num_live}"
+            entries = set(map(id, heap.entries()))
+            if not entries.issuperset(map(id, heap.live())):
+                yield f"(3) the heap of {tenant!r} lacks a live entry"
                 return  # the coldest leaf of such a heap cannot be found
+            live[recent].update((entry[3], entry) for entry in heap.live())
         yield from _tops(leaves)
     for node in _all_nodes(owners):
-        evictable_leaf = not (node.num_protectors or node.children or node.parent is None)
-        if evictable_leaf != (node.entry is not None and id(node.entry) in live[node.is_recent]):
-            yield f"(3) {node!r}: evictable leaf {evictable_leaf}, entry {node.entry is not None}"
-        if node.entry is not None and node.entry[:3] != (node.priority, node.last_used, node.id):
-            yield f"(3) {node!r} sits in the heap as {node.entry[:3]}"
+        standing = protection.of(node)
+        evictable_leaf = not (standing.num_protectors or node.children or node.parent is None)
+        entry = live[node in protection.recent_by_use].pop(node, None)
+        if evictable_leaf != (entry is not None):
+            yield f"(3) {_described(owners, node)}: evictable leaf {evictable_leaf}, entry {entry is not None}"
+        if entry is not None and entry[:3] != (standing.priority, standing.last_used, node.id):
+            yield f"(3) {_described(owners, node)} sits in the heap as {entry[:3]}"
+    for node in [*live[False], *live[True]]:
+        yield f"(3) {node!r} sits in a heap and should not"
 
 
 def _tops(leaves: Leaves) -> Iterator[str]:
     first = leaves.coldest()
-    heads = [
-        (leaves.rank(tenant), *entry[:3])
-        for tenant, heap in leaves.heaps.items()
-        if heap.num_live and (entry := heap.coldest().entry) is not None
-    ]
+    heads = [(leaves.rank(tenant), *min(heap.live())[:3]) for tenant, heap in leaves.heaps.items() if heap.num_live]
     if (first[:4] if first else None) != min(heads, default=None):
         yield f"(3) {first} is first among tenants, it should be {min(heads, default=None)}"
 
@@ -137,8 +155,8 @@ def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
     retained: Counter[str] = Counter()
     recent: Counter[str] = Counter()
     for node in _all_nodes(owners):
-        (held if node.num_protectors else retained)[node.tenant] += len(node.block_ids)
-        recent[node.tenant] += len(node.block_ids) if node.is_recent else 0
+        (held if _protectors_of(owners, node) else retained)[node.tenant] += len(node.block_ids)
+        recent[node.tenant] += len(node.block_ids) if node in owners.protection.recent_by_use else 0
     usage = owners.usage
     within = Counter(dict.fromkeys((SHARED, COLD, LAST_RESORT), 0))
     for tenant in {*usage.tenants(), *held, *retained}:
@@ -158,36 +176,39 @@ def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
 
 def _order(cache: PrefixCache, _: Live) -> Iterator[str]:
     owners = cache.owners
+    protection = owners.protection
     for node in owners.tree.nodes():
         for child in node.children.values():
-            if node.parent is not None and node.priority < child.priority:
-                yield f"(9) {node!r} is worth less than {child!r}"
+            if node.parent is not None and protection.priority(node) < protection.priority(child):
+                yield f"(9) {_described(owners, node)} is worth less than {_described(owners, child)}"
     seen: set[Node] = set()
-    used_ms = 0
-    for node in owners.protection.by_use:
-        if not seen.issuperset(node.children.values()) or node.used_ms < used_ms:
+    last_ms = 0
+    for node in protection.by_use:
+        used_ms = protection.of(node).used_ms
+        if not seen.issuperset(node.children.values()) or used_ms < last_ms:
             yield f"(9) {node!r} comes too early in the order of use"
-        used_ms = node.used_ms
+        last_ms = used_ms
         seen.add(node)
-    evictable = {n for n in owners.tree.nodes() if not n.num_protectors and n.parent is not None}
+    evictable = {n for n in owners.tree.nodes() if not _protectors_of(owners, n) and n.parent is not None}
     if evictable != seen:
         yield f"(9) evictable nodes {evictable}, in the order of use {seen}"
-    if set(owners.protection.recent_by_use) != {node for node in seen if node.is_recent}:
+    if list(protection.recent_by_use) != [node for node in protection.by_use if node in protection.recent_by_use]:
         yield "(9) the order of use of recent nodes has others"
 
 
 def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
-    retention, nodes = cache.retention, _all_nodes(cache.owners)
-    below = Counter(node.parent for node in nodes if node.num_pins)
+    pins, limit, nodes = cache.owners.pins, cache.retention.pin_limit, _all_nodes(cache.owners)
+    below = Counter(node.parent for node in nodes if pins.covers(node))
     for node in nodes:
-        if node.parent is not None and node.num_pins != node.pinned + below[node]:
-            yield f"(10) {node!r} has {node.num_pins} pins, it should be {node.pinned + below[node]}"
-    pinned = sum(len(node.block_ids) for node in nodes if node.num_pins)
-    if not pinned == retention.num_blocks <= retention.pin_limit:
-        yield f"(10) {pinned} blocks are under pins, the count says {retention.num_blocks}"
+        should = (node in pins) + below[node]
+        if node.parent is not None and pins.covers(node) != should:
+            yield f"(10) {node!r} has {pins.covers(node)} pins, it should be {should}"
+    pinned = sum(len(node.block_ids) for node in nodes if pins.covers(node))
+    if not pinned == pins.num_blocks <= limit:
+        yield f"(10) {pinned} blocks are under pins, the count says {pins.num_blocks}"
     by_tenant = Counter[str]()
     for node in nodes:
-        by_tenant[node.tenant] += len(node.block_ids) if node.num_pins else 0
+        by_tenant[node.tenant] += len(node.block_ids) if pins.covers(node) else 0
     usage = cache.owners.usage
     for tenant in {*by_tenant, *usage.tenants()}:
         if usage.num_pinned(tenant) != by_tenant[tenant]:
@@ -229,9 +250,22 @@ def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
 def _host(cache: PrefixCache, _: Live) -> Iterator[str]:
     if cache.host is not None:
         yield from cache.host.broken()
-    for node in _all_nodes(cache.owners):
-        if node.num_offered > len(node.block_ids):
-            yield f"(11) {node!r} offered {node.num_offered} blocks to the host"
+        for node in _all_nodes(cache.owners):
+            if cache.owners.offers is not None and cache.owners.offers.num_offered(node) > len(node.block_ids):
+                yield f"(11) {node!r} offered more blocks to the host than it has"
+
+
+def _side_tables(cache: PrefixCache, _: Live) -> Iterator[str]:
+    owners = cache.owners
+    here = set(_all_nodes(owners))
+    for table in (owners.protection, owners.guests, owners.pins, owners.offers):
+        for gone in set() if table is None else set(table.named()) - here:
+            yield f"(12) {type(table).__name__} names {gone!r}, which is gone"
+    for node in here - set(owners.protection.named()):
+        yield f"(12) {node!r} has no standing"
+    watch = owners.tree.watch
+    if watch is not None and (wrong := set(watch.named()) ^ {n for n in owners.tree.nodes() if n.parent is not None}):
+        yield f"(12) the watch of groups and the tree differ by {wrong}"
 
 
 LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
@@ -245,5 +279,6 @@ LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
     _regions,
     _handle_ends,
     _host,
+    _side_tables,
 )
 """The laws. Each yields a sentence for everything it finds broken."""

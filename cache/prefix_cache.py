@@ -16,17 +16,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cache.blocks.block_pool import NULL_BLOCK
-from cache.blocks.eviction import INTERACTIVE
+from cache.blocks.commits import Commits
 from cache.blocks.ownership import IDLE_MS, Ownership
-from cache.blocks.retention import Range, Retention, Worth
-from cache.blocks.usage import COLD, SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
+from cache.blocks.retention import Retention
+from cache.blocks.usage import SHARED, UNLIMITED, CacheCounts, Reach, TenantBlocks
+from cache.blocks.worth import Range, Worth
 from cache.host.tiers import HostBlock, HostTier
 from cache.tree.groups import GroupWatch
 from cache.tree.handle import BlockKey, CommitResult, Handle, Probe
 from cache.tree.misses import Miss, explain
 from cache.tree.namespaces import NamespacePath, Segment, segments
 from cache.tree.predecessor import Predecessor
-from cache.tree.radix import Node, Walk, token_slice
+from cache.tree.radix import Node, Walk
 
 
 def _monotonic_ms() -> int:
@@ -56,6 +57,7 @@ class PrefixCache:
         self._tree = self.owners.tree
         self._protection = self.owners.protection
         self._usage = self.owners.usage
+        self._commits = Commits(self.owners)
         self.retention = Retention(self.owners, num_blocks // 5 if pin_limit is None else pin_limit)
         self.predecessor: Predecessor | None = None
         """The names of blocks that the process before this one had cached under another root. They are dropped after
@@ -86,7 +88,7 @@ class PrefixCache:
 
     @property
     def num_nodes(self) -> int:
-        return self._tree.num_nodes
+        return self._protection.num_nodes
 
     @property
     def step(self) -> int:
@@ -151,7 +153,7 @@ class PrefixCache:
         the tokens end before it. O(block)."""
         depth = handle.num_tree_blocks
         public_end = handle.path[-2].end if len(handle.path) > 1 else 0
-        if handle.node.doomed or depth < public_end or (depth + 1) * self.block_size > len(tokens):
+        if handle.node in self._protection.doomed or depth < public_end or (depth + 1) * self.block_size > len(tokens):
             return None
         region = handle.path[-1].region
         return region, self._tree.hash_of(handle.node.end_hash, region, tokens, depth)
@@ -180,7 +182,7 @@ class PrefixCache:
         else:
             miss, node, num_blocks = Miss("opt_out"), self._tree.root, 0
         self._protection.protect(node)
-        self._raise_priority(node, priority)
+        self._protection.raise_priority(node, priority)
         self.retention.refresh(node)
         self._num_handles += 1
         self.counts.num_matches += 1
@@ -272,90 +274,21 @@ class PrefixCache:
             )
         target = num_committed // self.block_size
         purged = handle.number <= self._purged.get(handle.tenant, 0)
-        if not write or purged or handle.node.doomed or target <= handle.num_tree_blocks:
+        if not write or purged or handle.node in self._protection.doomed or target <= handle.num_tree_blocks:
             return CommitResult(block_ids, 0, 0, handle.num_tree_blocks)
-        walk = self._tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
-        found, start = self.owners.end_at(walk.node, walk.num_in_edge), walk.num_blocks
-        table, duplicates = self._adopt(handle, block_ids, found)
-        # From here on nothing on the path can be evicted, not even for this tenant's own quota.
-        self._move(handle, found, start)
         prompt_end = target if prompt_len is None else prompt_len // self.block_size
         worth = Worth(self.block_size, prompt_end, priority, output_priority, ranges)
-        self._raise_priority(found, worth.of_block(start - 1))
-        end = self._insertable_until(handle, table, start, target)
-        end = start + self._within_quota(handle, end - start, priority)
-        node, done = found, start
-        for piece_end, value in worth.pieces(start, end):
-            node = self._insert(handle, node, tokens, table, done, piece_end, value)
-            done = piece_end
-        self._move(handle, node, end)
-        if end > start and self.owners.offers is not None:
-            self.owners.offers.committed(node)
-        # This comes last: a freed guest block may be what protected the nodes just walked.
-        self.free(mine for mine, kept in duplicates if mine == kept or not deferred)
-        dropped = tuple(mine for mine, kept in duplicates if mine != kept)
-        return CommitResult(table, end - start, (end - start) * self.block_size, end, dropped)
-
-    def _within_quota(self, handle: Handle, wanted: int, priority: int) -> int:
-        """Return how many more blocks the tenant may insert, after its own coldest ones were evicted for them.
-        O(blocks)."""
-        blocks = self._usage.peek(handle.tenant)
-        if not wanted or blocks is None or wanted <= (room := blocks.quota - blocks.num_blocks):
-            return wanted
-        reach = SHARED if priority >= INTERACTIVE else COLD
-        self.owners.evict_own(handle.tenant, wanted - room, reach)
-        room = blocks.quota - blocks.num_blocks
-        if room < wanted:
-            self.counts.num_refused_inserts += 1
-        return max(0, min(wanted, room))
-
-    def _adopt(self, handle: Handle, block_ids: list[int], found: Node) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the table with the tree's ids up to the end of `found`, and the replaced pairs (our block, the
-        tree's)."""
-        start = handle.num_tree_blocks
-        theirs = self._tree.ids_between(handle.node, found)
-        pairs = list(zip(block_ids[start : start + len(theirs)], theirs, strict=True))
-        if any(mine != kept for mine, kept in pairs):
-            block_ids = [*block_ids[:start], *theirs, *block_ids[start + len(theirs) :]]
-        return block_ids, [(mine, kept) for mine, kept in pairs if mine != NULL_BLOCK]
-
-    def _insertable_until(self, handle: Handle, table: list[int], start: int, target: int) -> int:
-        public_end = handle.path[-2].end if len(handle.path) > 1 else 0
-        if start < public_end:
-            return start
-        for depth in range(start, target):
-            # A null block has left the attention window; a block of the tree is in a branch that was dropped.
-            if table[depth] == NULL_BLOCK or self.owners.in_tree[table[depth]]:
-                return depth
-        return target
-
-    def _insert(
-        self, handle: Handle, node: Node, tokens: Sequence[int], table: list[int], start: int, end: int, priority: int
-    ) -> Node:
-        new_tokens = token_slice(tokens, start * self.block_size, end * self.block_size)
-        new_ids, region = table[start:end], handle.path[-1].region
-        # An edge grows in place only while this handle alone holds its end: any other handle, pin or guest there stands
-        # for the point at which the edge ends now.
-        alone = node is handle.node and node.num_protectors == 1 and not node.children
-        if alone and node.parent is not None and (node.region, node.priority) == (region, priority):
-            self.owners.extend(node, new_tokens, new_ids)
-            return node
-        self._raise_priority(node, priority)
-        return self.owners.insert(node, region, new_tokens, new_ids, priority, handle.tenant)
-
-    def _move(self, handle: Handle, node: Node, num_blocks: int) -> None:
-        # The new node is protected before the old one is released, so that nothing on the path is unprotected in
-        # between.
-        self._protection.protect(node)
-        self.owners.unprotect(handle.node)
-        handle.node, handle.num_tree_blocks = node, num_blocks
+        return self._commits.publish(handle, tokens, block_ids, target, worth, deferred)
 
     # The host tier (cache/host/tiers.py).
 
     def hit(self, handle: Handle) -> None:
         """Note that a request runs on the blocks it acquired."""
         if self.owners.offers is not None:
-            self.owners.offers.hit(handle.node)
+            node = handle.node
+            while node in self._protection.doomed and node.parent is not None:
+                node = node.parent
+            self.owners.offers.hit(node)
 
     def copies(self, handle: Handle, tokens: Sequence[int]) -> list[HostBlock]:
         """Return the copies of the blocks after the handle's, as far as the host tier has them. One token is always
@@ -425,13 +358,6 @@ class PrefixCache:
         # One token is always computed: its logits start the output.
         limit = max(0, len(tokens) - 1) // self.block_size
         return self._tree.walk(path, tokens, limit, self._tree.root, 0)
-
-    def _raise_priority(self, node: Node, priority: int) -> None:
-        # Only protected nodes may change, as the priority of a leaf in the heap is part of its entry. By law 9 the
-        # parents of a node with this priority have it already.
-        while node.parent is not None and node.priority < priority:
-            node.priority = priority
-            node = node.parent
 
     def _check_live(self, handle: Handle) -> None:
         if handle.released:

@@ -104,12 +104,18 @@ class CacheMachine(RuleBasedStateMachine):
 
     def num_of(self, tenant: str) -> int:
         """Blocks that the tenant has in the tree, or had when it was dropped under somebody."""
-        nodes = [*self.cache.owners.tree.nodes(), *self.cache.owners.doomed]
+        nodes = [*self.cache.owners.tree.nodes(), *self.cache.owners.protection.doomed]
         return sum(len(node.block_ids) for node in nodes if node.tenant == tenant)
 
     def may_go(self, node: Node, reach: Reach) -> bool:
-        recent = node.priority >= INTERACTIVE and self.now - node.used_ms < RECENT_MS
-        return not node.num_protectors and (reach.recent or not recent)
+        one = self.cache.owners.protection.of(node)
+        recent = one.priority >= INTERACTIVE and self.now - one.used_ms < RECENT_MS
+        return not one.num_protectors and (reach.recent or not recent)
+
+    def age(self, node: Node) -> tuple[int, int, int]:
+        """What decides among equals: worth, last use, id."""
+        one = self.cache.owners.protection.of(node)
+        return one.priority, one.last_used, node.id
 
     def victims(self, num_blocks: int, reach: Reach) -> set[Prefix] | None:
         """What an eviction of so many blocks must take; None if there are fewer within that reach."""
@@ -120,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
         for _ in range(num_blocks):
             ends = {prefix[:-SIZE] for prefix in left}
             order = [
-                (self.rank(node.tenant, has[node.tenant]), node.priority, node.last_used, node.id, prefix)
+                (self.rank(node.tenant, has[node.tenant]), *self.age(node), prefix)
                 for prefix, (_, node) in left.items()
                 if prefix not in ends and self.may_go(node, reach)
             ]
@@ -332,7 +338,7 @@ class CacheMachine(RuleBasedStateMachine):
         while num_gone < wanted - room:
             ends = {prefix[:-SIZE] for prefix in left}
             mine = [
-                (node.priority, node.last_used, node.id, prefix)
+                (*self.age(node), prefix)
                 for prefix, node in left.items()
                 if prefix not in ends | adopted and node.tenant == tenant and self.may_go(node, reach)
             ]
@@ -381,13 +387,15 @@ class CacheMachine(RuleBasedStateMachine):
     def tick(self, elapsed_ms: int) -> None:
         self.now += elapsed_ms
         before = self.blocks()
+        standing = self.cache.owners.protection.of
+        used_ms = {prefix: standing(node).used_ms for prefix, (_, node) in before.items()}
         self.cache.tick()
         self.promised = [one for one in self.promised if one[1] > self.now]
         gone = before.keys() - self.in_the_tree().keys()
         for prefix in gone:
-            assert self.now - before[prefix][1].used_ms >= IDLE_MS
+            assert self.now - used_ms[prefix] >= IDLE_MS
         for _, node in self.blocks().values():
-            assert node.num_protectors or self.now - node.used_ms < IDLE_MS
+            assert standing(node).num_protectors or self.now - standing(node).used_ms < IDLE_MS
         self.known -= gone
 
     @rule(tenant=tenants, floor=st.integers(0, 6), quota=st.sampled_from([0, 1, 3, 5, 8, 99, 99]))
@@ -427,7 +435,7 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in self.sequences:
             sequence.cut_off |= sequence.handle.tenant == tenant
         assert self.num_of(tenant) == sum(
-            len(node.block_ids) for node in self.cache.owners.doomed if node.tenant == tenant
+            len(node.block_ids) for node in self.cache.owners.protection.doomed if node.tenant == tenant
         )
 
     def forget(self, before: dict[Prefix, int], gone: set[Prefix]) -> None:

@@ -4,6 +4,9 @@ There is one law here: the tree is one owner of each of its blocks, a block tabl
 blocks, and the pool's count is their number. A block of the tree that a private table still names is a guest block
 (forked choices committed one after another). It protects its node, so the tree is the only owner of anything evictable,
 and `free + evictable` is exactly what an allocation can get.
+
+What is known about nodes stands in side tables, each with one owner. A node is split, cut and removed in one function here
+each, which tells every table.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from cache.blocks.block_pool import BlockPool
 from cache.blocks.eviction import Protection
+from cache.blocks.guests import Guests
+from cache.blocks.pins import Pins
 from cache.blocks.usage import ABOVE_FLOOR, AT_FLOOR, FLOOR_SHARE, OVER_QUOTA, EvictionCause, Reach, Usage
 from cache.host.offload_policy import OffloadPolicy
 from cache.host.tiers import HostTier
@@ -31,14 +36,14 @@ class Ownership:
         self.pool = BlockPool(num_blocks)
         self.tree = RadixTree(block_size)
         self.usage = Usage(now_ms, int((num_blocks - 1) * FLOOR_SHARE))
-        self.protection = Protection(self.usage)
+        self.protection = Protection(self.usage, self.tree.root)
+        self.guests = Guests()
+        self.pins = Pins(self.usage)
+        self.offers = None if host is None else OffloadPolicy(host, self.protection.priority)
         self.ghosts = GhostList(ghost_size)
         self.in_tree = bytearray(num_blocks)
-        self.guests: dict[int, Node] = {}
-        self.doomed: set[Node] = set()
         self.moving: set[int] = set()
         """Private blocks that a copy from another tier will fill. Nobody reads or shares them."""
-        self.offers = None if host is None else OffloadPolicy(host)
         self.step = 0
 
     # Private tables.
@@ -63,34 +68,30 @@ class Ownership:
         self, node: Node, region: bytes, tokens: Sequence[int], block_ids: Sequence[int], priority: int, tenant: str
     ) -> Node:
         """Add a child of `node` that takes the blocks over, unprotected for now. O(new blocks)."""
-        child = self.tree.add_child(node, region, tokens, block_ids)
-        child.priority, child.tenant, child.born_ms = priority, tenant, self.usage.now_ms()
-        self.protection.inserted(child, len(block_ids))
+        child = self.tree.add_child(node, region, tokens, block_ids, tenant)
+        self.protection.inserted(child, priority)
         self._take(child, block_ids)
         return child
 
     def extend(self, node: Node, tokens: Sequence[int], block_ids: Sequence[int]) -> None:
         """Let a protected leaf take the blocks over. O(new blocks)."""
-        assert node.num_protectors
         self.tree.extend(node, tokens, block_ids, node.end_hash)
-        self.protection.inserted(node, len(block_ids))
+        self.protection.extended(node, len(block_ids))
         self._take(node, block_ids)
 
     def _take(self, node: Node, block_ids: Sequence[int]) -> None:
         # The caller's share of the count becomes the tree's. Other tables that name the block keep their shares.
+        if self.moving:
+            for block in block_ids:
+                self._check_still(block)
         for block in block_ids:
-            self._check_still(block)
             self.in_tree[block] = 1
-            if self.pool.refcount(block) > 1:
-                self.guests[block] = node
-                node.num_guests += 1
-                if node.num_guests == 1:
-                    self.protection.protect(node)
+            if self.pool.refcount(block) > 1 and self.guests.enter(block, node):
+                self.protection.protect(node)
 
     def _guest_left(self, block: int) -> None:
-        node = self.guests.pop(block)
-        node.num_guests -= 1
-        if node.num_guests == 0:
+        node = self.guests.leave(block)
+        if node is not None:
             self.unprotect(node)
 
     def _check_private(self, block: int) -> None:
@@ -108,17 +109,15 @@ class Ownership:
         if num_blocks == len(node.block_ids):
             return node
         upper = self.tree.split(node, num_blocks)
-        # The counts of the edge stay as they were: a protected tail is one protected child of the upper node, and the
-        # upper node replaces it as the protected child of their parent. The sum of evictable blocks is the same.
-        upper.num_protectors = 1 if node.num_protectors else 0
-        # Guests stay with the tail, also those of the front. This protects the front no less, and it protects the tail
-        # for as long as a choice still names a block that it committed with it.
+        self.protection.split(upper, node)
+        self.pins.split(upper, node)
+        if self.offers is not None:
+            self.offers.split(upper, node)
         return upper
 
     def unprotect(self, node: Node) -> None:
         for gone in self.protection.unprotect(node, self.step):
-            self.doomed.remove(gone)
-            self._give_up(gone.block_ids)
+            self._remove(gone)
 
     # Tree -> free.
 
@@ -159,7 +158,7 @@ class Ownership:
         before = self.usage.now_ms() - IDLE_MS
         for _ in range(MAX_IDLE_PER_STEP):
             leaf = next(iter(self.protection.by_use), None)
-            if leaf is None or leaf.used_ms > before:
+            if leaf is None or self.protection.of(leaf).used_ms > before:
                 return
             self._cut_tail(leaf, len(leaf.block_ids), "idle", "")
 
@@ -167,19 +166,36 @@ class Ownership:
         if self.offers is not None and cause != "idle":
             self.offers.leaving(leaf)
         now_ms, counts = self.usage.now_ms(), self.usage.counts
-        counts.lifetimes.add(now_ms - leaf.born_ms, num_cut)
-        counts.idle_times.add(now_ms - leaf.used_ms, num_cut)
+        standing = self.protection.of(leaf)
+        counts.lifetimes.add(now_ms - standing.born_ms, num_cut)
+        counts.idle_times.add(now_ms - standing.used_ms, num_cut)
         kept = len(leaf.block_ids) - num_cut
-        ghost = Ghost(self.step, leaf.region, leaf.tenant, leaf.lapsed)
+        ghost = Ghost(self.step, leaf.region, leaf.tenant, leaf in self.pins.lapsed)
         self.ghosts.add(leaf.hashes[kept:] if kept else leaf.hashes, ghost)
-        self._give_up(leaf.block_ids[kept:] if kept else leaf.block_ids)
         self.usage.evicted(leaf.tenant, num_cut, cause, needed_by)
         if kept:
-            self.protection.cut(leaf, num_cut)
-            self.tree.truncate(leaf, kept)
+            self._cut(leaf, num_cut)
             return
         self.protection.left(leaf)
-        self.protection.consider(self.tree.unlink(leaf))
+        parent = self.tree.unlink(leaf)
+        self._remove(leaf)
+        self.protection.consider(parent)
+
+    def _cut(self, leaf: Node, num_blocks: int) -> None:
+        kept = len(leaf.block_ids) - num_blocks
+        self._give_up(leaf.block_ids[kept:])
+        self.tree.truncate(leaf, kept)
+        self.protection.cut(leaf, num_blocks)
+        if self.offers is not None:
+            self.offers.cut(leaf)
+
+    def _remove(self, node: Node) -> None:
+        """Forget a node that nobody finds or holds any more."""
+        self._give_up(node.block_ids)
+        self.protection.removed(node)
+        self.pins.removed(node)
+        if self.offers is not None:
+            self.offers.removed(node)
 
     def _give_up(self, block_ids: Iterable[int]) -> None:
         for block in block_ids:
@@ -193,12 +209,11 @@ class Ownership:
         parent = self.tree.unlink(top)
         held = []
         for node in list(self.tree.nodes(top)):
-            node.doomed = True
-            if node.num_protectors:
+            if self.protection.of(node).num_protectors:
                 held.append(node)
                 continue
             self.protection.left(node)
-            self._give_up(node.block_ids)
-        self.doomed.update(held)
+            self._remove(node)
+        self.protection.doomed.update(held)
         self.protection.consider(parent)
         return held

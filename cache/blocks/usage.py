@@ -71,13 +71,6 @@ class TenantBlocks:
     def num_above_floor(self) -> int:
         return max(0, self.num_blocks - self.floor)
 
-    @property
-    def rank(self) -> int:
-        num_blocks = self.num_held + self.num_retained
-        if num_blocks > self.quota:
-            return OVER_QUOTA
-        return ABOVE_FLOOR if num_blocks > self.floor else AT_FLOOR
-
 
 @dataclass(slots=True)
 class CacheCounts:
@@ -171,7 +164,11 @@ class Usage:
         return self._num_above_floors if reach.recent else self._num_cold_above_floors
 
     def rank(self, tenant: str) -> int:
-        return self._tenants[tenant].rank
+        blocks = self._tenants[tenant]
+        num_blocks = blocks.num_held + blocks.num_retained
+        if num_blocks > blocks.quota:
+            return OVER_QUOTA
+        return ABOVE_FLOOR if num_blocks > blocks.floor else AT_FLOOR
 
     def of(self, tenant: str) -> TenantBlocks:
         """Return a copy, integrated up to now; zeros for a tenant that is not known."""

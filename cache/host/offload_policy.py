@@ -1,11 +1,14 @@
 """The policy of copies in the host tier: a node that was hit twice or has a high priority is copied, at the latest
 before it is evicted.
 
-The module knows nodes and the tier, but no bytes. Blocks to be copied wait here until the mover of bytes takes them,
-before anybody writes to a block again.
+The module knows nodes and the tier, but no bytes. It counts the hits of each node, and how many of its blocks were
+offered to the tier. Blocks to be copied wait here until the mover of bytes takes them, before anybody writes to a block
+again.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 from cache.host.tiers import HostTier, Written
 from cache.tree.radix import Node
@@ -18,17 +21,22 @@ WORTHY = 60
 class OffloadPolicy:
     """Finds the tree nodes that deserve a copy in the host tier now."""
 
-    def __init__(self, host: HostTier) -> None:
+    def __init__(self, host: HostTier, priority_of: Callable[[Node], int]) -> None:
         self.host = host
         self.num_hits = HITS
+        self._priority_of = priority_of
+        self._hits: dict[Node, int] = {}
+        """The number of requests that found the node."""
+        self._offered: dict[Node, int] = {}
+        """The number of blocks, from the front of the edge, that were offered to the host tier."""
         self._written: list[Written] = []
 
     def hit(self, node: Node | None) -> None:
         """Count a request that found everything up to this node. O(blocks of the path) if some of it is hot."""
         hot = None
         while node is not None and node.parent is not None:
-            node.num_hits += 1
-            if hot is None and self._is_hot(node) and not node.doomed:
+            self._hits[node] = self._hits.get(node, 0) + 1
+            if hot is None and self._is_hot(node):
                 hot = node
             node = node.parent
         if hot is not None:
@@ -36,16 +44,19 @@ class OffloadPolicy:
 
     def committed(self, node: Node) -> None:
         """Handle blocks that were inserted at this node."""
-        if node.parent is not None and self._is_hot(node) and not node.doomed:
+        if node.parent is not None and self._is_hot(node):
             self.write(node)
 
     def leaving(self, leaf: Node) -> None:
         """Handle a leaf of which some blocks are about to be evicted."""
-        if leaf.num_offered < len(leaf.block_ids) and self._is_hot(leaf):
+        if self.num_offered(leaf) < len(leaf.block_ids) and self._is_hot(leaf):
             self.write(leaf)
 
+    def num_offered(self, node: Node) -> int:
+        return self._offered.get(node, 0)
+
     def _is_hot(self, node: Node) -> bool:
-        return node.num_hits >= self.num_hits or node.priority >= WORTHY
+        return self._hits.get(node, 0) >= self.num_hits or self._priority_of(node) >= WORTHY
 
     def take(self) -> list[Written]:
         """Return blocks to be copied before anybody writes to them again. Copies that were dropped meanwhile are left
@@ -59,6 +70,28 @@ class OffloadPolicy:
         one: Node | None = node
         while one is not None and one.parent is not None:
             path.append(one)
-            one.num_offered = len(one.block_ids)
+            self._offered[one] = len(one.block_ids)
             one = one.parent
         self._written += self.host.write(path[::-1])
+
+    # The tree's changes (cache/blocks/ownership.py).
+
+    def split(self, upper: Node, tail: Node) -> None:
+        if hits := self._hits.get(tail):
+            self._hits[upper] = hits
+        if offered := self._offered.pop(tail, 0):
+            self._offered[upper] = min(offered, len(upper.block_ids))
+            if offered > len(upper.block_ids):
+                self._offered[tail] = offered - len(upper.block_ids)
+
+    def cut(self, node: Node) -> None:
+        if self.num_offered(node) > len(node.block_ids):
+            self._offered[node] = len(node.block_ids)
+
+    def removed(self, node: Node) -> None:
+        self._hits.pop(node, None)
+        self._offered.pop(node, None)
+
+    def named(self) -> Iterable[Node]:
+        """Return the nodes that the tables name (for invariants.py)."""
+        return {*self._hits, *self._offered}

@@ -10,6 +10,7 @@ wire format.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from cache.tree.hashing import GROUP_TOKENS, group_hash, group_hasher, root_hash
@@ -113,6 +114,9 @@ class GroupWatch:
                 self._left(gone)
             if edge.closing:
                 self._left(edge.closing)
+
+    def named(self) -> Iterable[Node]:
+        return self._edges.keys()
 
     # Internal functions.
 

@@ -1,16 +1,16 @@
 """The radix tree over token ids: find, add, extend, split, unlink. The module has the structure only.
 
 An edge is a run of whole blocks: its tokens, the ids of the blocks that hold their KV, and one chained hash per block.
-The module knows nothing of free blocks, protection or age; cache/blocks/eviction.py and cache/prefix_cache.py keep those on
-the nodes. Tokens and ids are `array`s on the CPU, and never a view of another node's storage, so a split really halves
+The module knows nothing of free blocks, protection or age: what is known about a node besides its structure stands in
+side tables (cache/blocks/ownership.py). Tokens and ids are `array`s on the CPU, and never a view of another node's storage, so a split really halves
 the memory.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from cache.tree.namespaces import Segment
 
@@ -21,67 +21,18 @@ ROOT_HASH = 0
 class Node:
     """One edge and the point at which it ends. A handle on a node stands for that point."""
 
-    __slots__ = (
-        "block_ids",
-        "born_ms",
-        "children",
-        "doomed",
-        "entry",
-        "hashes",
-        "id",
-        "is_recent",
-        "lapsed",
-        "last_used",
-        "num_guests",
-        "num_hits",
-        "num_offered",
-        "num_pins",
-        "num_protectors",
-        "parent",
-        "pinned",
-        "priority",
-        "region",
-        "tenant",
-        "tokens",
-        "used_ms",
-    )
+    __slots__ = ("block_ids", "children", "hashes", "id", "parent", "region", "tenant", "tokens")
 
-    def __init__(self, node_id: int, parent: Node | None, region: bytes) -> None:
+    def __init__(self, node_id: int, parent: Node | None, region: bytes, tenant: str = "") -> None:
         self.id = node_id
         self.parent = parent
         self.region = region
+        self.tenant = tenant
+        """The tenant that inserted the blocks of the edge, and for which they count."""
         self.tokens: array[int] = array("i")
         self.block_ids: array[int] = array("i")
         self.hashes: array[int] = array("q")
         self.children: dict[ChildKey, Node] = {}
-        self.tenant = ""
-        self.priority = 0
-        """The priority is at least that of every node below (law 9)."""
-        self.last_used = 0
-        """The step of the last use."""
-        self.used_ms = 0
-        self.born_ms = 0
-        """The time at which the node's first blocks were inserted."""
-        self.is_recent = False
-        """The node is evictable, but batch may not evict it yet."""
-        self.num_protectors = 0
-        """The number of handles here + protected children + 1 if pinned + 1 if `num_guests`. Law 2."""
-        self.num_guests = 0
-        """The number of blocks taken over here that private block tables still name too (forked choices)."""
-        self.pinned = False
-        self.num_pins = 0
-        """1 if pinned + the number of children with pins in or below them. Law 10."""
-        self.lapsed = False
-        """A pin kept the node until the pin expired."""
-        self.num_hits = 0
-        """The number of requests that found the node."""
-        self.num_offered = 0
-        """The number of blocks, from the front, that were offered to the host tier."""
-        self.doomed = False
-        """The node was unlinked by a drop while protected. Nobody finds it any more, and its blocks go with its last
-        user."""
-        self.entry: tuple[Any, ...] | None = None
-        """The live heap entry of an evictable leaf. An entry that is not this object is stale."""
 
     @property
     def end_hash(self) -> int:
@@ -89,11 +40,7 @@ class Node:
 
     def __repr__(self) -> str:
         region = self.region.hex()[:8] or "-"
-        return (
-            f"Node({self.id}, region={region}, blocks={list(self.block_ids)}, protectors={self.num_protectors}, "
-            f"guests={self.num_guests}, priority={self.priority}, last_used={self.last_used}"
-            f"{', pinned' * self.pinned}{', doomed' * self.doomed})"
-        )
+        return f"Node({self.id}, region={region}, blocks={list(self.block_ids)})"
 
 
 class Walk(NamedTuple):
@@ -152,6 +99,8 @@ class Watch(Protocol):
 
     def unlinked(self, top: Node) -> None: ...
 
+    def named(self) -> Iterable[Node]: ...
+
 
 class RadixTree:
     def __init__(self, block_size: int) -> None:
@@ -160,8 +109,6 @@ class RadixTree:
         self.watch: Watch | None = None
         self.block_size = block_size
         self.root = Node(0, None, b"")
-        self.num_nodes = 0
-        """The number of nodes below the root."""
         self._next_id = 1
 
     def child(self, node: Node, region: bytes, tokens: Sequence[int], block: int) -> Node | None:
@@ -188,11 +135,12 @@ class RadixTree:
                 node = child
         return Walk(node, len(node.block_ids), depth, depth * size)
 
-    def add_child(self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int]) -> Node:
-        """Add a new, unprotected leaf. O(new blocks)."""
-        node = Node(self._take_id(), parent, region)
-        self.num_nodes += 1
-        parent.children[(region, self._block_bytes(tokens, 0))] = node
+    def add_child(
+        self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int], tenant: str = ""
+    ) -> Node:
+        """Add a new leaf. O(new blocks)."""
+        node = Node(self._take_id(), parent, region, tenant)
+        parent.children[(region, token_slice(tokens, 0, self.block_size).tobytes())] = node
         self.extend(node, tokens, ids, parent.end_hash)
         return node
 
@@ -210,19 +158,11 @@ class RadixTree:
 
     def split(self, node: Node, num_blocks: int) -> Node:
         """Make a new upper node that takes the first blocks of the edge. The old object keeps the tail, so that handles
-        on its end, its pin and its heap entry stay valid. The caller sets the protectors. O(edge)."""
+        on its end, its pin and its heap entry stay valid. The caller updates the side tables. O(edge)."""
         size, parent = self.block_size, node.parent
         assert parent is not None
         assert 0 < num_blocks < len(node.block_ids)
-        upper = Node(self._take_id(), parent, node.region)
-        self.num_nodes += 1
-        upper.tenant, upper.priority = node.tenant, node.priority
-        upper.last_used, upper.used_ms, upper.born_ms = node.last_used, node.used_ms, node.born_ms
-        upper.is_recent, upper.lapsed = node.is_recent, node.lapsed
-        upper.num_pins = 1 if node.num_pins else 0
-        upper.num_hits = node.num_hits
-        upper.num_offered = min(node.num_offered, num_blocks)
-        node.num_offered -= upper.num_offered
+        upper = Node(self._take_id(), parent, node.region, node.tenant)
         parent.children[self._key(node)] = upper
         upper.tokens, node.tokens = (node.tokens[: num_blocks * size], node.tokens[num_blocks * size :])
         upper.block_ids, node.block_ids = node.block_ids[:num_blocks], node.block_ids[num_blocks:]
@@ -237,16 +177,14 @@ class RadixTree:
         """Keep the first blocks of an edge. O(blocks cut)."""
         del node.tokens[num_blocks * self.block_size :]
         del node.block_ids[num_blocks:]
-        node.num_offered = min(node.num_offered, num_blocks)
         del node.hashes[num_blocks:]
         if self.watch is not None:
             self.watch.cut(node)
 
     def unlink(self, node: Node) -> Node:
-        """Remove a node from its parent's children, with everything below it. Returns the parent. O(branch)."""
+        """Remove a node from its parent's children, with everything below it. Returns the parent. O(1)."""
         assert node.parent is not None
         del node.parent.children[self._key(node)]
-        self.num_nodes -= 1 if not node.children else sum(1 for _ in self.nodes(node))
         if self.watch is not None:
             self.watch.unlinked(node)
         return node.parent
@@ -280,7 +218,7 @@ class RadixTree:
         return chain_hash(before, region, self._block_bytes(tokens, block))
 
     def _key(self, node: Node) -> ChildKey:
-        return (node.region, self._block_bytes(node.tokens, 0))
+        return (node.region, node.tokens[: self.block_size].tobytes())
 
     def _block_bytes(self, tokens: Sequence[int], block: int) -> bytes:
         size = self.block_size

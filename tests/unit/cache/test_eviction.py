@@ -13,44 +13,39 @@ from cache.tree.radix import Node
 PATH = (PathEntry(b"tenant", -1),)
 
 
-def leaf(node_id: int, priority: int, last_used: int) -> Node:
-    node = Node(node_id, None, b"")
-    node.priority, node.last_used = priority, last_used
-    return node
-
-
 def test_the_order_is_priority_then_last_use_then_id() -> None:
     heap = LeafHeap()
-    order = [leaf(9, 20, 5), leaf(4, 40, 1), leaf(1, 40, 2), leaf(2, 40, 2), leaf(0, 50, 0)]
-    for node in reversed(order):
-        heap.push(node)
+    order = [(20, 5, 9), (40, 1, 4), (40, 2, 1), (40, 2, 2), (50, 0, 0)]
+    for priority, last_used, node_id in reversed(order):
+        heap.push(Node(node_id, None, b""), priority, last_used)
     popped = []
-    for _ in order:
-        popped.append(heap.coldest())
-        heap.discard(popped[-1])
+    while (entry := heap.coldest()) is not None:
+        popped.append(entry[:3])
+        assert heap.discard(entry[3])
     assert popped == order
 
 
 def test_a_discarded_leaf_is_skipped_and_can_return_warmer() -> None:
     heap = LeafHeap()
-    first, second = leaf(1, 50, 1), leaf(2, 50, 2)
-    heap.push(first)
-    heap.push(second)
-    heap.discard(first)
-    assert heap.coldest() is second
-    first.last_used = 3
-    heap.push(first)
-    assert heap.coldest() is second
+    first, second = Node(1, None, b""), Node(2, None, b"")
+    heap.push(first, 50, 1)
+    heap.push(second, 50, 2)
+    assert heap.discard(first)
+    assert not heap.discard(first)
+    assert heap.coldest() == (50, 2, 2, second)
+    heap.push(first, 50, 3)
+    assert heap.coldest() == (50, 2, 2, second)
+    assert {entry[3] for entry in heap.live()} == {first, second}
 
 
 def test_stale_entries_never_outnumber_live_ones_by_much() -> None:
     heap = LeafHeap()
-    nodes = [leaf(i, 50, i) for i in range(10)]
+    nodes = [Node(i, None, b"") for i in range(10)]
     for node in nodes:
-        heap.push(node)
+        heap.push(node, 50, node.id)
     for _ in range(1000):
         heap.discard(nodes[3])
-        heap.push(nodes[3])
+        heap.push(nodes[3], 50, 3)
     assert len(heap.entries()) <= 2 * heap.num_live + 65
     assert heap.num_live == 10
 

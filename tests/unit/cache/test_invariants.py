@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cache import invariants
+from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
 from cache.tree.handle import CommitResult, Handle
 from cache.tree.namespaces import PathEntry
@@ -42,23 +43,27 @@ def break_guest(cache: PrefixCache) -> None:
 
 
 def break_protectors(cache: PrefixCache) -> None:
-    cache.owners.tree.root.num_protectors -= 1
+    cache.owners.protection.of(cache.owners.tree.root).num_protectors -= 1
 
 
 def break_guest_tally(cache: PrefixCache) -> None:
-    leaf(cache).num_guests += 1
+    cache.owners.guests._counts[leaf(cache)] = 1
 
 
 def break_entry(cache: PrefixCache) -> None:
-    leaf(cache).entry = None
+    cache.owners.protection.recent.heaps[""].discard(leaf(cache))
 
 
 def break_entry_key(cache: PrefixCache) -> None:
-    leaf(cache).priority += 1
+    cache.owners.protection.of(leaf(cache)).priority += 1
 
 
-def break_live(cache: PrefixCache) -> None:
-    cache.owners.protection.recent.heaps[""].num_live += 1
+def break_heap(cache: PrefixCache) -> None:
+    cache.owners.protection.recent.heaps[""].entries().clear()
+
+
+def break_heaps(cache: PrefixCache) -> None:
+    cache.owners.protection.recent.heaps[""].push(cache.owners.tree.root, 50, 0)
 
 
 def break_tenant(cache: PrefixCache) -> None:
@@ -81,11 +86,52 @@ def break_key(cache: PrefixCache) -> None:
 def break_region(cache: PrefixCache) -> None:
     tree = cache.owners.tree
     beyond = tree.add_child(leaf(cache), b"other", [1, 2], [9])
-    tree.add_child(beyond, b"tenant", [1, 2], [10])
+    for node in (beyond, tree.add_child(beyond, b"tenant", [1, 2], [10])):
+        cache.owners.protection.inserted(node, 0)
+
+
+def break_standing(cache: PrefixCache) -> None:
+    cache.owners.tree.add_child(leaf(cache), b"tenant", [1, 2], [9])
 
 
 def break_doomed(cache: PrefixCache) -> None:
-    cache.owners.doomed.add(Node(99, None, b""))
+    cache.owners.protection.doomed.add(gone(cache))
+
+
+def break_tables(cache: PrefixCache) -> None:
+    gone(cache)
+
+
+def gone(cache: PrefixCache) -> Node:
+    """A node that the protection still knows although it is in no tree."""
+    node = Node(99, None, b"")
+    cache.owners.protection.inserted(node, 50)
+    return node
+
+
+def break_offers(cache: PrefixCache) -> None:
+    assert cache.owners.offers is not None
+    cache.owners.offers._offered[leaf(cache)] = 3
+
+
+def break_removal(table: str) -> Callable[[PrefixCache], None]:
+    """A table that does not hear that its node is gone."""
+
+    def breaks(cache: PrefixCache) -> None:
+        node = leaf(cache)
+        if table == "Pins":
+            cache.owners.pins.lapsed.add(node)
+        elif table == "Guests":
+            cache.owners.guests._counts[node] = 1
+        elif table == "OffloadPolicy":
+            assert cache.owners.offers is not None
+            cache.owners.offers.hit(node)
+        for one in (cache.owners.protection, cache.owners.pins, cache.owners.offers):
+            if type(one).__name__ == table:
+                vars(one)["removed"] = lambda _: None
+        assert cache.allocate(15) is not None
+
+    return breaks
 
 
 @pytest.mark.parametrize(
@@ -99,20 +145,28 @@ def break_doomed(cache: PrefixCache) -> None:
         (break_mark, r"\(1\) block 1: the in_tree mark"),
         (break_guest, r"\(1\) tree block 1 has 2 owners"),
         (break_protectors, r"\(2\) Node\(0"),
-        (break_guest_tally, r"\(2\) .* has 0 guests"),
+        (break_guest_tally, r"\(2\) the nodes have Counter\(\) guests"),
         (break_doomed, r"\(2\) .* nobody holds it"),
-        (break_live, r"\(3\) 1 live entries"),
-        (break_entry, r"\(3\) 0 live entries of '', the count says 1"),
+        (break_heap, r"\(3\) the heap of '' lacks a live entry"),
+        (break_heaps, r"\(3\) Node\(0.* sits in a heap"),
+        (break_entry, r"\(3\) .* evictable leaf True, entry False"),
         (break_entry_key, r"\(3\) .* sits in the heap as"),
         (break_tokens, r"\(4\) .* 5 tokens"),
         (break_edge, r"\(4\) .* empty edge"),
         (break_key, r"\(4\) .* wrong place"),
         (break_region, r"\(5\)"),
+        (break_offers, r"\(11\) .* offered more"),
+        (break_standing, r"\(12\) Node\(2.* has no standing"),
+        (break_tables, r"\(12\) Protection names Node\(99"),
+        (break_removal("Protection"), r"\(12\) Protection names Node\(1"),
+        (break_removal("Pins"), r"\(12\) Pins names Node\(1"),
+        (break_removal("Guests"), r"\(12\) Guests names Node\(1"),
+        (break_removal("OffloadPolicy"), r"\(12\) OffloadPolicy names Node\(1"),
         (break_tenant, r"\(7\) '' has 0 held, 2 retained"),
     ],
 )
 def test_a_broken_law_is_named(breaks: Callable[[PrefixCache], None], law: str, serve: Serve) -> None:
-    cache = PrefixCache(16, 2)
+    cache = PrefixCache(16, 2, host=HostTier(4, 2))
     serve(cache, PATH, [1, 2, 3, 4])
     breaks(cache)
     with pytest.raises(invariants.InvariantBroken, match=law) as caught:
@@ -150,8 +204,6 @@ def test_the_dump_shows_nodes_private_and_free_blocks(start: Start) -> None:
 
 
 def test_a_slot_in_two_places_a_lost_count_and_a_moving_block_that_is_free_are_found():
-    from cache.host.tiers import HostTier
-
     cache = PrefixCache(16, 2, host=HostTier(4, 2))
     assert cache.host is not None
     (slot,) = cache.host.reserve("anna", 1)

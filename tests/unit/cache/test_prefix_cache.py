@@ -224,7 +224,7 @@ def test_output_committed_later_does_not_grow_the_prompts_edge(start: Start) -> 
     for num_committed in (4, 6):
         result = cache.commit(handle, [1, 1, 2, 2, 3, 3], table, num_committed, prompt_len=2)
     cache.release(handle, result.block_ids)
-    assert [node.priority for node in cache.owners.tree.nodes()] == [0, 50, 40]
+    assert [cache.owners.protection.priority(node) for node in cache.owners.tree.nodes()] == [0, 50, 40]
     invariants.check(cache, [])
 
 

@@ -9,8 +9,8 @@ import pytest
 from cache import invariants
 from cache.blocks.eviction import RECENT_MS
 from cache.blocks.ownership import IDLE_MS
-from cache.blocks.retention import Range
 from cache.blocks.usage import COLD, LAST_RESORT, SHARED
+from cache.blocks.worth import Range
 from cache.prefix_cache import PrefixCache
 from cache.tree.handle import Handle
 from cache.tree.namespaces import NamespacePath, PathEntry
@@ -231,7 +231,7 @@ def test_ranges_of_a_prompt_have_a_worth_of_their_own(cache: PrefixCache, start)
     tokens = [1, 1, 2, 2, 3, 3, 4, 4]
     ranges = (Range(0, 2, 80), Range(2, 4, 30), Range(4, 5, 99))
     start(cache, ANNA, tokens, tenant="anna", ranges=ranges, prompt_len=6, output_priority=10)
-    worth = [n.priority for n in cache.owners.tree.nodes()][1:]
+    worth = [cache.owners.protection.priority(n) for n in cache.owners.tree.nodes()][1:]
     # A part is worth at least what comes behind it: 50 of the last prompt block lifts the 30 before it.
     assert worth == [80, 50, 50, 10]
 
@@ -267,6 +267,6 @@ def test_what_a_batch_wrote_meanwhile_is_worth_more_once_a_chat_commits_it(cache
     serve(cache, ANNA, tokens, tenant="anna", priority=20)
     done = cache.commit(chat, tokens, table, 6, priority=50)
     cache.release(chat, done.block_ids)
-    assert [node.priority for node in cache.owners.tree.nodes()][1:] == [50]
+    assert [cache.owners.protection.priority(n) for n in cache.owners.tree.nodes()][1:] == [50]
     assert cache.available(COLD) == 17
     invariants.check(cache, [])

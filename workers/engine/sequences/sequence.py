@@ -14,7 +14,7 @@ from enum import Enum
 
 import msgspec
 
-from cache.blocks.retention import Range
+from cache.blocks.worth import Range
 from cache.tree.handle import Handle
 from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
