@@ -194,7 +194,7 @@ class Tenants:
             began = time.perf_counter()
             principal = await auth.authenticate(headers, "127.0.0.1")
             try:
-                admitted = await metered.admission.admit(_ask(principal))
+                admitted = await metered.admission.admit(_ask(principal), ROOT)
             except ApiError:  # Redis did not answer within 100 ms: a busy machine
                 num_refused += 1
                 await asyncio.sleep(1.1)
@@ -221,7 +221,7 @@ class Tenants:
 
     async def _admitted(self, metered: Metering, principal: Principal) -> bool:
         try:
-            admitted = await metered.admission.admit(_ask(principal))
+            admitted = await metered.admission.admit(_ask(principal), ROOT)
         except ApiError as refusal:
             if refusal.status != 503:
                 raise
@@ -253,4 +253,4 @@ def _ask(principal: Principal) -> AdmissionRequest:
         tier="interactive",
         prompt_tokens=200,
     )
-    return AdmissionRequest(facts, principal, ROOT, 400)
+    return AdmissionRequest(facts, principal, 400)

@@ -60,11 +60,10 @@ class EngineRequest:
             write=self.principal.cache.write,
         )
 
-    def ask(self, root: str) -> AdmissionRequest:
+    def ask(self) -> AdmissionRequest:
         return AdmissionRequest(
             facts=self.facts,
             principal=self.principal,
-            root=root,
             max_output_tokens=self.max_tokens * self.num_choices,
             price=self.price,
             base=self.model.base,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from accounting.values.types import Outcome, Usage
+from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
@@ -67,11 +67,13 @@ class Generation:
     point.
     """
 
-    def __init__(self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int) -> None:
+    def __init__(
+        self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int, pick: Pick | None = None
+    ) -> None:
         self.order = order
         self.admitted = admitted
         self.call: Call | None = None
-        self.pick: Pick | None = None
+        self.pick = pick
         """The router's choice with its reasons; None where the worker was given."""
         self._mailbox = mailbox
         self._number = number
@@ -85,12 +87,10 @@ class Generation:
 
     def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
         """Sends the request to the worker. Raises `ApiError` when it cannot be sent."""
-        assert link.hello is not None
-        order, lease = self.order, (self.admitted.lease_bound, self.admitted.lease_seq)
-        request = order.to_send(link.hello.root, *lease, attempt)
+        admitted = self.admitted
+        request = self.order.to_send(admitted.root, admitted.lease_bound, admitted.lease_seq, attempt)
+        num_uncached = self.pick.num_uncached if self.pick else len(self.order.prompt)
         try:
-            num_cached = self.pick.placement.num_cached if self.pick else 0
-            num_uncached = max(0, len(order.prompt) - num_cached)
             self.call = link.start_call(request, self._mailbox, self._number, num_uncached)
         except LinkDown:
             raise failures.upstream_lost() from None
@@ -285,11 +285,20 @@ class Generation:
             return self._state.final.usage
         return self._state.prompt or PromptCounts()
 
-    async def settle(self) -> Settled:
-        """Settles the request durably. Needs the final event."""
+    def posting(self) -> Posting:
+        """Returns the ending of a request that succeeded, which is not written yet. Needs the final event."""
         assert self.has_final
+        return self.admitted.posting("ok", self.usage(), True)
+
+    async def end(self, posting: Posting) -> Settled:
+        """Ends the request durably."""
         self.is_over = True
-        return await self.admitted.settle("ok", self.usage(), True)
+        return await self.admitted.end(posting)
+
+    def leave(self, posting: Posting) -> None:
+        """Leaves the request to the next start of this gateway (`Admitted.leave`)."""
+        self.is_over = True
+        self.admitted.leave(posting)
 
     def begin_abort(self) -> None:
         """Sends the cancel to the worker at once. `abandon` waits for the answer, which has the counts."""

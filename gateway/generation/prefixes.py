@@ -190,7 +190,7 @@ class Filler:
             pinned=True,
         )
         mailbox = Mailbox()
-        admitted = await self._admission.admit(order.ask(link.hello.root))
+        admitted = await self._admission.admit(order.ask(), link.hello.root)
         generation = Generation(order, admitted, mailbox, 0)
         try:
             generation.dispatch(link)
@@ -206,7 +206,7 @@ class Filler:
             await generation.abandon("worker_lost")
             why = final.message if isinstance(final, Failed) else final.why
             return Fill("failed", reason=f"The worker did not compute it: {why}")
-        await generation.settle()
+        await generation.end(generation.posting())
         num_tokens = final.cache.num_pinned_blocks * link.hello.block_size
         if not num_tokens:
             return Fill("failed", reason="The worker's pins have no room for it.")

@@ -15,9 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
-from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.values.types import Posting
 from gateway.base import errors, ids
 from gateway.base.app_keys import SETTINGS
 from gateway.generation.engine_request import EngineRequest
@@ -26,7 +24,7 @@ from gateway.generation.models import fingerprint
 from gateway.generation.replies import Shape, headgate_of, usage_of
 from gateway.generation.stream import GENERATION, Ended, GenerationGroup, Numbered
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
-from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, StoredWithPostings, not_kept, not_stored
+from gateway.idempotency.claimed_key import CLAIMED_KEY
 from gateway.idempotency.retries import RETRIES, SDK_RETRY
 from gateway.metering.admission import Settled
 from gateway.schema.sampling import SamplingFields
@@ -99,9 +97,7 @@ class Envelope:
 async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
-    async with request.app[GENERATION].run(plan.orders, record, _ended(request)) as run:
-        if CLAIMED_KEY in request:
-            run.keep(not_kept)
+    async with request.app[GENERATION].run(plan.orders, record, request.get(CLAIMED_KEY), _ended(request)) as run:
         headers = dict(run.headers)
         if plan.ignored:
             headers["x-headgate-ignored"] = ", ".join(plan.ignored)
@@ -136,7 +132,7 @@ async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, he
         ending = _ending(plan, run, settled)
         return msgspec.json.encode(envelope.make(plan.shape.body_object, choices, **ending))
 
-    await _settle(request, plan, run, whole)
+    await _settle(request, run, whole)
     if run.budget_stop is not None:
         headers["x-headgate-stop"] = "budget"
     _note_finishes(request, [pieces[drawn][-1].finish for drawn in run.shown])
@@ -158,30 +154,14 @@ async def _choices(plan: AnswerPlan, shown: Sequence[Sequence[ChoicePiece]]) -> 
 
 async def _settle(
     request: web.Request,
-    plan: AnswerPlan,
     run: GenerationGroup,
     whole: Callable[[Sequence[Settled]], bytes],
     content_type: str | None = None,
 ) -> None:
-    """Settles the run. The answer of a request with an idempotency key is stored on the way; if it cannot be stored,
-    there is no answer.
-    """
-    key: ClaimedKey | None = request.get(CLAIMED_KEY)
-    if key is None:
-        await run.settle()
-        return
-
-    async def store(postings: Sequence[Posting]) -> bool:
-        body = whole([Settled.of(posting) for posting in postings])
-        return await key.store(body, postings, content_type)
-
-    run.keep(StoredWithPostings([order.facts.request_id for order in plan.orders], store).keep)
-    try:
-        await run.settle()
-    except (SQLAlchemyError, OSError) as error:
-        raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
-    if not key.is_stored:
-        raise not_stored(plan.orders[0].facts.batch_id is not None)
+    """Settles the run. Under an idempotency key the whole answer, which says what it costs, is stored with it."""
+    postings = run.postings()
+    answer = whole([Settled.of(posting) for posting in postings]) if CLAIMED_KEY in request else b""
+    await run.settle(postings, answer, content_type)
 
 
 async def _stream(
@@ -218,7 +198,7 @@ async def _stream(
             await stream.send(*chunks.of(found))
         if not has_begun:  # no choice produced anything, not even its end
             raise errors.internal()
-        await _settle(request, plan, run, whole, CONTENT_TYPE)
+        await _settle(request, run, whole, CONTENT_TYPE)
     except errors.ApiError as error:
         if stream.response is None:
             raise

@@ -7,23 +7,27 @@ task of its own if the client has gone. Knows no JSON and no SSE.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 from aiohttp import web
+from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.values.types import Outcome, Usage
+from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import Running
 from gateway.books.spending import OrganizationLimit
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
+from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
-from gateway.metering.admission import Admission, Admitted, Keep, Settled
-from gateway.routing.router import Pick, Router
+from gateway.metering.admission import Admission, Reserved, Settled
+from gateway.metering.settlement import unstored
+from gateway.routing.router import Pick, Prompt, Router
 from gateway.routing.upstream.base import Mailbox
 from gateway.routing.upstream.fleet import Fleet
 from gateway.telemetry.record import RequestRecord
@@ -58,9 +62,13 @@ class GenerationServices:
     spending: OrganizationLimit
 
     def run(
-        self, orders: Sequence[EngineRequest], record: RequestRecord, ended: Ended | None = None
+        self,
+        orders: Sequence[EngineRequest],
+        record: RequestRecord,
+        key: ClaimedKey | None = None,
+        ended: Ended | None = None,
     ) -> GenerationGroup:
-        return GenerationGroup(self, orders, record, ended)
+        return GenerationGroup(self, orders, record, key, ended)
 
 
 @dataclass(frozen=True)
@@ -79,18 +87,21 @@ class GenerationGroup:
         engine: GenerationServices,
         orders: Sequence[EngineRequest],
         record: RequestRecord,
+        key: ClaimedKey | None = None,
         ended: Ended | None = None,
     ) -> None:
+        """Takes a `key` if the request has one: it is then charged if and only if its answer is stored under the key."""
         self._engine = engine
         self._orders = orders
         self._prompts = [order.to_route() for order in orders]
         self._record = record
+        self._key = key
         self._ended = ended
         self._mailbox = Mailbox()
         self._has_started = False
         self._has_ended = False
+        self._reserved: deque[Reserved] = deque()
         self.generations: list[Generation] = []
-        self.root = ""
         self.settled: list[Settled] = []
 
     async def __aenter__(self) -> GenerationGroup:
@@ -98,21 +109,13 @@ class GenerationGroup:
         self._engine.running.add(self._orders[0].principal, self._revoke)
         try:
             self._engine.spending.check()
-            link = (await self._choose(0)).link
-            assert link.hello is not None
-            self.root = link.hello.root
+            self._engine.router.check(self._engine.fleet.links, self._prompts[0])
             for order in self._orders:
-                admitted = await self._admit(order)
-                self.generations.append(Generation(order, admitted, self._mailbox, len(self.generations)))
+                self._reserved.append(await self._engine.admission.reserve(order.ask()))
             self._record.mark("admitted")
-            for number, generation in enumerate(self.generations):
+            for order, prompt in zip(self._orders, self._prompts, strict=True):
                 await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
-                # The worker is chosen anew, because other requests were sent while this one was admitted.
-                generation.pick = pick = await self._choose(number)
-                generation.dispatch(pick.link)
-                self._engine.router.sent(pick)
-                link = pick.link
-            self._record.worker = link.registration.worker
+                await self._start(order, prompt)
             self._record.mark("dispatched")
         except BaseException as error:
             self._end(error)
@@ -123,6 +126,11 @@ class GenerationGroup:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(error)
+
+    @property
+    def root(self) -> str:
+        """The root of the worker that answers, or of the first of several."""
+        return self.generations[0].admitted.root
 
     @property
     def headers(self) -> dict[str, str]:
@@ -150,18 +158,33 @@ class GenerationGroup:
                 self._has_started = True
                 yield found
 
-    async def settle(self) -> list[Settled]:
+    def postings(self) -> list[Posting]:
+        """Returns the endings that `settle` is to write: they say what the answer costs. Needs all final events."""
+        return [generation.posting() for generation in self.generations]
+
+    async def settle(self, postings: Sequence[Posting], answer: bytes = b"", content_type: str | None = None) -> None:
         """Settles every request durably; after that the last event may go out. A client that leaves meanwhile changes
-        nothing.
+        nothing. Under a key, one transaction stores the answer and the postings before anything is charged. Raises
+        `ApiError` if it could not be stored.
         """
         self._record.mark("finished")
-        self._record.settling = self._engine.detached.spawn(self._settle(), "settle a request")
+        work = self._settle(postings, answer, content_type)
+        self._record.settling = self._engine.detached.spawn(work, "settle a request")
         await asyncio.shield(self._record.settling)
-        return self.settled
+        if self._key is not None and not self._key.is_stored:
+            raise not_stored(self._orders[0].facts.batch_id is not None)
 
-    async def _settle(self) -> None:
-        endings = (generation.settle() for generation in self.generations)
-        self.settled = list(await asyncio.gather(*endings))
+    async def _settle(self, postings: Sequence[Posting], answer: bytes, content_type: str | None) -> None:
+        if self._key is not None:
+            try:
+                if not await self._key.store(answer, postings, content_type):
+                    postings = [generation.admitted.unstored() for generation in self.generations]
+            except (SQLAlchemyError, OSError) as error:
+                for generation, posting in zip(self.generations, postings, strict=True):
+                    generation.leave(posting)
+                raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
+        pairs = zip(self.generations, postings, strict=True)
+        self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
         self._record.mark("settled")
         self._fill_record(self.settled, self.usage)
         if self._ended is not None:
@@ -170,11 +193,6 @@ class GenerationGroup:
     async def _tell(self, ended: Ended) -> None:
         pairs = zip(self.generations, self.settled, strict=True)
         await ended([g.order.facts.request_id for g, s in pairs if s.charge_micro_units], False)
-
-    def keep(self, keep: Keep) -> None:
-        """Sets the check that each engine request makes on the way to its settlement: is the answer stored?"""
-        for generation in self.generations:
-            generation.admitted.keep = keep
 
     def hold(self) -> None:
         for generation in self.generations:
@@ -209,24 +227,25 @@ class GenerationGroup:
 
     # Inside
 
-    async def _choose(self, number: int) -> Pick:
+    async def _start(self, order: EngineRequest, prompt: Prompt) -> None:
+        """Chooses a worker and sends it the request. It is chosen once: OPEN names the version of its weights, so the
+        request goes to this worker or fails.
+        """
+        pick = await self._choose(prompt)
+        self._engine.router.sent(pick)
+        with pick.link.promised(pick.num_uncached):
+            admitted = await self._reserved.popleft().open(pick.root)
+            generation = Generation(order, admitted, self._mailbox, len(self.generations), pick)
+            self.generations.append(generation)
+            generation.dispatch(pick.link)
+        self._record.worker = pick.link.registration.worker
+
+    async def _choose(self, prompt: Prompt) -> Pick:
         """Chooses a worker. A long prompt is hashed in a thread first."""
-        router, fleet, prompt = self._engine.router, self._engine.fleet, self._prompts[number]
+        router, fleet = self._engine.router, self._engine.fleet
         if len(prompt.tokens) > INLINE_TOKENS:
             await asyncio.to_thread(router.prepare, fleet.links, prompt)
         return router.choose(fleet.links, prompt)
-
-    async def _admit(self, order: EngineRequest) -> Admitted:
-        """Admits one engine request. If the client leaves meanwhile, the admission goes on, and its reservation is then
-        given back.
-        """
-        task = asyncio.create_task(self._engine.admission.admit(order.ask(self.root)))
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            undo = _give_back(task)
-            self._record.settling = self._engine.detached.spawn(undo, "give back an admission")
-            raise
 
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
@@ -241,6 +260,8 @@ class GenerationGroup:
         self._has_ended = True
         self._engine.lifecycle.on_cut.discard(self._cut)
         self._engine.running.discard(self._orders[0].principal, self._revoke)
+        while self._reserved:
+            self._reserved.pop().release()
         left = [generation for generation in self.generations if not generation.is_over]
         for generation in self.generations:
             if generation.is_over:
@@ -265,10 +286,13 @@ class GenerationGroup:
                             self.generations[number].note(event)
             except TimeoutError:
                 pass  # the request is settled by what the gateway itself has seen
+            ending = outcome
+            if self._key is not None and outcome == "client_gone":
+                ending = unstored(self._orders[0].facts)
             charged: list[str] = []
             endings: list[Settled] = []
             for generation in left:
-                endings.append(await generation.abandon(outcome))
+                endings.append(await generation.abandon(ending))
                 generation.close()
                 if endings[-1].charge_micro_units:
                     charged.append(generation.order.facts.request_id)
@@ -301,14 +325,6 @@ def _outcome(error: BaseException | None) -> Outcome:
     if isinstance(error, errors.ApiError) and error.code in _OUTCOMES:
         return _OUTCOMES[error.code]
     return "internal"
-
-
-async def _give_back(task: asyncio.Task[Admitted]) -> None:
-    try:
-        admitted = await task
-    except errors.ApiError:
-        return
-    await admitted.void("client_gone")
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:

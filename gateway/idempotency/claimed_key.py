@@ -5,7 +5,7 @@ key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
@@ -31,8 +31,8 @@ class ClaimedKey:
         self.is_stored = False
 
     async def store(self, body: bytes, postings: Sequence[Posting], content_type: str | None = None) -> bool:
-        """Stores the answer. Returns False if the key was closed meanwhile; the request must then not be charged.
-        Raises what SQL raises.
+        """Stores the answer and the postings that pay for it in one transaction. Returns False if the key was closed
+        meanwhile; the request must then not be charged. Raises what SQL raises.
         """
         sealed = sealing.seal(self._data_key, body, self._key.encode())
         for attempt in range(STORE_ATTEMPTS):
@@ -61,33 +61,6 @@ class ClaimedKey:
         """Drops the key because there is no answer to keep: it may be used again."""
         async with self._database.write() as conn:
             await replies.drop(conn, self._tenant_id, self._key, self._request_id)
-
-
-class StoredWithPostings:
-    """The one step in which an answer is stored with all postings that pay for it. The last caller takes it and the
-    others wait. The result is the same for all.
-    """
-
-    def __init__(self, request_ids: Sequence[str], store: Callable[[Sequence[Posting]], Awaitable[bool]]) -> None:
-        self._request_ids = request_ids
-        self._store = store
-        self._postings: dict[str, Posting] = {}
-        self._stored: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-
-    async def keep(self, posting: Posting) -> bool:
-        self._postings[posting.request_id] = posting
-        if len(self._postings) == len(self._request_ids):
-            try:
-                stored = await self._store([self._postings[name] for name in self._request_ids])
-                self._stored.set_result(stored)
-            except (SQLAlchemyError, OSError) as error:
-                self._stored.set_exception(error)
-        return await self._stored
-
-
-async def not_kept(posting: Posting) -> bool:
-    """Refuses to keep a posting of a keyed request before its answer is there: it is not charged."""
-    return False
 
 
 def not_stored(line: bool) -> errors.ApiError:

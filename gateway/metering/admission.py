@@ -1,8 +1,9 @@
 """The one module that accepts a request; if a later step fails, it undoes in reverse order what the earlier ones took.
 
-Order: metering works → the price is known → limits and first lease → journal OPEN. `Admitted` has the second half:
-exactly one of `settle` and `void` ends a request. Work that must happen even if the caller goes runs in tasks of its
-own, which `drain` awaits. Knows prices only as integers handed on; no HTTP bodies, no frames, no text.
+Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
+of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
+must happen even if the caller goes runs in tasks of its own, which `drain` awaits. Knows prices only as integers handed
+on; no HTTP bodies, no frames, no text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -30,7 +31,7 @@ from gateway.limiter.rules import BudgetUse, LimitSubject
 from gateway.metering.leases import Extension, Lease, ladder
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache, PricesUnknown
-from gateway.metering.settlement import Ending, decide
+from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ PROGRESS_TOKENS = 64
 PROGRESS_S = 0.5
 
 T = TypeVar("T")
-Keep = Callable[[Posting], Awaitable[bool]]
 
 
 class Backlog(Protocol):
@@ -53,7 +53,6 @@ class AdmissionRequest:
 
     facts: RequestFacts
     principal: Principal
-    root: str
     max_output_tokens: int
     """The bound over all choices."""
     price: Price | None = None
@@ -98,8 +97,16 @@ class Admission:
         self._slot = slot
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def admit(self, ask: AdmissionRequest) -> Admitted:
-        """Admits a request. If it raises ApiError (429, 503) or is cancelled, it leaves nothing behind."""
+    async def admit(self, ask: AdmissionRequest, root: str) -> Admitted:
+        """Admits a request for a worker with this root. If it raises ApiError (429, 503) or is cancelled, it leaves
+        nothing behind.
+        """
+        return await (await self.reserve(ask)).open(root)
+
+    async def reserve(self, ask: AdmissionRequest) -> Reserved:
+        """Takes what the request needs of its limits, before a worker is chosen. It leaves nothing behind if it fails,
+        as `admit` does.
+        """
         self._check_metering()
         facts = ask.facts
         price = ask.price or await self.price(facts.tenant_id, facts.model, facts.tier, base=ask.base)
@@ -108,27 +115,8 @@ class Admission:
             facts.request_id, ask.principal, model, facts.tier, now_ms=_now_ms(), end_user=facts.user
         )
         verdict = await self._reserve(ask, holder, price)
-        opened = Opened(
-            **facts.lasting(),
-            root=ask.root,
-            price_version=price.version,
-            currency=price.currency,
-            opened_at_ms=holder.opened_ms,
-            reserved=verdict.reserved,
-            end_user=holder.end_user_place,
-        )
-        try:
-            await self.journal.open(opened)
-        except JournalPoisoned as reason:
-            self.detach(self.limiter.release(holder, never_admitted=True))
-            self.journal.forget(facts.request_id)
-            raise self._cannot_write() from reason
-        except asyncio.CancelledError:
-            # The OPEN is written nevertheless, so it gets its ending like any other.
-            self.detach(self._undo_open(opened, holder))
-            raise
         lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)
-        return Admitted(self, opened, holder, price, lease, limit_replies.headers(holder, verdict))
+        return Reserved(self, facts, holder, price, lease, limit_replies.headers(holder, verdict))
 
     async def count(self, request_id: str, principal: Principal, model: str) -> dict[str, str]:
         """Counts one request of the rate limit that runs nothing. Returns the limiter's headers; raises `ApiError`."""
@@ -163,11 +151,12 @@ class Admission:
 
     def _check_metering(self) -> None:
         if not self.journal.is_writable:
-            raise self._cannot_write()
+            raise self.cannot_write()
         if self._backlog.is_full:
             raise database_unavailable("The database has taken no charges for too long.")
 
-    def _cannot_write(self) -> ApiError:
+    def cannot_write(self) -> ApiError:
+        """Returns the error for a journal that takes no OPEN."""
         if self.journal.is_full:
             return disk_full()
         return unavailable("metering_unavailable", "Usage cannot be recorded right now.", 2000)
@@ -216,10 +205,6 @@ class Admission:
             raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least)
         return verdict
 
-    async def _undo_open(self, opened: Opened, holder: LimitSubject) -> None:
-        await self.limiter.release(holder, never_admitted=True)
-        await self.record(opened.void("client_gone", "worker_crash", _now_ms()))
-
     def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -230,6 +215,52 @@ class Admission:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
             log.error("an ending failed", exc_info=failure)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """A request within its limits. One of `open` and `release` must follow."""
+
+    _admission: Admission
+    _facts: RequestFacts
+    _holder: LimitSubject
+    _price: Price
+    _lease: Lease
+    _headers: dict[str, str]
+
+    async def open(self, root: str) -> Admitted:
+        """Writes OPEN, once the worker is chosen. `root` is the worker's (`Hello.root`). If it raises ApiError 503 or is
+        cancelled, it leaves nothing behind.
+        """
+        admission = self._admission
+        opened = Opened(
+            **self._facts.lasting(),
+            root=root,
+            price_version=self._price.version,
+            currency=self._price.currency,
+            opened_at_ms=self._holder.opened_ms,
+            reserved=self._lease.reserved,
+            end_user=self._holder.end_user_place,
+        )
+        try:
+            await admission.journal.open(opened)
+        except JournalPoisoned as reason:
+            self.release()
+            admission.journal.forget(opened.request_id)
+            raise admission.cannot_write() from reason
+        except asyncio.CancelledError:
+            # The OPEN is written nevertheless, so it gets its ending like any other.
+            admission.detach(self._undo(opened))
+            raise
+        return Admitted(admission, opened, self._holder, self._price, self._lease, self._headers)
+
+    def release(self) -> None:
+        """Gives everything back: the request does not even count as one."""
+        self._admission.detach(self._admission.limiter.release(self._holder, never_admitted=True))
+
+    async def _undo(self, opened: Opened) -> None:
+        await self._admission.limiter.release(self._holder, never_admitted=True)
+        await self._admission.record(opened.void("client_gone", "worker_crash", _now_ms()))
 
 
 class Admitted:
@@ -252,11 +283,14 @@ class Admitted:
         self._holder = holder
         self._price = price
         self._lease = lease
-        self.keep: Keep | None = None
-        """Stores the answer of a request with an idempotency key, before the posting that pays for it is written."""
         self._has_ended = False
         self._noted_tokens = 0
         self._noted_at = time.monotonic()
+
+    @property
+    def root(self) -> str:
+        """The root of the worker that the request was opened for: it goes to no other."""
+        return self._opened.root
 
     @property
     def lease_bound(self) -> int:
@@ -288,58 +322,61 @@ class Admitted:
         self._noted_tokens, self._noted_at = num_received, now
         self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
 
-    async def settle(
-        self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
-    ) -> Settled:
-        """Ends the request durably. settlement.py decides what is charged; its arguments are explained there.
-
-        If the caller is cancelled meanwhile, the ending still happens.
+    def posting(self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None) -> Posting:
+        """Returns the ending that such a request gets now, and writes nothing. settlement.py decides what is charged; its
+        arguments are explained there.
         """
-        return await self._end(decide(outcome, usage, engine_final=engine_final, max_output=max_output))
-
-    async def void(self, outcome: Outcome) -> Settled:
-        """Ends the request without a charge. It equals `settle` with the same outcome, for callers that
-        know no counts.
-        """
-        return await self._end(decide(outcome, Usage(), engine_final=False))
-
-    async def _end(self, ending: Ending) -> Settled:
-        if self._has_ended:
-            raise RuntimeError(f"{self._opened.request_id} has ended already")
-        self._has_ended = True
-        return await self._admission.finish(self._record(ending))
-
-    async def _record(self, ending: Ending) -> Settled:
-        posting = self._posting(ending)
-        try:
-            if posting.kind == "settle" and not await self._is_kept(posting):
-                outcome: Outcome = "internal" if posting.batch_id is None else "batch_cancelled"
-                ending = decide(outcome, Usage(), engine_final=False)
-                posting = self._posting(ending)
-            await self._admission.record(posting)
-        finally:
-            self._admission.detach(self._give_back(ending, posting))
-        return Settled.of(posting)
-
-    async def _is_kept(self, posting: Posting) -> bool:
-        """A request with an idempotency key is charged if and only if its answer is stored, for only stored answers are
-        delivered.
-        """
-        if self.keep is not None:
-            return await self.keep(posting)
-        return posting.batch_id is None
-
-    async def _give_back(self, ending: Ending, posting: Posting) -> None:
-        billed, limiter = ending.billed, self._admission.limiter
-        if ending.kind == "void":
-            await limiter.release(self._holder)
-        else:
-            counted = billed.cache_write + billed.uncached
-            await limiter.settle(self._holder, posting.charge.total, counted, billed.output)
-
-    def _posting(self, ending: Ending) -> Posting:
+        ending = decide(outcome, usage, engine_final=engine_final, max_output=max_output)
         void = self._opened.void(ending.outcome, ending.write_off, _now_ms(), self._lease.reserved)
         if ending.kind == "void":
             return void
         charge = pricing.charge(ending.billed, self._price.rates)
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
+
+    def unstored(self) -> Posting:
+        """Returns the ending of a request whose answer could not be stored under its idempotency key: nobody pays."""
+        return self.posting(unstored(self._opened), Usage(), False)
+
+    async def end(self, posting: Posting) -> Settled:
+        """Ends the request durably. If the caller is cancelled meanwhile, the ending still happens."""
+        self._end_once()
+        return await self._admission.finish(self._record(posting))
+
+    async def settle(
+        self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
+    ) -> Settled:
+        """Ends the request as `posting` decides."""
+        return await self.end(self.posting(outcome, usage, engine_final, max_output=max_output))
+
+    async def void(self, outcome: Outcome) -> Settled:
+        """Ends the request without a charge. It equals `settle` with the same outcome, for callers that
+        know no counts.
+        """
+        return await self.settle(outcome, Usage(), False)
+
+    def leave(self, posting: Posting) -> None:
+        """Leaves the request without an ending in the journal, because it is unknown whether SQL has stored the answer
+        and the posting: who starts next in this slot knows. The limiter counts the posting meanwhile.
+        """
+        self._end_once()
+        self._admission.detach(self._give_back(posting))
+
+    def _end_once(self) -> None:
+        if self._has_ended:
+            raise RuntimeError(f"{self._opened.request_id} has ended already")
+        self._has_ended = True
+
+    async def _record(self, posting: Posting) -> Settled:
+        try:
+            await self._admission.record(posting)
+        finally:
+            self._admission.detach(self._give_back(posting))
+        return Settled.of(posting)
+
+    async def _give_back(self, posting: Posting) -> None:
+        billed, limiter = posting.usage, self._admission.limiter
+        if posting.kind == "void":
+            await limiter.release(self._holder)
+        else:
+            counted = billed.cache_write + billed.uncached
+            await limiter.settle(self._holder, posting.charge.total, counted, billed.output)

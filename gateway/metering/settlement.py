@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from accounting.values.types import Outcome, Usage, WriteOffReason
+from accounting.values.types import LastingFacts, Outcome, Usage, WriteOffReason
 
 _FREE: dict[Outcome, WriteOffReason] = {
     "internal": "internal",
@@ -24,6 +24,13 @@ _FREE: dict[Outcome, WriteOffReason] = {
 """Outcomes for which the tenant pays nothing, whatever was computed: our errors, and a line that will
 not be delivered.
 """
+
+
+def unstored(facts: LastingFacts) -> Outcome:
+    """Returns the outcome under an idempotency key without a stored answer. Only a stored answer is delivered and paid.
+    A batch line's key is taken away when its batch is stopped.
+    """
+    return "internal" if facts.batch_id is None else "batch_cancelled"
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,13 @@ class Pick:
     link: WorkerLink
     placement: Placement
     prompt: Prompt
+    root: str
+    """The worker's root when it was chosen."""
+
+    @property
+    def num_uncached(self) -> int:
+        """The number of prompt tokens that the worker is expected to compute."""
+        return max(0, len(self.prompt.tokens) - self.placement.num_cached)
 
     def explained(self, final: Finished) -> Finished:
         """Corrects the miss reason: if another worker had more of the prompt than this one, the router's choice caused
@@ -113,8 +120,10 @@ class Router:
             if _serves(link, prompt):
                 self._groups(link, prompt)
 
-    def choose(self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
-        """Chooses a worker. Raises `ApiError` 503 when no worker takes work. It changes no state; `sent` does."""
+    def check(
+        self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
+    ) -> dict[str, WorkerLink]:
+        """Returns the workers that may take the prompt, by name. Raises `ApiError` 503 when no worker takes work."""
         able = {
             link.registration.worker: link
             for link in links
@@ -122,14 +131,20 @@ class Router:
         }
         if not able:
             raise _refusal(links, prompt)
+        return able
+
+    def choose(self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
+        """Chooses a worker. Raises `ApiError` 503 when no worker takes work. It changes no state; `sent` does."""
+        able = self.check(links, prompt, avoid)
         now = self._clock()
         candidates = [self._candidate(link, prompt, now) for link in able.values()]
         placement = self._rule(candidates, self._wanted(able.values(), prompt), self._turn)
-        return Pick(able[placement.worker], placement, prompt)
+        link = able[placement.worker]
+        return Pick(link, placement, prompt, link.hello.root if link.hello else "")
 
     def sent(self, pick: Pick) -> None:
-        """Notes that a request was sent. The worker is assumed to have the prompt from now on, until it reports so or
-        would have reported it.
+        """Notes that a request is being sent. The worker is assumed to have the prompt from now on, until it reports so
+        or would have reported it.
         """
         placement, link, prompt = pick.placement, pick.link, pick.prompt
         self._turn += 1

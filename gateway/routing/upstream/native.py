@@ -10,7 +10,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from gateway.base.lifecycle import uninterrupted
@@ -135,6 +136,8 @@ class WorkerLink:
         self._asked_at = 0.0
         self._unreported: dict[tuple[str, int], int] = {}
         """Calls sent since the worker's last status → how many of their tokens wait for a prefill."""
+        self._num_promised = 0
+        self._num_promised_tokens = 0
         self._process = process
         self._keep_records = keep_records
         self._connection: Connection | None = None
@@ -163,12 +166,24 @@ class WorkerLink:
 
     @property
     def num_unreported_tokens(self) -> int:
-        return sum(self._unreported.values())
+        """The number of prompt tokens sent, or about to be, that the worker's last status does not count."""
+        return sum(self._unreported.values()) + self._num_promised_tokens
 
     @property
     def load(self) -> int:
         told = self.status.running + self.status.waiting + len(self._unreported)
-        return max(told, self.num_calls)
+        return max(told, self.num_calls) + self._num_promised
+
+    @contextmanager
+    def promised(self, num_uncached: int) -> Iterator[None]:
+        """Counts a request that is about to be sent as this worker's load, so that others are placed beside it."""
+        self._num_promised += 1
+        self._num_promised_tokens += num_uncached
+        try:
+            yield
+        finally:
+            self._num_promised -= 1
+            self._num_promised_tokens -= num_uncached
 
     def start_call(self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0) -> NativeCall:
         """Sends a request. `num_uncached` is the number of prompt tokens that the worker is expected to compute. Raises

@@ -73,6 +73,6 @@ def ask():
             tier="interactive",
             prompt_tokens=prompt,
         )
-        return AdmissionRequest(facts, principal, "root", output)
+        return AdmissionRequest(facts, principal, output)
 
     return make

@@ -76,7 +76,7 @@ async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted
     metered: Metering, sqlite_books, ask
 ) -> None:
     tenant = Limits(60, 10_000, 5)
-    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=tenant))
+    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=tenant), "r")
     assert (admitted.lease_bound, admitted.lease_seq) == (128, 0)
     assert admitted.price_version == "standard@1"
     assert admitted.headers["x-ratelimit-remaining-requests"] == "59"
@@ -98,7 +98,7 @@ async def test_a_request_is_admitted_runs_and_is_charged_what_the_engine_counted
 
 
 async def test_exactly_one_end_is_accepted(metered: Metering, ask) -> None:
-    admitted = await metered.admission.admit(ask(1, tenant=Limits(100, 10_000)))
+    admitted = await metered.admission.admit(ask(1, tenant=Limits(100, 10_000)), "r")
     await admitted.void("internal")
     with pytest.raises(RuntimeError, match="has ended already"):
         await admitted.settle("ok", Usage(0, 0, 100, 5), True)
@@ -110,7 +110,7 @@ async def test_exactly_one_end_is_accepted(metered: Metering, ask) -> None:
 
 async def test_a_refused_request_takes_nothing_and_is_told_why(metered: Metering, ask) -> None:
     with pytest.raises(ApiError) as refused:
-        await metered.admission.admit(ask(1, prompt=500, tenant=Limits(tokens_per_minute=400)))
+        await metered.admission.admit(ask(1, prompt=500, tenant=Limits(tokens_per_minute=400)), "r")
     assert refused.value.status == 429
     assert refused.value.headers["x-should-retry"] == "false"
     await nothing_left(metered)
@@ -122,8 +122,8 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
     async with sqlite_books.write() as conn:
         await prices.bootstrap(conn, "b", {"batch": Rates(1, 1, 1, 1)}, 2)
     tenant = Limits(1, 300, 1)
-    chat = await metered.admission.admit(ask(1, tenant=tenant))
-    lines = [await metered.admission.admit(line_of(ask(n, tenant=tenant, model="b"), n)) for n in range(2, 5)]
+    chat = await metered.admission.admit(ask(1, tenant=tenant), "r")
+    lines = [await metered.admission.admit(line_of(ask(n, tenant=tenant, model="b"), n), "r") for n in range(2, 5)]
     state = "hg:{t:proj_1}:s"
     assert int(await metered.link.command("HGET", state, "run:t")) == 1
     assert int(await metered.link.command("HGET", state, "run:batch:t")) == 3
@@ -140,14 +140,14 @@ def line_of(ask: AdmissionRequest, line_no: int) -> AdmissionRequest:
 
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:
     with pytest.raises(ApiError) as refused:
-        await metered.admission.admit(ask(1, model="unpriced"))
+        await metered.admission.admit(ask(1, model="unpriced"), "r")
     assert (refused.value.status, refused.value.code) == (403, "price_unknown")
     assert refused.value.headers == {}
     await nothing_left(metered)
 
 
 async def test_a_cancelled_settle_is_recorded_all_the_same(metered: Metering, ask) -> None:
-    admitted = await metered.admission.admit(ask(1))
+    admitted = await metered.admission.admit(ask(1), "r")
     settling = asyncio.create_task(admitted.settle("ok", Usage(0, 0, 100, 5), True))
     await asyncio.sleep(0)
     settling.cancel()
@@ -161,7 +161,7 @@ async def test_a_cancelled_settle_is_recorded_all_the_same(metered: Metering, as
 async def test_an_admission_cancelled_at_any_moment_leaves_nothing(metered: Metering, ask) -> None:
     """Cancelled after 0, 1, 2, ... turns of the loop, until it is too late to cancel."""
     for turns in range(400):
-        admitting = asyncio.create_task(metered.admission.admit(ask(turns)))
+        admitting = asyncio.create_task(metered.admission.admit(ask(turns), "r"))
         for _ in range(turns):
             await asyncio.sleep(0)
         if not admitting.cancel():
@@ -200,7 +200,7 @@ async def test_an_admission_that_fails_at_any_step_leaves_nothing(
     else:
         monkeypatch.setattr(metered.journal, "open", poisoned)
     with pytest.raises(ApiError) as refused:
-        await metered.admission.admit(ask(1))
+        await metered.admission.admit(ask(1), "r")
     code = "limiter_unavailable" if step == "reserve" else "metering_unavailable"
     assert (refused.value.status, refused.value.code) == (503, code)
     assert int(refused.value.headers["retry-after"]) >= 1
@@ -219,7 +219,7 @@ async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_
 
     async with running(sqlite_books, redis_url, tmp_path / "journal") as metered:
         metered.journal._sync = sync
-        admitted = await metered.admission.admit(ask(1))
+        admitted = await metered.admission.admit(ask(1), "r")
         broken = True
         settled = await admitted.settle("ok", Usage(0, 0, 100, 5), True)
         assert settled.charge_micro_units == 450
@@ -227,11 +227,11 @@ async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_
             [row] = (await conn.execute(select(LedgerEntry.__table__))).all()
         assert row.charge == 450
         with pytest.raises(ApiError) as refused:
-            await metered.admission.admit(ask(2))
+            await metered.admission.admit(ask(2), "r")
         assert refused.value.code == "metering_unavailable"
         broken = False
         await metered.journal.revive()
-        await (await metered.admission.admit(ask(3))).void("internal")
+        await (await metered.admission.admit(ask(3), "r")).void("internal")
     async with running(sqlite_books, redis_url, tmp_path / "journal"):
         pass
     async with sqlite_books.read() as conn:
@@ -243,10 +243,10 @@ async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
     sqlite_books, own_redis, tmp_path: Path, ask
 ) -> None:
     async with running(sqlite_books, own_redis.url, tmp_path / "journal", 0.1) as metered:
-        admitted = await metered.admission.admit(ask(1))
+        admitted = await metered.admission.admit(ask(1), "r")
         own_redis.send(signal.SIGSTOP)
         with pytest.raises(ApiError) as refused:
-            await metered.admission.admit(ask(2))
+            await metered.admission.admit(ask(2), "r")
         assert (refused.value.status, refused.value.code) == (503, "limiter_unavailable")
         assert await admitted.extend(128) is None
         settled = await admitted.settle("ok", Usage(0, 0, 100, 5), True)
@@ -261,7 +261,7 @@ async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
 
 
 async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask) -> None:
-    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=Limits(tokens_per_minute=250)))
+    admitted = await metered.admission.admit(ask(1, prompt=100, output=300, tenant=Limits(tokens_per_minute=250)), "r")
     assert admitted.lease_bound == 128
     bounds = [128]
     while (extension := await admitted.extend(bounds[-1])) and not extension.wait_ms:
@@ -274,7 +274,7 @@ async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask
 
 async def test_many_requests_at_once_are_all_accounted_for(metered: Metering, sqlite_books, ask) -> None:
     async def one(number: int) -> int:
-        admitted = await metered.admission.admit(ask(number, output=50))
+        admitted = await metered.admission.admit(ask(number, output=50), "r")
         admitted.progress(3)
         if number % 3 == 0:
             await admitted.void("worker_lost")

@@ -82,7 +82,7 @@ def ask(principal: Principal, number: int) -> AdmissionRequest:
         tier="interactive",
         prompt_tokens=PROMPT,
     )
-    return AdmissionRequest(facts, principal, "root", OUTPUT)
+    return AdmissionRequest(facts, principal, OUTPUT)
 
 
 async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random, outcome: Outcome) -> None:
@@ -91,7 +91,7 @@ async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random
     for attempt in range(100):
         try:
             facts = msgspec.structs.replace(ask.facts, request_id=f"{ask.facts.request_id}_{attempt}")
-            admitted = await admission.admit(dataclasses.replace(ask, facts=facts))
+            admitted = await admission.admit(dataclasses.replace(ask, facts=facts), "r")
             break
         except ApiError as error:
             if error.status == 429:
@@ -283,8 +283,8 @@ async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(boo
     principal = await tenant_with(books, 100_000)
     async with three_gateways(books, own_redis.url, tmp_path) as gateways:
         dying = gateways[0]
-        charged_one = await dying.admission.admit(ask(principal, 1))
-        await dying.admission.admit(ask(principal, 2))
+        charged_one = await dying.admission.admit(ask(principal, 1), "r")
+        await dying.admission.admit(ask(principal, 2), "r")
         dying.limiter.settle = _unheard  # Redis never learns of it
         await charged_one.settle("ok", Usage(0, 0, PROMPT, 100), True)
         await dying.shipper.caught_up()

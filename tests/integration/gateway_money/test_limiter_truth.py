@@ -43,7 +43,7 @@ async def ask(books):
             tier="interactive",
             prompt_tokens=10,
         )
-        return AdmissionRequest(facts, principal, "r", 50)
+        return AdmissionRequest(facts, principal, 50)
 
     return make
 
@@ -54,7 +54,7 @@ def row(ask) -> str:
 
 
 async def served(metered, ask) -> None:
-    admitted = await metered.admission.admit(ask())
+    admitted = await metered.admission.admit(ask(), "r")
     await asyncio.sleep(0.01)
     await admitted.settle("ok", Usage(0, 0, 10, 5), True)
 
@@ -65,7 +65,7 @@ async def check(metered, books, drift_s: float = 0.3):
 
 
 async def test_it_holds_while_requests_run_end_and_are_shipped(books, metered, ask):
-    held = await metered.admission.admit(ask())
+    held = await metered.admission.admit(ask(), "r")
     busy = asyncio.gather(*(served(metered, ask) for _ in range(60)))
     for _ in range(5):
         assert (await check(metered, books, drift_s=10)).failures == ()
@@ -80,7 +80,7 @@ async def test_it_holds_while_requests_run_end_and_are_shipped(books, metered, a
 @pytest.mark.parametrize(("field", "amount"), [("u", 1), ("u", -1), ("h", 1)])
 async def test_a_drift_of_one_micro_unit_is_named_until_the_state_is_built_anew(books, metered, ask, field, amount):
     await served(metered, ask)
-    running = await metered.admission.admit(ask())
+    running = await metered.admission.admit(ask(), "r")
     await metered.shipper.caught_up()
     tenant_id = ask().principal.tenant_id
     state, counter = f"hg:{{t:{tenant_id}}}:s", f"{field}:{row(ask)}"
@@ -97,7 +97,7 @@ async def test_a_drift_of_one_micro_unit_is_named_until_the_state_is_built_anew(
 
 async def test_an_ending_that_the_books_lost_is_a_drift(books, metered, ask):
     """Told to the limiter, and in no journal."""
-    admitted = await metered.admission.admit(ask())
+    admitted = await metered.admission.admit(ask(), "r")
     await metered.limiter.settle(admitted._holder, 7, 10, 5)
     assert (await check(metered, books)).failures == (row(ask),)
     await admitted.void("internal")

@@ -281,7 +281,7 @@ async def test_what_an_end_user_took_is_counted_again(books: Database, own_redis
             prompt_tokens=10,
             user=end_user,
         )
-        return AdmissionRequest(facts, principal, "r", 10)
+        return AdmissionRequest(facts, principal, 10)
 
     async with books.write() as conn:
         await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])
@@ -289,15 +289,15 @@ async def test_what_an_end_user_took_is_counted_again(books: Database, own_redis
     async with metering(
         database=books, redis_url=own_redis.url, slot=0, directory=tmp_path / "journal", limiter_timeout_s=2
     ) as metered:
-        alice = await metered.admission.admit(ask("alice"))
+        alice = await metered.admission.admit(ask("alice"), "r")
         await alice.settle("ok", Usage(0, 0, 10, 5), True)
         await metered.admission.drain()
         await metered.link.command("FLUSHALL")
         with pytest.raises(ApiError) as refused:
-            await metered.admission.admit(ask("alice"))
+            await metered.admission.admit(ask("alice"), "r")
         assert refused.value.status == 429
         assert refused.value.headgate["level"] == "end_user"
-        other = await metered.admission.admit(ask("bob"))
+        other = await metered.admission.admit(ask("bob"), "r")
         await other.void("internal")
         await metered.admission.drain()
     async with books.write() as conn:

@@ -83,7 +83,7 @@ def test_equal_workers_take_turns() -> None:
     router, links = Router(), [Link("a"), Link("b"), Link("c")]
     taken = set()
     for _ in range(3):
-        choose(router, *links)  # asked twice, sent once: before an admission and behind it
+        choose(router, *links)  # asked twice, sent once: a quote asks, too
         choice = router.choose(links, Prompt("m", (1, 2, 3), (ANNA,)))
         router.sent(choice)
         taken.add(choice.link.registration.worker)

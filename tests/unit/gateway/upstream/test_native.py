@@ -102,6 +102,16 @@ async def test_events_reach_the_call_they_belong_to_in_order(pair: tuple[HandWor
     assert link.num_calls == 0
 
 
+async def test_a_request_that_is_about_to_be_sent_counts_as_load(pair: tuple[HandWorker, WorkerLink]) -> None:
+    """Requests that come at the same moment see each other before one of them is sent."""
+    _, link = pair
+    with link.promised(100), link.promised(20):
+        assert (link.load, link.num_unreported_tokens) == (2, 120)
+    with pytest.raises(ValueError, match="not opened"), link.promised(7):
+        raise ValueError("not opened")
+    assert (link.load, link.num_unreported_tokens) == (0, 0)
+
+
 async def test_stale_and_repeated_deltas_are_dropped(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     mailbox = Mailbox()
