@@ -162,6 +162,7 @@ class Driver:
             assert not any(copy.num_pins for copy in self.cache.host.copies()), "a pin leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_waiting_tokens == 0
+        assert not self.engine._attempts._beams._searches, "a search leaked"
         invariants.check(self.cache, [])
         pinned = self.cache.num_pinned
         assert self.cache.num_available + pinned == self.cache.num_blocks - 1, "a block leaked"

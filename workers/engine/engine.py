@@ -16,6 +16,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.beams.beams import Beams
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.lora.adapter_table import AdapterRead, AdapterTable
 from workers.engine.reports.cache_feed import CacheFeed
@@ -31,9 +32,10 @@ from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.step import faults
 from workers.engine.step.attempts import Attempts, GrammarSource
 from workers.engine.step.commit import Commit
-from workers.engine.step.pipeline import Pipeline, row_of
+from workers.engine.step.pipeline import Pipeline
 from workers.engine.step.pulse import Pulse
 from workers.engine.step.request_validator import RequestValidator
+from workers.engine.step.rows import Rows
 from workers.engine.step.step_failures import StepFailures
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.restores import Preempt
@@ -138,15 +140,18 @@ class Engine:
         self.totals = StepTotals()
         self._outbox = StepMessages()
         self._adapters = AdapterTable(runner)
+        beams = Beams(self.scheduler)
         self._attempts = Attempts(
             RequestValidator(runner, limits, lambda: self._adapters.leaving, sparsity),
             self.scheduler,
             self._outbox,
             journal,
             clock,
+            beams,
             grammars,
         )
-        self._commit = Commit(self.scheduler, self._attempts, self._outbox)
+        self._commit = Commit(self.scheduler, self._attempts, self._outbox, beams)
+        self._rows = Rows(beams, sparsity)
         self._pipeline = Pipeline(runner, clock)
         pulse = Pulse(runner, self.scheduler.block_tables)
         self.failures = StepFailures(self.scheduler, self._attempts, self._pipeline, pulse, clock)
@@ -321,11 +326,8 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> Exception | None:
         """Launches a plan. Returns what the runner, or the building of the plan's rows, raised, or None."""
-        sparsity, rows = self.scheduler.sparsity, list[Row]()
-        failure = self._guarded(
-            plan.step,
-            lambda: rows.extend(row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work),
-        )
+        rows = list[Row]()
+        failure = self._guarded(plan.step, lambda: rows.extend(self._rows.of(plan)))
         self.scheduler.launched(plan)
         self._step += 1
         if failure is not None:  # the plan's block tables are valid all the same

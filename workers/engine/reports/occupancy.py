@@ -53,7 +53,7 @@ def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
         found.num_slots += num_held * block_size
         found.num_used += num_held * block_size - _num_empty(sequences, block_size)
         if attempt.message.num_choices > 1 and attempt.drawn:
-            shared = found.shared["parallel" if attempt.search is None else "beam"]
+            shared = found.shared["beam" if attempt.gang else "parallel"]
             shared.num_held += num_held
             shared.num_unshared += sum(len(sequence.block_ids) for sequence in sequences)
     return found

@@ -12,6 +12,7 @@ from operator import attrgetter
 
 from workers.engine.queueing.pace import TokenBudget
 from workers.engine.queueing.turns import in_turn
+from workers.engine.scheduling import gangs
 from workers.engine.scheduling.admission import Admission
 from workers.engine.scheduling.chunks import Chunks
 from workers.engine.scheduling.growth import Growth
@@ -88,9 +89,9 @@ class Batching:
                 continue
             if plan.budget == 0 or len(plan.work) >= most_rows:
                 continue
-            if attempt.search is not None:
+            if attempt.gang:
                 if sequence is attempt.sequences[0]:
-                    self._decode_beams(plan, attempt)
+                    gangs.decode(plan, attempt, self._growth)
                 continue
             forked = len(attempt.sequences) > 1
             if forked and plan.ahead and _ends_decide_turns(attempt):
@@ -114,22 +115,6 @@ class Batching:
         if tier == "batch":
             most = max(most, num_before + max(1, most // FILL_PART))
         return most, running if num_before + len(running) <= most else in_turn(running)
-
-    def _decode_beams(self, plan: StepPlan, attempt: Attempt) -> None:
-        """Adds all beams of a search or none, because which of them go on is decided over all. The next plan needs the
-        decision."""
-        beams = attempt.sequences
-        if not all(s.status is Status.RUNNING and s.decoding and not s.restoring for s in beams):
-            return  # after a preemption, until the last of them is where it was
-        if len(beams) > plan.budget and plan.work:
-            return
-        needing = [beam for beam in beams if self._growth.is_due(beam)]
-        if needing and not self._growth.take(needing, plan):
-            return
-        plan.holds_next = True
-        attempt.lease.in_flight += len(beams)
-        plan.budget = max(0, plan.budget - len(beams))
-        plan.work += [Work(beam, 1, 1) for beam in beams]
 
 
 def _ends_decide_turns(attempt: Attempt) -> bool:

@@ -321,7 +321,7 @@ class Scheduler:
         self._num_preempted_before += plan.num_preempted
         self._num_cached_before += plan.num_cached_tokens
         first = live[0].sequence
-        if num_tokens == 1 or (first.in_search and num_tokens <= len(first.attempt.sequences)):
+        if num_tokens == 1 or (first.in_gang and num_tokens <= len(first.attempt.sequences)):
             return first
         left = [work for work in live if work.sequence.status is Status.RUNNING]
         left.sort(key=lambda w: (TIERS.index(w.sequence.attempt.message.tier), w.sequence.order))
@@ -329,7 +329,7 @@ class Scheduler:
         while len(left) > 1 and num_lost < num_tokens - self.budget.num_tokens:
             work = left.pop()
             num_lost += work.num_tokens
-            if work.sequence.status is Status.RUNNING:  # another beam may have been preempted with it just now
+            if work.sequence.status is Status.RUNNING:  # another of its gang may have been preempted with it just now
                 self.ranks.preempt(work.sequence, plan.now)
             self._num_preempted_before += 1
         return None

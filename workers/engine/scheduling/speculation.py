@@ -127,12 +127,12 @@ class Speculation:
 
     def _drafting(self, sequence: Sequence) -> Drafting | None:
         """Returns the sequence's speculation state. The result is None for a sequence with an adapter, because the base
-        model does not foresee its text, and for beams, which draw together. Device rows count the tokens that are
+        model does not foresee its text, and for a gang, which draws together. Device rows count the tokens that are
         drawn, so it is None also for a sequence with penalties where guesses are not counted."""
         if sequence.drafting is not None:
             return sequence.drafting
         attempt = sequence.attempt
-        if attempt.message.adapter or attempt.search is not None:
+        if attempt.message.adapter or attempt.gang:
             return None
         if not self._counts_guesses and penalizes(attempt.message.sampling):
             return None

@@ -20,7 +20,6 @@ from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, Compiled, begin
 from workers.engine.sequences.bans import Bans
-from workers.engine.sequences.beam import BeamSearch
 from workers.engine.sequences.drafting import Drafting
 from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import PromptAccount, Residency
@@ -195,9 +194,9 @@ class Sequence:
         return self.num_unscheduled == 1 and bool(self.num_pending or self.output)
 
     @property
-    def in_search(self) -> bool:
-        """Whether it is a beam, which draws together with the others."""
-        return self.attempt.search is not None and self.attempt.drawn
+    def in_gang(self) -> bool:
+        """Whether it draws together with the other sequences of its attempt, or not at all."""
+        return self.attempt.gang and self.attempt.drawn
 
     @property
     def num_choices(self) -> int:
@@ -259,6 +258,7 @@ class Attempt:
         max_len: int,
         adapter: LoadedAdapter | None = None,
         bans: Bans | None = None,
+        gang: bool = False,
     ) -> None:
         self.message = message
         self.adapter = -1 if adapter is None else adapter.slot
@@ -283,18 +283,15 @@ class Attempt:
             for r in message.retention
         )
         self.residency = Residency()
-        self.search: BeamSearch | None = None
-        """The beam search, if the request asks for one. Then its sequences are the beams, by index, and run all
-        together or not at all."""
-        if message.beams is not None:
-            penalty, num_logprobs = message.beams.length_penalty, sampling.logprobs
-            self.search = BeamSearch(message.num_choices, penalty, self.end_ids, num_logprobs)
+        self.gang = gang
+        """Whether its sequences run, and lose their blocks, all together or not at all. Which choices they become is
+        known at the end only."""
         self.lease = Lease(
             message.lease_bound,
             message.lease_seq,
             message.num_output_spent,
             now,
-            stride=1 if self.search is None else self.search.width,
+            stride=message.num_choices if gang else 1,
         )
         self.account = PromptAccount(len(self.prompt))
         self.charged = False
@@ -349,7 +346,7 @@ class Attempt:
 
     def together(self, sequence: Sequence) -> list[Sequence]:
         """Returns the sequences that run, and lose their blocks, together with this one."""
-        return list(self.sequences) if self.search is not None else [sequence]
+        return list(self.sequences) if self.gang else [sequence]
 
     @property
     def open_indices(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 
+from workers.engine.beams.beams import Beams
 from workers.engine.grammars.grammar import GrammarError
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import Work
@@ -12,7 +13,6 @@ from workers.engine.sequences.sequence import Attempt, Sequence, Status
 from workers.engine.sequences.sparsity import received
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.step.attempts import Attempts
-from workers.engine.step.beams import Beams
 from workers.engine.step.pipeline import InFlightStep
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.values.plan import RowResult, SampledToken
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 
 class Commit:
-    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages) -> None:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages, beams: Beams) -> None:
         self._scheduler = scheduler
         self._attempts = attempts
         self._outbox = outbox
         self._touched: list[Attempt] = []
         self._token_gaps: dict[float, int] = {}
-        self._beams = Beams(scheduler, attempts, outbox)
+        self._beams = beams
 
     def step(self, flight: InFlightStep) -> StepRecord:
         """Commits a step. Rows of a sequence that ended while they were in flight, or whose step before failed, are
@@ -53,10 +53,10 @@ class Commit:
                 self._attempts.broken(work.sequence.attempt)
         # This comes after all rows, because a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
-            if attempt.lease.exhausted and attempt.search is None:
+            if attempt.lease.exhausted and not attempt.gang:
                 self._attempts.end_choices(attempt, attempt.open_indices, "budget")
         self._scheduler.collected(plan.step)
-        self._beams.select()
+        self._advance_searches()
         return record
 
     def take(self) -> tuple[list[Attempt], dict[float, int]]:
@@ -85,14 +85,14 @@ class Commit:
             self._attempts.end_choices(attempt, attempt.open_indices, "length")
             return
         sequences = [sequence]
-        if attempt.search is None and attempt.unforked:  # may raise: nothing is counted yet
+        if attempt.unforked and not attempt.gang:  # may raise: nothing is counted yet
             sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
         attempt.lease.in_flight -= num_draws
         attempt.lease.spent += num_draws
         attempt.num_output += num_draws
         record.num_output_tokens += num_draws
         self._scheduler.counters.charge(attempt.message.tenant, output=num_draws)
-        if attempt.search is not None:
+        if attempt.gang:
             self._beams.offer(sequence, result.drawn[0])
             return
         for one, drawn in zip(sequences, result.drawn, strict=True):
@@ -123,6 +123,22 @@ class Commit:
         if sequence.drafting is not None and work.num_draws == 1:
             told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
             speculation.observe(sequence, told)
+
+    def _advance_searches(self) -> None:
+        """Lets every search of the step choose its next beams."""
+        for attempt, offers in self._beams.take_offered().items():
+            if attempt.sequences[0].status is Status.ENDED:
+                continue
+            self._outbox.progress(attempt)
+            try:
+                texts = self._beams.advance(attempt, offers)
+                if texts is not None:
+                    self._attempts.finish_search(attempt, texts)
+                elif attempt.lease.exhausted:
+                    self._attempts.out_of_budget(attempt)
+            except Exception:  # whatever it was, the other rows of the step had no part in it
+                logger.exception("a search did not go on", extra={"event": "request_broken"})
+                self._attempts.broken(attempt)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()
