@@ -23,12 +23,12 @@ from workers.engine.reports.cache_feed import CacheFeed
 from workers.engine.reports.cache_probe import peek
 from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
 from workers.engine.reports.occupancy import Occupancy, occupancy
-from workers.engine.scheduling.policy import Policy
+from workers.engine.scheduling.kv_layout import KVLayout
+from workers.engine.scheduling.policy import FAIR, Policy
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.step import faults
 from workers.engine.step.attempts import Attempts, GrammarSource
 from workers.engine.step.commit import Commit
@@ -125,24 +125,24 @@ class Engine:
         speculation: Speculation | None = None,
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
-        sparsity: Sparsity | None = None,
-        policy: Policy = "fair",
+        layout: KVLayout | None = None,
+        policy: Policy = FAIR,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the engine. With `lag` it uses the lag that the runner offers. `host` has the bytes of the cache's
-        host tier, if there is one. With `sparsity` long sequences lose blocks, which excludes steps in flight and
+        host tier, if there is one. With a `layout` sequences may lose blocks, which excludes steps in flight and
         guesses."""
-        assert sparsity is None or speculation is None
+        assert layout is None or speculation is None
         self.runner = runner
         self.cache = cache
-        self.scheduler = Scheduler(cache, limits, host, preempt, sparsity, policy)
+        self.scheduler = Scheduler(cache, limits, host, preempt, layout, policy)
         self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = StepMessages()
         self._adapters = AdapterTable(runner)
         beams = Beams(self.scheduler)
         self._attempts = Attempts(
-            RequestValidator(runner, limits, lambda: self._adapters.leaving, sparsity),
+            RequestValidator(runner, limits, lambda: self._adapters.leaving, self.scheduler.layout),
             self.scheduler,
             self._outbox,
             journal,
@@ -151,11 +151,11 @@ class Engine:
             grammars,
         )
         self._commit = Commit(self.scheduler, self._attempts, self._outbox, beams)
-        self._rows = Rows(beams, sparsity)
+        self._rows = Rows(self.scheduler, beams)
         self._pipeline = Pipeline(runner, clock)
         pulse = Pulse(runner, self.scheduler.block_tables)
         self.failures = StepFailures(self.scheduler, self._attempts, self._pipeline, pulse, clock)
-        self._lag = runner.lag if lag and sparsity is None else 0
+        self._lag = runner.lag if lag and layout is None else 0
         self._journal = journal
         self._clock = clock
         self._step = 0
@@ -390,7 +390,8 @@ class Engine:
         out.status, out.num_attempts = self._status(), len(self.attempts)
         out.cache = self._watch.look(now, busy=self._busy or bool(self.attempts))
         if out.cache is not None:
-            out.occupancy = occupancy(self.scheduler.all_running, self.cache.block_size)
+            scheduler = self.scheduler
+            out.occupancy = occupancy(scheduler.all_running, self.cache.block_size, scheduler.layout.num_dropped)
         return out
 
     def _status(self) -> WorkerStatus:

@@ -14,7 +14,7 @@ from proposing import Informed, InformedTree, speculating
 from tiny_models import TinyModel
 
 from cache.prefix_cache import PrefixCache
-from workers.engine.__main__ import speculation
+from workers.engine.techniques import speculation
 from workers.engine.model.heads import Heads
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.draft import DraftProposer

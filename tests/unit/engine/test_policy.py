@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulation import PacedRunner, paced_driver
 
 from cache.tree.handle import Probe
+from workers.engine.fcfs.policy import EVERYBODY, ArrivalQueue
 from workers.engine.queueing.fairness import VirtualCounters
-from workers.engine.scheduling.policy import EVERYBODY, ArrivalQueue
 from workers.protocol.messages import Failed
 
 BLOCK = 4

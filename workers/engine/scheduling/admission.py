@@ -18,7 +18,6 @@ from workers.engine.scheduling.gangs import num_blocks_of_others
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.sizing.capacity import WATERMARK_SHARE
 from workers.protocol.messages import Tier
 
@@ -40,14 +39,12 @@ class Admission:
         deferral: Deferral,
         counters: VirtualCounters,
         limits: Limits,
-        sparsity: Sparsity | None = None,
     ) -> None:
         self._ranks = ranks
         self._block_tables = block_tables
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
-        self._sparsity = sparsity
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
         self.is_full = False
         """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
@@ -160,15 +157,8 @@ class Admission:
         if sequence.status is Status.PREEMPTED:
             watermark *= 2
         num_tails = sequence.num_choices - 1 + num_blocks_of_others(sequence, cache.block_size)
-        num_tails += self._num_copies(sequence)
+        num_tails += self._block_tables.layout.num_copies(sequence.attempt)
         return -(-max(0, lease) // cache.block_size) + num_tails + watermark
-
-    def _num_copies(self, sequence: Sequence) -> int:
-        """Returns the number of blocks that it will hold in addition to its prompt's when it copies them to blocks of
-        its own."""
-        if self._sparsity is None or not self._sparsity.applies(sequence.attempt):
-            return 0
-        return self._sparsity.num_blocks
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         attempt, handle = sequence.attempt, sequence.handle

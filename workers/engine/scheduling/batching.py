@@ -16,6 +16,7 @@ from workers.engine.scheduling import gangs
 from workers.engine.scheduling.admission import Admission
 from workers.engine.scheduling.chunks import Chunks
 from workers.engine.scheduling.growth import Growth
+from workers.engine.scheduling.kv_layout import KVLayout
 from workers.engine.scheduling.sequence_queues import SequenceQueues
 from workers.engine.scheduling.step_plan import FILL_PART, Limits, StepPlan, Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
@@ -29,6 +30,7 @@ class Batching:
         admission: Admission,
         chunks: Chunks,
         growth: Growth,
+        layout: KVLayout,
         budget: TokenBudget,
         limits: Limits,
     ) -> None:
@@ -36,6 +38,7 @@ class Batching:
         self._admission = admission
         self._chunks = chunks
         self._growth = growth
+        self._layout = layout
         self._token_budget = budget
         self._limits = limits
 
@@ -111,10 +114,13 @@ class Batching:
         running = tuple(self._ranks.running[tier])
         if not self._ranks.present("interactive"):
             return self._limits.max_batch_tokens, running
-        most, num_before = self._token_budget.num_rows(_mean_place(running)), len(plan.work)
+        most, num_before = self._token_budget.num_rows(self._mean_place(running)), len(plan.work)
         if tier == "batch":
             most = max(most, num_before + max(1, most // FILL_PART))
         return most, running if num_before + len(running) <= most else in_turn(running)
+
+    def _mean_place(self, sequences: Seq[Sequence]) -> float:
+        return sum(map(self._layout.place, sequences)) / max(1, len(sequences))
 
 
 def _ends_decide_turns(attempt: Attempt) -> bool:
@@ -124,7 +130,3 @@ def _ends_decide_turns(attempt: Attempt) -> bool:
     num_pending = sum(s.num_pending for s in attempt.sequences)
     num_running = sum(s.status is Status.RUNNING for s in attempt.sequences)
     return num_pending > 0 and lease.bound - lease.spent - num_pending < num_running
-
-
-def _mean_place(sequences: Seq[Sequence]) -> float:
-    return sum(sequence.place for sequence in sequences) / max(1, len(sequences))

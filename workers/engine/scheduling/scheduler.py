@@ -31,12 +31,12 @@ from workers.engine.queueing.overload import Arrival
 from workers.engine.queueing.pace import TokenBudget
 from workers.engine.scheduling.batching import Batching
 from workers.engine.scheduling.block_tables import BlockTables
-from workers.engine.scheduling.policy import POLICIES, Policy
+from workers.engine.scheduling.kv_layout import KVLayout, WholeLayout
+from workers.engine.scheduling.policy import FAIR, Policy
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits, StepPlan, Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.tiers.restores import Preempt, Restores
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.record import StepRecord
@@ -59,10 +59,9 @@ class Scheduler:
         limits: Limits,
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
-        sparsity: Sparsity | None = None,
-        policy: Policy = "fair",
+        layout: KVLayout | None = None,
+        policy: Policy = FAIR,
     ) -> None:
-        parts = POLICIES[policy]
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters(CREDIT_STEPS * limits.max_batch_tokens)
@@ -70,16 +69,18 @@ class Scheduler:
         self.floor = BatchFloor(limits.max_running)
         self.forecast = Forecast(self.budget)
         self.restores = None if host is None else Restores(cache, host, self.forecast, preempt)
-        self.block_tables = BlockTables(cache, limits.max_running, self.restores)
+        self.layout = WholeLayout() if layout is None else layout
+        self.block_tables = BlockTables(cache, limits.max_running, self.layout, self.restores)
         self.deferral = Deferral(cache)
-        waiting = {tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens) for tier in TIERS}
+        waiting = {tier: policy.queue(self.counters, self._look, lambda: self.budget.num_tokens) for tier in TIERS}
         self.ranks = SequenceQueues(self.block_tables, waiting, self.deferral, self.floor)
-        self.admission = parts.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits, sparsity)
-        self.chunks = parts.chunks(self.ranks, self.counters, self.budget)
-        self.sparsity = sparsity
-        self.growth = parts.growth(self.ranks, self.block_tables, self.counters, sparsity)
-        self._batching = Batching(self.ranks, self.admission, self.chunks, self.growth, self.budget, limits)
-        self.overload = parts.overload(self.counters)
+        self.admission = policy.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits)
+        self.chunks = policy.chunks(self.ranks, self.counters, self.budget)
+        self.growth = policy.growth(self.ranks, self.block_tables, self.counters)
+        self._batching = Batching(
+            self.ranks, self.admission, self.chunks, self.growth, self.layout, self.budget, limits
+        )
+        self.overload = policy.overload(self.counters)
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
@@ -157,6 +158,8 @@ class Scheduler:
     def end(self, sequence: Sequence) -> None:
         if sequence.output and sequence.attempt.message.tier == "interactive":
             self.forecast.answered(len(sequence.output))
+        if self.speculation is not None:
+            self.speculation.leave(sequence)
         self.ranks.end(sequence)
 
     def leave(self, attempt: Attempt) -> None:
@@ -224,7 +227,7 @@ class Scheduler:
         )
         self.floor.count(plan.now, batch, interactive)
         plan.num_tokens = interactive[0] + batch[0]
-        plan.num_kv_tokens = sum(work.sequence.place for work in plan.work)
+        plan.num_kv_tokens = sum(self.layout.place(work.sequence) for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
 
     # --- the step goes to the device, and comes back ---

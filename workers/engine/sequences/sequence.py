@@ -20,7 +20,6 @@ from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, Compiled, begin
 from workers.engine.sequences.bans import Bans
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import PromptAccount, Residency
 from workers.engine.values.sampling_params import choice_seed
@@ -123,14 +122,11 @@ class Sequence:
         "attempt",
         "automaton",
         "block_ids",
-        "drafting",
         "handle",
         "index",
         "last_step",
         "last_token_at",
-        "mass",
         "num_computed",
-        "num_dropped",
         "num_offered_blocks",
         "num_pending",
         "num_preempted",
@@ -165,10 +161,6 @@ class Sequence:
         self.num_pending = 0
         self.num_offered_blocks = 0
         """Number of whole blocks already offered to the prefix tree, accepted or not."""
-        self.num_dropped = 0
-        """Number of computed tokens whose KV it holds no more (sparsity.py). They fill whole blocks."""
-        self.mass: list[float] = []
-        """Attention that its first blocks received, as far as it was measured."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
@@ -176,13 +168,6 @@ class Sequence:
         """Whether it has its blocks and waits for the contents that another tier copies into them."""
         self.swapped: Swapped | None = None
         """The blocks in host memory that it had when it was preempted."""
-        self.drafting: Drafting | None = None
-        """State of speculation, once it was tried."""
-
-    @property
-    def place(self) -> int:
-        """Index of its next token among the tokens whose KV it holds."""
-        return self.num_scheduled - self.num_dropped
 
     @property
     def num_unscheduled(self) -> int:
@@ -215,7 +200,6 @@ class Sequence:
         child.num_scheduled = self.num_scheduled
         child.num_offered_blocks = self.num_offered_blocks
         child.block_ids = list(self.block_ids)
-        child.mass = list(self.mass)
         child.status = self.status
         self.attempt.constrain(child)
         return child

@@ -10,14 +10,12 @@ from workers.engine.grammars.grammar import GrammarError
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.sequences.sparsity import received
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.step.attempts import Attempts
 from workers.engine.step.pipeline import InFlightStep
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.values.plan import RowResult, SampledToken
 from workers.engine.values.record import StepRecord
-from workers.engine.values.token_tree import NOTHING
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class Commit:
         """Commits a step. Rows of a sequence that ended while they were in flight, or whose step before failed, are
         dropped."""
         plan, record, void = flight.plan, flight.record, flight.void
-        now = record.collected_at
+        now, speculation = record.collected_at, self._scheduler.speculation
         for work, result in zip(plan.work, flight.results, strict=True):
             if work.sequence.status is Status.ENDED or (void and work.sequence in void):
                 self._scheduler.drop(work, record)
@@ -45,7 +43,8 @@ class Commit:
                     self._verified(work, *found, record, now)
                 else:
                     self._row(work, result, record, now)
-                    self._learn(work, result)
+                    if speculation is not None and work.num_draws == 1:
+                        speculation.decoded(work.sequence, result)
             except GrammarError as error:
                 self._attempts.broken(work.sequence.attempt, "grammar", str(error))
             except Exception:  # whatever it was, the other rows of the step had no part in it
@@ -72,8 +71,8 @@ class Commit:
         self._touched.append(attempt)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs.extend(result.prompt_logprobs)
-        if result.mass:
-            sequence.mass = received(sequence.mass, result.mass)
+        if result.probed is not None:
+            self._scheduler.layout.probed(sequence, result.probed)
         if self._scheduler.advance(work, record):
             attempt.event("chunk", now, record.step, num_tokens)
         filled = attempt.message.max_tokens == 0 and sequence.num_computed == len(sequence.tokens)
@@ -114,15 +113,6 @@ class Commit:
         record.num_accepted += num_accepted
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.observe(sequence, outcome)
-
-    def _learn(self, work: Work, result: RowResult) -> None:
-        """Passes the outcome of a decode row without guesses to the proposer."""
-        speculation, sequence = self._scheduler.speculation, work.sequence
-        if speculation is None or not speculation.needs_hidden:
-            return
-        if sequence.drafting is not None and work.num_draws == 1:
-            told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
-            speculation.observe(sequence, told)
 
     def _advance_searches(self) -> None:
         """Lets every search of the step choose its next beams."""

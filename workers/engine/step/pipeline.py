@@ -99,7 +99,7 @@ class Pipeline:
                 continue
             nodes, own = own_path(proposal, result.drawn, sequence.attempt.end_ids)
             tokens = tuple(drawn.token for drawn in result.drawn)
-            flight.own[sequence] = Outcome(proposal, tokens, nodes, result.hidden), own
+            flight.own[sequence] = Outcome(proposal, tokens, nodes, result.probed), own
             size, start = self._runner.block_size, sequence.num_computed
             moved += moves(nodes, start, sequence.block_ids, size)
         if moved:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Set
 
 from cache.tree.namespaces import segments
 from workers.engine.beams import beams
+from workers.engine.scheduling.kv_layout import KVLayout
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.sequences.bans import Bans, bans_of
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.step import faults
 from workers.engine.values.errors import Refusal
 from workers.engine.values.plan import LoadedAdapter, StepRunner
@@ -33,18 +33,12 @@ LOGPROB_BYTES = 32
 
 
 class RequestValidator:
-    def __init__(
-        self,
-        runner: StepRunner,
-        limits: Limits,
-        leaving: Callable[[], Set[str]] = frozenset,
-        sparsity: Sparsity | None = None,
-    ) -> None:
+    def __init__(self, runner: StepRunner, limits: Limits, leaving: Callable[[], Set[str]], layout: KVLayout) -> None:
         """Creates the validator. `leaving` returns the adapters that take no new requests."""
         self._runner = runner
         self._limits = limits
         self._leaving = leaving
-        self._sparsity = sparsity
+        self._layout = layout
         self._num_admitted = 0
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
@@ -112,7 +106,7 @@ class RequestValidator:
             raise Refusal("internal", f"the request has {fault}")
 
     def _check_beams(self, attempt: Attempt) -> None:
-        if self._sparsity is not None and self._sparsity.applies(attempt):
+        if self._layout.num_copies(attempt):
             raise Refusal(
                 "too_long",
                 f"beams of {attempt.end_len} tokens are more than the KV budget of this worker,"

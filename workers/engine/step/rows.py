@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from workers.engine.beams.beams import Beams
+from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import StepPlan, Work
 from workers.engine.sequences.sequence import Sequence
-from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import PENDING, Row, SampleSpec
+from workers.engine.values.probe import Probe
 from workers.engine.values.token_tree import ROOT, Proposal
 
 _PENDING_TOKENS = (PENDING,)
 
 
 class Rows:
-    def __init__(self, beams: Beams, sparsity: Sparsity | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, beams: Beams) -> None:
+        self._scheduler = scheduler
         self._beams = beams
-        self._sparsity = sparsity
 
     def of(self, plan: StepPlan) -> list[Row]:
         """Returns the rows of a plan, in its order."""
         proposals = plan.proposals
-        if not proposals:
-            return [self._row(work) for work in plan.work]
         return [
-            self._row(work) if (proposal := proposals.get(work.sequence)) is None else _with_guesses(work, proposal)
+            self._row(work)
+            if (proposal := proposals.get(work.sequence)) is None
+            else _with_guesses(work, proposal, self._asked(work.sequence))
             for work in plan.work
         ]
 
@@ -33,13 +35,14 @@ class Rows:
         row_id, adapter = sequence.row_id, attempt.adapter
         draws = self._draws(sequence, num_draws) if num_draws else ()
         if sequence.num_pending:
-            table, wants = sequence.block_ids, _wants_hidden(sequence)
-            return Row(_PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter, wants_hidden=wants)
+            table, probe = sequence.block_ids, self._asked(sequence)
+            return Row(_PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter, probe=probe)
         end = start + num_tokens
         prompt_logprobs = next_token = -1
         if attempt.wants_prompt_logprobs:
             prompt_logprobs = attempt.message.prompt_logprobs
             next_token = attempt.prompt[end] if end < len(attempt.prompt) else -1
+        layout, probe = self._scheduler.layout.of_row(sequence, num_tokens)
         return Row(
             sequence.tokens[start:end],
             start,
@@ -49,10 +52,14 @@ class Rows:
             next_token,
             row_id,
             adapter,
-            wants_hidden=_wants_hidden(sequence),
-            num_dropped=sequence.num_dropped,
-            observes=0 if self._sparsity is None else self._sparsity.num_observed(sequence, num_tokens),
+            layout=layout,
+            probe=self._asked(sequence) if probe is None else probe,
         )
+
+    def _asked(self, sequence: Sequence) -> Probe | None:
+        """Returns what the source of proposals asks of a row of the sequence."""
+        speculation = self._scheduler.speculation
+        return None if speculation is None else speculation.probe(sequence)
 
     def _draws(self, sequence: Sequence, num_draws: int) -> tuple[SampleSpec, ...]:
         attempt = sequence.attempt
@@ -70,11 +77,7 @@ class Rows:
         )
 
 
-def _wants_hidden(sequence: Sequence) -> bool:
-    return sequence.drafting is not None and sequence.drafting.wants_hidden
-
-
-def _with_guesses(work: Work, proposal: Proposal) -> Row:
+def _with_guesses(work: Work, proposal: Proposal, probe: Probe | None) -> Row:
     """Returns a row in which the guesses follow the token drawn last. Each draw has the guesses of its branch in its
     output."""
     sequence, start = work.sequence, work.sequence.num_scheduled
@@ -103,8 +106,8 @@ def _with_guesses(work: Work, proposal: Proposal) -> Row:
         draws,
         num_proposed=len(proposal.tokens),
         row_id=sequence.row_id,
-        parents=() if proposal.is_chain else proposal.parents,
-        wants_hidden=_wants_hidden(sequence),
+        layout=None if proposal.is_chain else Tree(proposal.parents),
+        probe=probe,
     )
 
 
