@@ -44,7 +44,6 @@ from fairness_world import (
     poisson,
 )
 
-from workers.engine.scheduling.policy import Policy
 from workers.protocol.messages import SamplingParams
 
 
@@ -57,7 +56,7 @@ def capacity(seconds: float = 20.0) -> float:
     return len(done) / (seconds / 2)
 
 
-def flood(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, float | None]]:
+def flood(full: float, seconds: float, policy: str) -> dict[str, dict[str, float | None]]:
     """Short prompts fit one step, so waiting for the step under way weighs most; long ones take several."""
     return {
         "long_prompts": _flood(full, seconds, policy, (1000, 6000)),
@@ -65,7 +64,7 @@ def flood(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, fl
     }
 
 
-def _flood(full: float, seconds: float, policy: Policy, prompt: tuple[int, int]) -> dict[str, float | None]:
+def _flood(full: float, seconds: float, policy: str, prompt: tuple[int, int]) -> dict[str, float | None]:
     """Measures a flood. Times are of the requests that were let in."""
     # A tenth of the share of one among two; a request of the flood has 600 tokens.
     rate = 0.1 * full / 2 * 600 / (sum(prompt) / 2)
@@ -98,14 +97,14 @@ def _beside(alone: list[Client], among: list[Client]) -> dict[str, float | None]
     }
 
 
-def slow(full: float, seconds: float, policy: Policy) -> dict[str, dict[str, float | None]]:
+def slow(full: float, seconds: float, policy: str) -> dict[str, dict[str, float | None]]:
     """The flood on a slow device, where the step under way weighs more, with prompts and outputs of three lengths."""
     return {
         f"{prompt} and {output}": _slow(prompt, output, policy) for prompt, output in ((128, 16), (512, 64), (1024, 64))
     }
 
 
-def _slow(prompt: int, output: int, policy: Policy) -> dict[str, float | None]:
+def _slow(prompt: int, output: int, policy: str) -> dict[str, float | None]:
     def arrivals(tenant: str, rate: float, until: float, seed: int, since: float = 0.0) -> list[Client]:
         lens = (prompt, prompt), (output, output)
         return poisson(tenant, rate, until, seed, prompt=lens[0], output=lens[1], since=since)
@@ -124,7 +123,7 @@ def _slow(prompt: int, output: int, policy: Policy) -> dict[str, float | None]:
     return {"alone_p99_s": p99(alone), **_beside(alone, among), "requests": len(among), "target": 1.5}
 
 
-def backlog(full: float, seconds: float, policy: Policy) -> dict[str, float]:
+def backlog(full: float, seconds: float, policy: str) -> dict[str, float]:
     """Tenants differ in prompt and output length: equal service is equal charge (1 a prompt token, 2 an output token)."""
     shapes = {
         "chat": ((200, 1000), (20, 80)),
@@ -139,7 +138,7 @@ def backlog(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     return {**jain_of(clients), "target": 0.95}
 
 
-def batch(full: float, seconds: float, policy: Policy) -> dict[str, float]:
+def batch(full: float, seconds: float, policy: str) -> dict[str, float]:
     def chats() -> list[Client]:
         return [c for i in range(4) for c in poisson(f"chat{i}", 0.7 * full / 4, seconds, i)]
 
@@ -157,7 +156,7 @@ def batch(full: float, seconds: float, policy: Policy) -> dict[str, float]:
     }
 
 
-def overload(full: float, seconds: float, policy: Policy) -> dict[str, float]:
+def overload(full: float, seconds: float, policy: str) -> dict[str, float]:
     seconds = max(seconds, 2.5 * TARGET_S)  # the queue grows by a second in each
     clients = [c for i in range(4) for c in poisson(f"t{i}", 2 * full / 4, seconds, i)]
     World(clients, patient=True, policy=policy).run(3 * seconds + 130)

@@ -16,7 +16,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from fakes import generate_request, scripted_engine
 from simulation import BlindRunner
 
-from workers.engine.scheduling.policy import Policy
 from workers.engine.settings import WorkerSettings
 from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
 
@@ -93,7 +92,7 @@ class World:
     patient: bool = False
     """Come again when told."""
     device: Simulated | Real = field(default_factory=Simulated)
-    policy: Policy = "fair"
+    policy: str = "fair"
     num_tokens: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Prompt and output tokens that ended requests and streams got, by tenant."""
 

@@ -36,8 +36,10 @@ import data
 from tokenizers import Tokenizer
 
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.sequences.sparsity import OBSERVE_EVERY, OBSERVED_TOKENS, Policy, Sparsity, received
+from workers.engine.sparsity.budget import OBSERVE_EVERY, OBSERVED_TOKENS, Policy, Sparsity, received
+from workers.engine.values.layout import Thinned
 from workers.engine.values.plan import Row
+from workers.engine.values.probe import AttentionMass
 from workers.protocol.messages import TokenLogprob
 
 BLOCK_SIZE, CHUNK = 16, 512
@@ -153,11 +155,15 @@ def read_within(
     table = list(range(1, 1 + sparsity.num_blocks))
     start, end, mass, num_dropped = 0, budget, [0.0] * len(table), 0
     while start < len(row) - 1:
-        observes = min(end - start, OBSERVED_TOKENS if start == 0 else BLOCK_SIZE // OBSERVE_EVERY)
-        told = {"prompt_logprobs": num_top, "next_token": row[end], "num_dropped": num_dropped}
-        (result,) = runner.execute([Row(row[start:end], start, table, observes=observes, **told)])
+        number = min(end - start, OBSERVED_TOKENS if start == 0 else BLOCK_SIZE // OBSERVE_EVERY)
+        told = {
+            "prompt_logprobs": num_top,
+            "next_token": row[end],
+            "layout": Thinned(num_dropped) if num_dropped else None,
+        }
+        (result,) = runner.execute([Row(row[start:end], start, table, probe=AttentionMass(number), **told)])
         yield from result.prompt_logprobs
-        mass = received(mass, result.mass)
+        mass = received(mass, result.probed)
         kept = sparsity.kept(mass if policy == "heavy" else [], len(table), len(table) - 1)
         (gone,) = set(range(len(table))) - set(kept)
         table = [*(table[index] for index in kept), table[gone]]

@@ -132,7 +132,7 @@ def measure(
         num_ended += len(engine.step(events).ended)
         if not num_ended or not waiting:
             continue
-        found = occupancy(engine.scheduler.all_running, runner.block_size)
+        found = occupancy(engine.scheduler.all_running, runner.block_size, engine.scheduler.layout.num_dropped)
         num_steps += 1
         num_held += found.shared[shared_mode].num_held
         num_unshared += found.shared[shared_mode].num_unshared

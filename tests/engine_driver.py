@@ -129,7 +129,7 @@ class Driver:
         leaving = scheduler.block_tables._leaving
         invariants.check(self.cache, [s.handle for s in running + leaving])
         for sequence in running:
-            assert len(sequence.block_ids) * self.cache.block_size >= sequence.place
+            assert len(sequence.block_ids) * self.cache.block_size >= scheduler.layout.place(sequence)
             assert sequence.num_computed <= sequence.num_scheduled
             assert sequence.num_computed <= len(sequence.tokens), "tokens nobody has seen"
         assert self.engine.num_in_flight <= self.runner.lag
@@ -163,6 +163,9 @@ class Driver:
             assert not any(copy.num_pins for copy in self.cache.host.copies()), "a pin leaked"
         assert self.scheduler.num_running == self.scheduler.num_waiting == 0
         assert self.scheduler.num_waiting_tokens == 0
+        assert not self.engine._attempts._beams._searches, "a search leaked"
+        assert not getattr(self.scheduler.layout, "_held", None), "the state of a table leaked"
+        assert not getattr(self.scheduler.speculation, "_draftings", None), "the state of a draft leaked"
         invariants.check(self.cache, [])
         pinned = self.cache.num_pinned
         assert self.cache.num_available + pinned == self.cache.num_blocks - 1, "a block leaked"

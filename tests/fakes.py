@@ -26,16 +26,17 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.engine import Engine
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics
-from workers.engine.scheduling.policy import Policy
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.service import Identity, Service, hello_of
+from workers.engine.sparsity.budget import Sparsity
+from workers.engine.sparsity.layout import SparseLayout
 from workers.engine.step.attempts import GrammarSource
+from workers.engine.techniques import POLICIES
 from workers.engine.tiers.restores import Preempt
 from workers.engine.values.errors import ModelError
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import (
-    DECAY,
     AdapterWeights,
     Collected,
     KernelState,
@@ -46,6 +47,7 @@ from workers.engine.values.plan import (
     SampleSpec,
     Ticket,
 )
+from workers.engine.values.probe import DECAY, AttentionMass
 from workers.protocol.messages import (
     GenerateRequest,
     Message,
@@ -222,7 +224,7 @@ class ScriptedRunner:
         while node >= 0:
             block, offset = divmod(row.start + 1 + node, self.block_size)
             found.append(self._kv[row.block_table[block]][offset])
-            node = row.parents[node]
+            node = row.layout.parents[node]
         return found[::-1]
 
     def _result(self, row: Row) -> RowResult:
@@ -237,25 +239,25 @@ class ScriptedRunner:
         first = len(tokens) - row.num_proposed
         for place, draw in enumerate(row.draws):
             known = tokens[: first + place] if row.num_proposed else tokens
-            if row.parents:
+            if isinstance(row.layout, Tree):
                 known = tokens[:first] + array("i", self._branch(row, place - 1))
-            assert draw.position == len(known) + row.num_dropped, "drawn at another position"
+            assert draw.position == len(known) + row.start - row.kv_start, "drawn at another position"
             assert is_thinned(known, [*draw.prompt, *draw.output], self.block_size), (
                 "drawn behind other tokens than told"
             )
             token = allowed(script(known, draw, self._eos_every), draw.mask, draw.banned)
             k = draw.params.logprobs
             drawn.append(SampledToken(token, logprob_of(token, k) if k >= 0 else None))
-        return RowResult(tuple(drawn), prompt_logprobs, mass=self._mass(row))
+        return RowResult(tuple(drawn), prompt_logprobs, probed=self._mass(row))
 
-    def _mass(self, row: Row) -> tuple[float, ...]:
+    def _mass(self, row: Row) -> tuple[float, ...] | None:
         """A block is looked at by as much as it has `HEAVY` in it."""
-        if not row.observes:
-            return ()
+        if not isinstance(row.probe, AttentionMass):
+            return None
         tokens, size = self._read(row), self.block_size
         blocks = (tokens[first : first + size] for first in range(0, len(tokens), size))
         counts = [1e-3 + block.count(HEAVY) for block in blocks]
-        total = (1 - DECAY**row.observes) / (1 - DECAY)
+        total = (1 - DECAY**row.probe.num_tokens) / (1 - DECAY)
         return tuple(total * count / sum(counts) for count in counts)
 
 
@@ -315,7 +317,7 @@ def scripted_engine(
     host: ScriptedHost | None = None,
     preempt: Preempt = "auto",
     sparsity: Sparsity | None = None,
-    policy: Policy = "fair",
+    policy: str = "fair",
     clock: Callable[[], float] = time.monotonic,
     **limits: float,
 ) -> Engine:
@@ -340,8 +342,8 @@ def scripted_engine(
         speculation=speculate(cache) if speculate else None,
         host=host,
         preempt=preempt,
-        sparsity=sparsity,
-        policy=policy,
+        layout=None if sparsity is None else SparseLayout(sparsity),
+        policy=POLICIES[policy],
         clock=clock,
     )
 

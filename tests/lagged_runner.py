@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import PENDING, Row, RowResult, SampledToken
 from workers.engine.values.token_tree import positions
 
@@ -228,9 +229,10 @@ class LaggedRunner:
         if row.num_proposed:
             assert len(row.draws) == row.num_proposed + 1 == len(row.tokens)
             assert not any(row.row_id in ticket.row_ids for ticket in self._uncollected)
-        if row.parents:
-            assert len(row.tokens) == row.num_proposed + 1 == len(row.parents) + 1
-        depths = [place - 1 for place in positions(1, row.parents or range(-1, row.num_proposed - 1))]
+        parents = row.layout.parents if isinstance(row.layout, Tree) else range(-1, row.num_proposed - 1)
+        if row.layout is not None:
+            assert len(row.tokens) == row.num_proposed + 1 == len(parents) + 1
+        depths = [place - 1 for place in positions(1, parents)]
         for place, draw in enumerate(row.draws):
             known = row.start + len(row.tokens) - row.num_proposed
             assert draw.position == known + (depths[place] if row.num_proposed else 0)

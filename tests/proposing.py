@@ -19,11 +19,14 @@ class Informed(Proposer):
         self.num_asked = 0
         self._random = random.Random(seed)
 
+    def begin(self):
+        return None
+
     def propose(self, asks):
         self.num_asked += len(asks)
         return [self._one(ask) for ask in asks]
 
-    def expects(self, sequence, drafting):
+    def expects(self, sequence, state):
         return self._random.random() < 0.5
 
     def _one(self, ask):

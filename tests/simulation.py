@@ -270,7 +270,7 @@ def _watch_rows(engine):
         for sequence, num_tokens, _ in plan.work:
             assert sequence.status is Status.RUNNING
             assert not sequence.restoring
-            end = sequence.place + num_tokens
+            end = scheduler.layout.place(sequence) + num_tokens
             assert len(sequence.block_ids) * engine.cache.block_size >= end, "partly resident"
         for attempt in engine.attempts.values():
             for sequence in attempt.sequences:

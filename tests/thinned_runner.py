@@ -6,6 +6,8 @@ from array import array
 
 from fakes import ScriptedRunner
 
+from workers.engine.values.probe import AttentionMass
+
 SPARSE = 1 << 16
 """Added to the tokens that such a row writes; copies of them, wherever they go, have it too."""
 
@@ -16,7 +18,7 @@ class ThinnedRunner(ScriptedRunner):
         self.num_observed = 0
 
     def execute(self, rows):
-        self.num_observed += sum(row.observes for row in rows)
+        self.num_observed += sum(row.probe.num_tokens for row in rows if isinstance(row.probe, AttentionMass))
         return super().execute(rows)
 
     def copy_blocks(self, pairs):
@@ -27,7 +29,7 @@ class ThinnedRunner(ScriptedRunner):
     def _write(self, row):
         super()._write(row)
         size = self.block_size
-        for place in range(row.kv_start, row.kv_start + len(row.tokens) if row.num_dropped else 0):
+        for place in range(row.kv_start, row.kv_start + len(row.tokens) if row.layout else 0):
             self._kv[row.block_table[place // size]][place % size] |= SPARSE
 
     def _read(self, row):

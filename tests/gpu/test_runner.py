@@ -19,7 +19,9 @@ from tiny_models import CONFIGS, Driven, TinyModel, drive
 
 from workers.engine.device.runner import ModelRunner
 from workers.engine.values.errors import DeviceOutOfMemory
+from workers.engine.values.layout import Thinned
 from workers.engine.values.plan import Row, SampleSpec
+from workers.engine.values.probe import AttentionMass
 from workers.protocol.messages import SamplingParams
 
 PROMPTS = [list(range(40 + 11 * i, 40 + 11 * i + 9 + 7 * i)) for i in range(5)]
@@ -107,9 +109,9 @@ def test_a_row_without_some_blocks_is_the_one_of_a_cpu(kv_dtype: str) -> None:
         runner = runner_of(DEMO, device, num_blocks=16, block_size=16, kv_dtype=kv_dtype, sparse=True)
         assert runner.lag == 0
         tokens = list(range(40, 120))
-        (whole,) = runner.execute([Row(tokens, 0, [1, 2, 3, 4, 5], observes=16)])
-        (cut,) = runner.execute([Row(tokens[:9], 80, [1, 4, 5, 6], prompt_logprobs=0, num_dropped=32)])
-        found.append((*whole.mass, *(token.logprob for token in cut.prompt_logprobs)))
+        (whole,) = runner.execute([Row(tokens, 0, [1, 2, 3, 4, 5], probe=AttentionMass(16))])
+        (cut,) = runner.execute([Row(tokens[:9], 80, [1, 4, 5, 6], prompt_logprobs=0, layout=Thinned(32))])
+        found.append((*whole.probed, *(token.logprob for token in cut.prompt_logprobs)))
     assert found[0] == pytest.approx(found[1], abs=2e-2 if kv_dtype == "fp8" else 2e-3)
 
 

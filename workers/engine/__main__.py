@@ -19,7 +19,7 @@ from typing import Protocol
 from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
 from kernels.cpu import instructions
-from workers.engine import settings
+from workers.engine import settings, techniques
 from workers.engine.engine import Engine
 from workers.engine.grammars import backends
 from workers.engine.grammars.compiling import Grammars
@@ -28,18 +28,10 @@ from workers.engine.metrics import Metrics
 from workers.engine.ops_server import OpsServer
 from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.reports import predecessor
-from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits
-from workers.engine.sequences.sparsity import MIN_BLOCKS, Sparsity
 from workers.engine.service import Identity, Service, hello_of
 from workers.engine.settings import WorkerSettings
 from workers.engine.sizing import capacity
-from workers.engine.speculate.draft import DraftProposer
-from workers.engine.speculate.lookahead import LookaheadProposer
-from workers.engine.speculate.lookup import NgramProposer
-from workers.engine.speculate.proposer import Proposer
-from workers.engine.speculate.suffix import SuffixProposer
-from workers.engine.speculate.tree import TreeProposer
 from workers.engine.tiers.shared_cache import opening
 from workers.engine.tiers.shared_cache.store import Bounds
 from workers.engine.values.errors import StartError
@@ -147,10 +139,10 @@ def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
 def build_engine(
     told: WorkerSettings, runner: StepRunner, journal: EngineJournal, grammars: Grammars | None = None
 ) -> Engine:
-    sparse = sparsity(told, runner)
+    layout = techniques.layout(told, runner)
     longest = capacity.longest_sequence(runner.num_blocks, runner.block_size)
-    if sparse is not None:  # the kept blocks are copied while the prompt's blocks are still there
-        longest -= sparse.num_blocks * runner.block_size
+    if layout is not None:  # the kept blocks are copied while the prompt's blocks are still there
+        longest -= layout.budget.num_blocks * runner.block_size
     limits = Limits(
         told.engine_max_batch_tokens,
         told.engine_max_running,
@@ -171,11 +163,11 @@ def build_engine(
         journal,
         grammars=grammars,
         lag=lag,
-        speculation=speculation(told, runner, cache),
+        speculation=techniques.speculation(told, runner, cache),
         host=store,
         preempt=told.engine_preempt,
-        sparsity=sparse,
-        policy=told.engine_policy,
+        layout=layout,
+        policy=techniques.POLICIES[told.engine_policy],
     )
     if told.engine_shared_cache and store is not None:
         where = opening.open_store(
@@ -194,63 +186,6 @@ def host_blocks(told: WorkerSettings, runner: StepRunner) -> HostBlocks | None:
     if not told.engine_host_cache or not isinstance(runner, ModelRunner):
         return None
     return runner.host_blocks(told.engine_host_cache)
-
-
-def sparsity(told: WorkerSettings, runner: StepRunner) -> Sparsity | None:
-    """Returns the KV budget's rules, or None if there is no budget. Raises `StartError` for a budget that holds too few
-    blocks, or too many for the worker's memory."""
-    if told.engine_kv_sparsity == "off" or told.engine_kv_budget is None:
-        return None
-    num_blocks = told.engine_kv_budget // runner.block_size
-    if num_blocks < MIN_BLOCKS:
-        raise StartError(
-            f"HEADGATE_ENGINE_KV_BUDGET: {told.engine_kv_budget} tokens are fewer than"
-            f" {MIN_BLOCKS} blocks of {runner.block_size}."
-        )
-    most = capacity.longest_sequence(runner.num_blocks, runner.block_size) // runner.block_size
-    if 2 * num_blocks > most:
-        raise StartError(
-            f"HEADGATE_ENGINE_KV_BUDGET: {told.engine_kv_budget} tokens are more than half of the"
-            f" {most * runner.block_size} that this worker has memory for."
-        )
-    logger.warning(
-        "lossy: sequences see %d tokens at most", num_blocks * runner.block_size, extra={"event": "kv_sparsity"}
-    )
-    return Sparsity(told.engine_kv_sparsity, num_blocks, runner.block_size)
-
-
-def speculation(told: WorkerSettings, runner: StepRunner, cache: PrefixCache) -> Speculation | None:
-    """Returns the configured speculation, or None if it is off. Raises `StartError` for a draft model or heads that do
-    not fit the model."""
-    proposer: Proposer
-    match told.engine_speculate:
-        case "off":
-            return None
-        case "ngram":
-            proposer = NgramProposer()
-        case "suffix":
-            proposer = SuffixProposer(cache.block_size)
-        case "tree":
-            proposer = TreeProposer(cache.block_size)
-        case "draft":
-            from workers.engine.loading import load_draft
-
-            proposer = DraftProposer(load_draft(told, runner))
-        case "lookahead":
-            proposer = LookaheadProposer()
-        case "heads":
-            from workers.engine.loading import load_heads
-            from workers.engine.speculate.heads import HeadsProposer
-
-            proposer = HeadsProposer(load_heads(told, runner))
-    return Speculation(
-        proposer,
-        cache,
-        max_proposals=told.engine_speculate_proposals,
-        max_step_tokens=told.engine_speculate_step_tokens,
-        takes_trees=runner.takes_trees,
-        counts_guesses=runner.lag == 0,
-    )
 
 
 class Warmable(Protocol):

@@ -16,25 +16,27 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from cache.prefix_cache import PrefixCache
+from workers.engine.beams.beams import Beams
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.lora.adapter_table import AdapterRead, AdapterTable
 from workers.engine.reports.cache_feed import CacheFeed
 from workers.engine.reports.cache_probe import peek
 from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
 from workers.engine.reports.occupancy import Occupancy, occupancy
-from workers.engine.scheduling.policy import Policy
+from workers.engine.scheduling.kv_layout import KVLayout
+from workers.engine.scheduling.policy import FAIR, Policy
 from workers.engine.scheduling.queue_watch import queue_figures
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.speculation import Speculation
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.step import faults
 from workers.engine.step.attempts import Attempts, GrammarSource
 from workers.engine.step.commit import Commit
-from workers.engine.step.pipeline import Pipeline, row_of
+from workers.engine.step.pipeline import Pipeline
 from workers.engine.step.pulse import Pulse
 from workers.engine.step.request_validator import RequestValidator
+from workers.engine.step.rows import Rows
 from workers.engine.step.step_failures import StepFailures
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.restores import Preempt
@@ -127,34 +129,37 @@ class Engine:
         speculation: Speculation | None = None,
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
-        sparsity: Sparsity | None = None,
-        policy: Policy = "fair",
+        layout: KVLayout | None = None,
+        policy: Policy = FAIR,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Creates the engine. With `lag` it uses the lag that the runner offers. `host` has the bytes of the cache's
-        host tier, if there is one. With `sparsity` long sequences lose blocks, which excludes steps in flight and
+        host tier, if there is one. With a `layout` sequences may lose blocks, which excludes steps in flight and
         guesses."""
-        assert sparsity is None or speculation is None
+        assert layout is None or speculation is None
         self.runner = runner
         self.cache = cache
-        self.scheduler = Scheduler(cache, limits, host, preempt, sparsity, policy)
+        self.scheduler = Scheduler(cache, limits, host, preempt, layout, policy)
         self.scheduler.speculation = speculation
         self.totals = StepTotals()
         self._outbox = StepMessages()
         self._adapters = AdapterTable(runner)
+        beams = Beams(self.scheduler)
         self._attempts = Attempts(
-            RequestValidator(runner, limits, lambda: self._adapters.leaving, sparsity),
+            RequestValidator(runner, limits, lambda: self._adapters.leaving, self.scheduler.layout),
             self.scheduler,
             self._outbox,
             journal,
             clock,
+            beams,
             grammars,
         )
-        self._commit = Commit(self.scheduler, self._attempts, self._outbox)
+        self._commit = Commit(self.scheduler, self._attempts, self._outbox, beams)
+        self._rows = Rows(self.scheduler, beams)
         self._pipeline = Pipeline(runner, clock)
         pulse = Pulse(runner, self.scheduler.block_tables)
         self.failures = StepFailures(self.scheduler, self._attempts, self._pipeline, pulse, clock)
-        self._lag = runner.lag if lag and sparsity is None else 0
+        self._lag = runner.lag if lag and layout is None else 0
         self._journal = journal
         self._clock = clock
         self._step = 0
@@ -325,11 +330,8 @@ class Engine:
 
     def _launch(self, plan: StepPlan) -> Exception | None:
         """Launches a plan. Returns what the runner, or the building of the plan's rows, raised, or None."""
-        sparsity, rows = self.scheduler.sparsity, list[Row]()
-        failure = self._guarded(
-            plan.step,
-            lambda: rows.extend(row_of(work, plan.proposals.get(work.sequence), sparsity) for work in plan.work),
-        )
+        rows = list[Row]()
+        failure = self._guarded(plan.step, lambda: rows.extend(self._rows.of(plan)))
         self.scheduler.launched(plan)
         self._step += 1
         if failure is not None:  # the plan's block tables are valid all the same
@@ -392,7 +394,8 @@ class Engine:
         out.status, out.num_attempts = self._status(), len(self.attempts)
         out.cache = self._watch.look(now, busy=self._busy or bool(self.attempts))
         if out.cache is not None:
-            out.occupancy = occupancy(self.scheduler.all_running, self.cache.block_size)
+            scheduler = self.scheduler
+            out.occupancy = occupancy(scheduler.all_running, self.cache.block_size, scheduler.layout.num_dropped)
             out.queues = queue_figures(self.attempts.values(), self.scheduler, now)
         return out
 

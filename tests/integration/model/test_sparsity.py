@@ -14,9 +14,11 @@ from tiny_models import GREEDY, TinyModel
 from workers.engine import settings
 from workers.engine.device.runner import ModelRunner
 from workers.engine.loading import load
-from workers.engine.sequences.sparsity import Sparsity, received
+from workers.engine.sparsity.budget import Sparsity, received
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import DECAY, Row
+from workers.engine.values.layout import Thinned
+from workers.engine.values.plan import Row
+from workers.engine.values.probe import DECAY, AttentionMass
 
 TinyModels = Callable[[str], TinyModel]
 SIZE = 4
@@ -43,30 +45,30 @@ def test_measured_attention_is_that_of_the_model(tiny_model: TinyModels, name, l
     runner = model.runner(sparse=True)
     table = list(range(9, 9 + -(-length // SIZE)))
     neighbour = Row(prompt_of(5), 0, [1, 2])
-    _, result = runner.execute([neighbour, Row(prompt, 0, table, observes=number)])
-    assert sum(result.mass) == pytest.approx((1 - DECAY**number) / (1 - DECAY), rel=1e-5)
+    _, result = runner.execute([neighbour, Row(prompt, 0, table, probe=AttentionMass(number))])
+    assert sum(result.probed) == pytest.approx((1 - DECAY**number) / (1 - DECAY), rel=1e-5)
     expected = eager_mass(model, prompt, number)
-    torch.testing.assert_close(torch.tensor(result.mass), expected, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(torch.tensor(result.probed), expected, atol=1e-4, rtol=1e-3)
 
 
 def test_it_is_the_same_in_how_many_steps_it_is_measured(tiny_model: TinyModels):
     model, prompt = tiny_model("llama"), prompt_of(30)
     runner, table = model.runner(sparse=True), list(range(1, 9))
-    (whole,) = runner.execute([Row(prompt, 0, table, observes=12)])
+    (whole,) = runner.execute([Row(prompt, 0, table, probe=AttentionMass(12))])
     mass: list[float] = []
-    for start, end, observes in ((0, 20, 2), (20, 29, 9), (29, 30, 1)):
-        (part,) = runner.execute([Row(prompt[start:end], start, table, observes=observes)])
-        mass = received(mass, part.mass)
-    assert mass == pytest.approx(whole.mass, rel=1e-4, abs=1e-6)
+    for start, end, number in ((0, 20, 2), (20, 29, 9), (29, 30, 1)):
+        (part,) = runner.execute([Row(prompt[start:end], start, table, probe=AttentionMass(number))])
+        mass = received(mass, part.probed)
+    assert mass == pytest.approx(whole.probed, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("told", [{"kv_dtype": "int8"}, {"kv_dtype": "fp8"}, {"dtype": "bfloat16"}])
 def test_attention_is_measured_over_any_format_of_kv(tiny_model: TinyModels, told):
     model, prompt = tiny_model("llama"), prompt_of(30)
     runner = model.runner(sparse=True, **told)
-    (result,) = runner.execute([Row(prompt, 0, list(range(1, 9)), observes=8)])
+    (result,) = runner.execute([Row(prompt, 0, list(range(1, 9)), probe=AttentionMass(8))])
     expected = eager_mass(model, prompt, 8)
-    assert (torch.tensor(result.mass) - expected).abs().max() < 0.15 * expected.max()
+    assert (torch.tensor(result.probed) - expected).abs().max() < 0.15 * expected.max()
 
 
 def logprobs(runner: ModelRunner, row: Row) -> torch.Tensor:
@@ -81,7 +83,7 @@ def test_a_row_sees_what_is_left_and_nothing_else(tiny_model: TinyModels, name):
     model, prompt = tiny_model(name), prompt_of(31)
     runner = model.runner(sparse=True)
     runner.execute([Row(prompt[:24], 0, [1, 2, 3, 4, 5, 6])])
-    row = Row(prompt[24:], 24, [1, 4, 6, 7, 8], prompt_logprobs=0, num_dropped=12)
+    row = Row(prompt[24:], 24, [1, 4, 6, 7, 8], prompt_logprobs=0, layout=Thinned(12))
     found = logprobs(runner, row)
     mask = torch.ones(31, 31, dtype=torch.bool).tril()
     mask[24:, 4:12] = mask[24:, 16:20] = False

@@ -13,12 +13,13 @@ from proposing import speculating
 from safetensors.torch import save_file
 from tiny_models import TinyModel
 
-from workers.engine.__main__ import speculation
 from workers.engine.model.heads import Heads, load, saved
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.heads import HeadsProposer, grow
+from workers.engine.techniques import speculation
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import Row, SampleSpec
+from workers.engine.values.probe import HiddenStates
 from workers.engine.values.token_tree import Proposal
 from workers.protocol.messages import SamplingParams
 
@@ -47,9 +48,9 @@ def states(runner, tokens):
     """The last hidden state at each token, as rows are told it."""
     draws = tuple(SampleSpec(GREEDY, 0, 1 + i, tokens[:1], tokens[1 : 1 + i]) for i in range(len(tokens)))
     blocks = range(1, 2 + len(tokens) // runner.block_size)
-    row = Row(tokens, 0, list(blocks), draws, num_proposed=len(tokens) - 1, row_id=0, wants_hidden=True)
+    row = Row(tokens, 0, list(blocks), draws, num_proposed=len(tokens) - 1, row_id=0, probe=HiddenStates())
     (result,) = runner.execute([row])
-    return result.hidden
+    return result.probed
 
 
 def trained(runner, texts):

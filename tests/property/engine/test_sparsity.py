@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from thinned_runner import ThinnedRunner, check_tree
 
-from workers.engine.sequences.sparsity import Sparsity
+from workers.engine.sparsity.budget import Sparsity
 from workers.protocol.messages import Cancel, SamplingParams
 
 SIZE = 4
@@ -91,7 +91,7 @@ def test_no_sparse_block_reaches_the_tree(arrivals, budget, num_blocks, policy, 
         drive.runner.fail_next = None
         check_tree(drive)
         for sequence in drive.scheduler.all_running:
-            assert not sequence.num_dropped or len(sequence.block_ids) <= budget
+            assert not drive.scheduler.layout.num_dropped(sequence) or len(sequence.block_ids) <= budget
         if number in preempt_at and drive.scheduler.all_running:
             drive.scheduler.ranks.preempt(drive.scheduler.all_running[-1], drive.now)
         if drive.idle and not todo:

@@ -334,7 +334,8 @@ def test_a_search_that_raises_ends_alone(monkeypatch):
     def advance(*_, **__):
         raise OverflowError("a score")
 
-    monkeypatch.setattr(drive.attempt("s").search, "advance", advance)
+    search = drive.engine._attempts._beams._searches[drive.attempt("s")]
+    monkeypatch.setattr(search, "advance", advance)
     drive.run().check_idle()
     assert codes(drive)["s"] == "internal"
     for request in others:

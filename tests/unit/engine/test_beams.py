@@ -212,7 +212,7 @@ def test_searches_that_fight_for_blocks_all_come_to_their_ends(seed, lag):
             break
         for attempt in drive.engine.attempts.values():
             lease = attempt.lease
-            if lease.left < attempt.search.width:
+            if lease.left < attempt.lease.stride:
                 name = attempt.message.request_id
                 drive.send(ExtendLease(name, number, lease.bound + source.randrange(1, 9)))
         drive.step()

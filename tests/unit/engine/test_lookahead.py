@@ -7,7 +7,16 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 from proposing import speculating
 
-from workers.engine.speculate.lookahead import KEPT_GRAMS, LEVELS, MOST_GRAMS, LookaheadProposer, advance, begin, draft
+from workers.engine.speculate.lookahead import (
+    KEPT_GRAMS,
+    LEVELS,
+    MOST_GRAMS,
+    LookaheadProposer,
+    Window,
+    advance,
+    draft,
+    first_levels,
+)
 
 
 def right(successor, proposal, last):
@@ -16,7 +25,7 @@ def right(successor, proposal, last):
 
 
 def test_each_column_goes_on_behind_its_own_token():
-    window = begin(range(10, 20), 3)
+    window = Window(first_levels(range(10, 20), 3))
     proposal = draft(window, 5, 40)
     assert proposal.tokens[:3] == (10, 11, 12)
     assert [proposal.path(nodes[-1]) for nodes in window.nodes] == [
@@ -30,7 +39,7 @@ def test_the_window_finds_how_the_text_goes_on_without_having_seen_it():
     """A cycle of 7 tokens in another order than the text: Jacobi iteration finds runs of it, which become n-grams."""
     cycle = [3, 9, 4, 8, 5, 7, 6]
     successor = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-    window, last, lengths = begin(sorted(cycle), 4), 3, []
+    window, last, lengths = Window(first_levels(sorted(cycle), 4)), 3, []
     for _ in range(20):
         proposal = draft(window, last, 60)
         drawn = right(successor, proposal, last)
@@ -46,7 +55,7 @@ def test_the_window_finds_how_the_text_goes_on_without_having_seen_it():
 
 
 def test_what_is_kept_and_tried_is_bounded():
-    window = begin([1, 2, 3], 2)
+    window = Window(first_levels([1, 2, 3], 2))
     for i in range(20):
         window.keep([7, i, i, i])
     assert len(window.grams[7]) == KEPT_GRAMS
@@ -55,7 +64,7 @@ def test_what_is_kept_and_tried_is_bounded():
 
 @pytest.mark.parametrize("num_nodes", [1, 2, 5, 9, 14])
 def test_a_small_room_is_not_overdrawn(num_nodes):
-    window = begin(range(10, 20), 4)
+    window = Window(first_levels(range(10, 20), 4))
     window.keep([5, 6, 7, 8])
     proposal = draft(window, 5, num_nodes)
     assert len(proposal.tokens) <= num_nodes

@@ -14,7 +14,7 @@ def driver(**options):
 
 
 def look(drive):
-    return occupancy(drive.scheduler.all_running, drive.cache.block_size)
+    return occupancy(drive.scheduler.all_running, drive.cache.block_size, drive.scheduler.layout.num_dropped)
 
 
 def test_choices_hold_their_prompt_once():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from simulation import PacedRunner, paced_driver
 
 from cache.tree.handle import Probe
+from workers.engine.fcfs.policy import EVERYBODY, ArrivalQueue
 from workers.engine.queueing.fairness import VirtualCounters
-from workers.engine.scheduling.policy import EVERYBODY, ArrivalQueue
 from workers.protocol.messages import Failed
 
 BLOCK = 4
@@ -107,7 +107,7 @@ def test_the_latest_is_preempted_whoever_got_most(policy, victim):
         drive.send(generate_request(name, prompt(8, ord(tenant)), 40, tenant=tenant))
     drive.step()
     drive.scheduler.counters.charge("b", output=1000)
-    growth = drive.scheduler._growth
+    growth = drive.scheduler.growth
     chosen = growth._victim(drive.scheduler.running["interactive"][0])
     assert chosen.attempt.message.request_id == victim
     chosen.num_preempted = 9

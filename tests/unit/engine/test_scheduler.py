@@ -201,7 +201,7 @@ def sacrificed(*, spared=()):
     sequences = drive.scheduler.running["interactive"]
     for index in spared:
         sequences[index].num_preempted = 2
-    return drive.scheduler._growth._victim(sequences[1]).attempt.message.request_id
+    return drive.scheduler.growth._victim(sequences[1]).attempt.message.request_id
 
 
 def test_the_tenant_that_got_most_loses_its_blocks_and_nobody_a_third_time():

@@ -14,9 +14,9 @@ from thinned_runner import ThinnedRunner, check_tree
 from workers.engine import settings
 from workers.engine.__main__ import build_engine
 from workers.engine.journal.journal import EngineJournal
-from workers.engine.sequences.sparsity import MIN_BLOCKS, NUM_SINKS, Sparsity, received
+from workers.engine.sparsity.budget import MIN_BLOCKS, NUM_SINKS, Sparsity, received
 from workers.engine.values.errors import StartError
-from workers.engine.values.plan import DECAY
+from workers.engine.values.probe import DECAY
 from workers.protocol.messages import BeamParams, SamplingParams
 
 SIZE, BUDGET = 4, 6
@@ -43,7 +43,7 @@ def run(drive, *requests):
         drive.step()
         check_tree(drive)
         for sequence in drive.scheduler.all_running:
-            if sequence.num_dropped:
+            if drive.scheduler.layout.num_dropped(sequence):
                 assert len(sequence.block_ids) <= BUDGET
                 assert sequence.handle.num_tree_blocks == 0
     return drive.check_idle()
@@ -126,7 +126,8 @@ def test_who_decodes_sees_no_more_than_the_budget(policy, length):
     drive = run(driver(policy=policy), ask(prompt=PROMPT[:length], max_tokens=41))
     rows = [row for step in drive.runner.steps for row in step if row.start > length]
     assert max(row.kv_start + 1 for row in rows) == BUDGET * SIZE
-    assert rows[-1].num_dropped % SIZE == 0 < rows[-1].num_dropped
+    (num_dropped,) = rows[-1].layout
+    assert num_dropped % SIZE == 0 < num_dropped
     assert [row.start for row in rows] == list(range(length + 1, length + 40)), "positions stay"
     assert len(drive.tokens[LINK, "r", 0]) == 41
 
@@ -140,7 +141,7 @@ def test_the_timeline_says_what_was_dropped_and_when():
 
 def test_a_prompt_is_computed_in_full_sight():
     drive = run(driver(max_batch_tokens=7, max_running=7), ask(max_tokens=1))
-    assert not any(row.num_dropped for step in drive.runner.steps for row in step)
+    assert not any(row.layout for step in drive.runner.steps for row in step)
 
 
 def test_who_cannot_grow_beyond_the_budget_runs_as_if_there_were_none():
@@ -216,7 +217,7 @@ def test_blocks_that_a_sibling_gives_up_for_them_need_no_copy():
     drive.step()
     carrier = drive.scheduler.running["batch"][0]
     assert drive.scheduler.preempted["batch"], "the sibling made room"
-    assert carrier.num_dropped and len(carrier.block_ids) == 8
+    assert drive.scheduler.layout.num_dropped(carrier) and len(carrier.block_ids) == 8
     assert drive.runner.copies == []
     drive.run().check_idle()
 
@@ -245,7 +246,7 @@ def test_a_thinned_sequence_is_never_swapped(preempt):
     for _ in range(12):
         drive.step()
     (sequence,) = drive.scheduler.all_running
-    assert sequence.num_dropped
+    assert drive.scheduler.layout.num_dropped(sequence)
     drive.scheduler.ranks.preempt(sequence, drive.now)
     assert sequence.swapped is None
     run(drive)
@@ -255,7 +256,7 @@ def test_a_thinned_sequence_is_never_swapped(preempt):
 def test_a_step_that_fails_while_blocks_change_hands_loses_none():
     drive = driver()
     drive.send(ask("a"), ask("b", prompt=MARKED, tenant="b"))
-    while not any(s.num_dropped for s in drive.scheduler.all_running):
+    while not any(map(drive.scheduler.layout.num_dropped, drive.scheduler.all_running)):
         drive.runner.fail_next = None
         drive.step()
     drive.runner.fail_next = RuntimeError("a bad step")
@@ -310,7 +311,7 @@ def worker(monkeypatch, tmp_path, budget, num_blocks=64):
 
 def test_a_worker_takes_a_budget_and_keeps_room_for_copies(monkeypatch, tmp_path):
     engine = worker(monkeypatch, tmp_path, 27)
-    assert engine.scheduler.sparsity == Sparsity("recent", 6, SIZE)
+    assert engine.scheduler.layout.budget == Sparsity("recent", 6, SIZE)
     assert engine.scheduler.limits.max_len == (64 - 1 - 12 - 6) * SIZE
 
 

@@ -10,8 +10,8 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import Informed, speculating
 
-from workers.engine.sequences.acceptance import RETRY_TOKENS, Acceptance
-from workers.engine.sequences.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
+from workers.engine.speculate.acceptance import RETRY_TOKENS, Acceptance
+from workers.engine.speculate.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
 from workers.engine.speculate.verify import own_path
 from workers.engine.values.plan import SampledToken
 from workers.engine.values.token_tree import Proposal

@@ -10,8 +10,8 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import InformedTree, speculating
 
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.speculate.proposer import Ask
+from workers.engine.speculate.suffix import Text
 from workers.engine.speculate.tree import TreeProposer, Vote, grow
 from workers.engine.speculate.verify import moves, own_path
 from workers.engine.values.plan import SampledToken
@@ -124,7 +124,7 @@ def test_a_model_that_takes_no_trees_is_given_their_trunks():
     drive.run().check_idle()
     drive.check_alone(request)
     rows = [row for step in drive.runner.steps for row in step]
-    assert not any(row.parents for row in rows)
+    assert not any(row.layout for row in rows)
     assert any(row.num_proposed for row in rows)
 
 
@@ -132,7 +132,7 @@ def asked(tokens, num_tokens=3, num_nodes=12):
     """Of a sequence that teaches nothing."""
     attempt = SimpleNamespace(message=SimpleNamespace(cache_write=False), path=[SimpleNamespace(region=b"r")])
     sequence = SimpleNamespace(tokens=array("i", tokens), attempt=attempt, handle=object())
-    return Ask(sequence, Drafting(), num_tokens, num_nodes)
+    return Ask(sequence, Text(), num_tokens, num_nodes)
 
 
 def test_a_text_with_two_continuations_is_tried_both_ways():

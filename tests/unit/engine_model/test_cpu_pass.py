@@ -15,6 +15,7 @@ from workers.engine.device.runner import ModelRunner
 from workers.engine.layers import linear
 from workers.engine.model import cpu_pass
 from workers.engine.model.cpu_pass import CpuPass
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
@@ -173,7 +174,7 @@ def test_trees_alone_are_left_to_torchs_operations(tiny_model: TinyModels, monke
     assert taken == [22]
     taken.clear()
     draws = tuple(drawing(PROMPT[:4]) for _ in range(3))
-    tree = Row(PROMPT[3:6], 3, [*range(30, 38)], draws, num_proposed=2, parents=(-1, -1))
+    tree = Row(PROMPT[3:6], 3, [*range(30, 38)], draws, num_proposed=2, layout=Tree((-1, -1)))
     runner.execute([Row(PROMPT[:3], 0, [*range(30, 38)])])
     taken.clear()
     runner.execute([rows[0], tree, rows[1]])

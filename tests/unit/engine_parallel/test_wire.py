@@ -9,6 +9,7 @@ import pytest
 
 from workers.engine.parallel.runner import OutOfStep, ParallelRunner, follow
 from workers.engine.parallel.wire import Channel, CopyBlocks, Ended, Execute, Leave, Loaded, frame, parts_of, rows_of
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import Collected, Row, RowResult, SampleSpec
 from workers.protocol.messages import SamplingParams
 
@@ -59,9 +60,9 @@ def test_rows_keep_what_the_pass_needs_and_only_the_blocks_it_reaches():
 
 
 def test_a_row_with_guesses_reaches_the_head_as_often_as_on_rank_0():
-    row = Row([5, 6, 7], 4, [2, 3], (DRAW, DRAW, DRAW), num_proposed=2, parents=(-1, -1))
+    row = Row([5, 6, 7], 4, [2, 3], (DRAW, DRAW, DRAW), num_proposed=2, layout=Tree((-1, -1)))
     (found,) = rows_of(parts_of([row], 4))
-    assert (found.num_proposed, len(found.draws), found.parents) == (2, 3, (-1, -1))
+    assert (found.num_proposed, len(found.draws), found.layout) == (2, 3, Tree((-1, -1)))
 
 
 class Model:

@@ -17,6 +17,7 @@ import torch
 
 from kernels.arguments.batch import DeviceRows
 from kernels.arguments.draws import DrawTensors
+from workers.engine.values.layout import Thinned
 from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
@@ -78,7 +79,7 @@ class Mirror:
         delta = Delta()
         for row in rows:
             assert 0 <= row.row_id < self.max_rows, f"device row {row.row_id}"
-            assert not row.num_dropped, "device rows see everything"
+            assert not isinstance(row.layout, Thinned), "device rows see everything"
             known = self._known.get(row.row_id)
             position = row.start + len(row.tokens) - 1
             if row.tokens[-1] == PENDING:

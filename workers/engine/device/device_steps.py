@@ -110,7 +110,7 @@ class DeviceSteps:
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
         alone = all(len(row.tokens) == len(row.draws) == 1 for row in rows)
-        if alone and all(row.prompt_logprobs < 0 and not row.wants_hidden for row in rows):
+        if alone and all(row.prompt_logprobs < 0 and row.probe is None for row in rows):
             return self._launch_decode(rows)
         return self._launch_mixed(rows)
 

@@ -19,6 +19,7 @@ from workers.engine.device.graph_buffers import TableViews
 from workers.engine.kv.transport import ALIGNED
 from workers.engine.model.hf import Trees
 from workers.engine.values import token_tree
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import Row, SampleSpec
 
 
@@ -97,17 +98,17 @@ def mix(rows: Sequence[Row], block_size: int) -> MixedStep:
 def _kind(row: Row) -> int:
     """Returns the kind of a row: 0 for a decode row, 1 for a chunk, 2 for a token tree. Attention runs separately for
     each kind."""
-    return 2 if row.parents else int(len(row.tokens) != 1)
+    return 2 if isinstance(row.layout, Tree) else int(len(row.tokens) != 1)
 
 
 def _add_chunk(step: MixedStep, row: Row) -> None:
     end = row.start + len(row.tokens)
     step.chunks.append(row)
     step.tokens.extend(row.tokens)
-    if row.parents:
+    if isinstance(row.layout, Tree):
         step.num_trees += 1
-        step.positions.extend(token_tree.positions(row.start, row.parents))
-        step.views.frombytes(array("q", token_tree.views(row.parents)).tobytes())
+        step.positions.extend(token_tree.positions(row.start, row.layout.parents))
+        step.views.frombytes(array("q", token_tree.views(row.layout.parents)).tobytes())
     else:
         step.positions.extend(range(row.start, end))
     for first, last, slot in _runs(row, end, step.block_size):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -19,6 +19,7 @@ from workers.engine.model import hf
 from workers.engine.model.packing import PackedStep, pack
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.engine.values.plan import Collected, Row, RowResult, SampledToken, SampleSpec, Ticket
+from workers.engine.values.probe import AttentionMass, HiddenStates
 from workers.protocol.messages import TokenLogprob
 
 _LOGPROB_ROWS = 64
@@ -63,7 +64,7 @@ class LoadedModel:
 
 def drawn_from(row: Row, start: int, hidden: torch.Tensor) -> torch.Tensor | None:
     """Returns the hidden states of a row that asks for them, or None; the row's tokens begin at `start`."""
-    if not (row.wants_hidden and row.draws):
+    if not (isinstance(row.probe, HiddenStates) and row.draws):
         return None
     end = start + len(row.tokens)
     return hidden[end - 1 - row.num_proposed : end].clone()
@@ -103,9 +104,12 @@ class PlainSteps:
         results = []
         for index, row in enumerate(rows):
             prompt = loaded.prompt_logprobs(row, packed.starts[index], hidden)
-            states = drawn_from(row, packed.starts[index], hidden)
-            mass = () if packed.context.mass is None else packed.context.mass.of(index)
-            results.append(RowResult(tuple(drawn[index]), prompt, states, mass))
+            if isinstance(row.probe, AttentionMass):
+                assert packed.context.mass is not None
+                probed: Any = packed.context.mass.of(index)
+            else:
+                probed = drawn_from(row, packed.starts[index], hidden)
+            results.append(RowResult(tuple(drawn[index]), prompt, probed))
         return Collected(results)
 
     def try_decode(self) -> None:

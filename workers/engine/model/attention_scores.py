@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from kernels.reference.quant import bits, widen
-from workers.engine.values.plan import DECAY, Row
+from workers.engine.values.plan import Row
+from workers.engine.values.probe import DECAY, AttentionMass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,14 @@ class MassProbe:
         self._sums: dict[int, torch.Tensor] = {}
         self._num_layers = 0
         for index, row in enumerate(rows):
-            if not row.observes:
+            if not isinstance(row.probe, AttentionMass):
                 continue
+            number = row.probe.num_tokens
             num_keys = row.kv_start + len(row.tokens)
             table = row.block_table[: -(-num_keys // block_size)]
             blocks = torch.tensor(table, dtype=torch.int64, device=device)
-            first = starts[index] + len(row.tokens) - row.observes
-            self._observed[index] = Observed(first, row.observes, num_keys, blocks)
+            first = starts[index] + len(row.tokens) - number
+            self._observed[index] = Observed(first, number, num_keys, blocks)
             self._sums[index] = torch.zeros(len(table), device=device)
 
     def add(
@@ -55,9 +57,7 @@ class MassProbe:
             self._sums[index] += found
 
     def of(self, index: int) -> tuple[float, ...]:
-        """Returns the `RowResult.mass` of the row with this index; it is empty for a row that is not observed."""
-        if index not in self._sums:
-            return ()
+        """Returns the answer for the row with this index, which asked for it."""
         return tuple((self._sums[index] / self._num_layers).tolist())
 
 

@@ -14,7 +14,9 @@ from kernels.arguments.batch import PagedBatch, Slots
 from workers.engine.model.attention_scores import MassProbe
 from workers.engine.model.hf import StepContext, Trees
 from workers.engine.values import token_tree
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import Row
+from workers.engine.values.probe import AttentionMass
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ def pack(rows: Sequence[Row], block_size: int, device: torch.device, min_tokens:
     """Packs rows. Rows with one token come first, because another kernel computes their attention. Chunks follow, then
     trees. After the rows the pass is padded to `min_tokens` tokens that belong to no row."""
     decode = [index for index, row in enumerate(rows) if len(row.tokens) == 1]
-    prefill = [i for i, row in enumerate(rows) if len(row.tokens) != 1 and not row.parents]
-    trees = [index for index, row in enumerate(rows) if row.parents]
+    trees = [index for index, row in enumerate(rows) if isinstance(row.layout, Tree)]
+    prefill = [i for i, row in enumerate(rows) if len(row.tokens) != 1 and not isinstance(row.layout, Tree)]
     order = decode + prefill + trees
     token_ids: list[int] = []
     positions: list[int] = []
@@ -43,15 +45,14 @@ def pack(rows: Sequence[Row], block_size: int, device: torch.device, min_tokens:
         row = rows[index]
         starts[index] = len(token_ids)
         token_ids += row.tokens
-        end = row.start + len(row.tokens)
-        if row.parents:
-            positions += token_tree.positions(row.start, row.parents)
+        if isinstance(row.layout, Tree):
+            positions += token_tree.positions(row.start, row.layout.parents)
         else:
-            positions += range(row.start, end)
-        table = row.block_table
+            positions += range(row.start, row.start + len(row.tokens))
+        table, first = row.block_table, row.kv_start
         slots += [
             table[place // block_size] * block_size + place % block_size
-            for place in range(row.kv_start, end - row.num_dropped)
+            for place in range(first, first + len(row.tokens))
         ]
     padding = [0] * (min_tokens - len(token_ids))
     context = StepContext(
@@ -60,7 +61,7 @@ def pack(rows: Sequence[Row], block_size: int, device: torch.device, min_tokens:
         _batch([rows[index] for index in prefill], block_size, device),
         _trees([rows[index] for index in trees], block_size, device),
     )
-    if any(row.observes for row in rows):
+    if any(isinstance(row.probe, AttentionMass) for row in rows):
         context.mass = MassProbe(rows, starts, block_size, device)
     return PackedStep(
         torch.tensor(token_ids + padding, device=device),
@@ -75,7 +76,7 @@ def _trees(rows: Sequence[Row], block_size: int, device: torch.device) -> Trees 
     batch = _batch(rows, block_size, device)
     if batch is None:
         return None
-    views = [view for row in rows for view in token_tree.views(row.parents)]
+    views = [v for row in rows if isinstance(row.layout, Tree) for v in token_tree.views(row.layout.parents)]
     return Trees(batch, torch.tensor(views, dtype=torch.int64, device=device))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from workers.engine.values.layout import Tree
 from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.frames import Frames
 from workers.protocol.messages import SamplingParams
@@ -109,7 +110,7 @@ def parts_of(rows: Sequence[Row], block_size: int) -> list[RowPart]:
             row.next_token,
             row.row_id,
             row.num_proposed,
-            row.parents,
+            row.layout.parents if isinstance(row.layout, Tree) else (),
         )
         for row in rows
     ]
@@ -127,7 +128,7 @@ def rows_of(parts: Sequence[RowPart]) -> list[Row]:
             part.next_token,
             part.row_id,
             num_proposed=part.num_proposed,
-            parents=part.parents,
+            layout=Tree(part.parents) if part.parents else None,
         )
         for part in parts
     ]

@@ -7,13 +7,14 @@ them, among held and unshared blocks alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from workers.engine.sequences.sequence import Attempt, Sequence
 
 Mode = Literal["parallel", "beam"]
+NumDropped = Callable[[Sequence], int]
 
 
 @dataclass(slots=True)
@@ -42,8 +43,9 @@ class Occupancy:
         return self.num_used / self.num_slots if self.num_slots else 0.0
 
 
-def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
-    """Returns the figures of the running sequences. O(running)."""
+def occupancy(running: Iterable[Sequence], block_size: int, num_dropped: NumDropped) -> Occupancy:
+    """Returns the figures of the running sequences. `num_dropped` says how many of its computed tokens a sequence holds
+    no KV of. O(running)."""
     found = Occupancy()
     requests: dict[Attempt, list[Sequence]] = {}
     for sequence in running:
@@ -51,20 +53,20 @@ def occupancy(running: Iterable[Sequence], block_size: int) -> Occupancy:
     for attempt, sequences in requests.items():
         num_held = attempt.residency.num_blocks
         found.num_slots += num_held * block_size
-        found.num_used += num_held * block_size - _num_empty(sequences, block_size)
+        found.num_used += num_held * block_size - _num_empty(sequences, block_size, num_dropped)
         if attempt.message.num_choices > 1 and attempt.drawn:
-            shared = found.shared["parallel" if attempt.search is None else "beam"]
+            shared = found.shared["beam" if attempt.gang else "parallel"]
             shared.num_held += num_held
             shared.num_unshared += sum(len(sequence.block_ids) for sequence in sequences)
     return found
 
 
-def _num_empty(sequences: list[Sequence], block_size: int) -> int:
+def _num_empty(sequences: list[Sequence], block_size: int, num_dropped: NumDropped) -> int:
     """Returns the number of empty slots after each sequence's last token. A tail that choices share counts once, with
     the slots that its fullest choice leaves empty."""
     empty: dict[int, int] = {}
     for sequence in sequences:
-        num_held = sequence.num_computed - sequence.num_dropped
+        num_held = sequence.num_computed - num_dropped(sequence)
         left = len(sequence.block_ids) * block_size - num_held
         last = sequence.block_ids[-1]
         empty[last] = min(left, empty.get(last, left))

@@ -14,10 +14,10 @@ from workers.engine.queueing.deferral import MAX_STEPS, Deferral
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group
 from workers.engine.scheduling.block_tables import BlockTables
+from workers.engine.scheduling.gangs import num_blocks_of_others
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.sizing.capacity import WATERMARK_SHARE
 from workers.protocol.messages import Tier
 
@@ -39,14 +39,12 @@ class Admission:
         deferral: Deferral,
         counters: VirtualCounters,
         limits: Limits,
-        sparsity: Sparsity | None = None,
     ) -> None:
         self._ranks = ranks
         self._block_tables = block_tables
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
-        self._sparsity = sparsity
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
         self.is_full = False
         """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
@@ -130,7 +128,7 @@ class Admission:
         num_free = self._limits.max_running - num_places
         if sequence.num_choices > num_free - self._kept_free(sequence, running):
             return False
-        alone = all(s.attempt is sequence.attempt for s in running) and (not running or sequence.in_search)
+        alone = all(s.attempt is sequence.attempt for s in running) and (not running or sequence.in_gang)
         num_spare = 0 if alone else self._spare_blocks(sequence, len(running))
         if not self._block_tables.acquire(sequence, num_spare, self._ranks.reach(sequence)):
             return False
@@ -158,25 +156,9 @@ class Admission:
         watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
         if sequence.status is Status.PREEMPTED:
             watermark *= 2
-        num_tails = sequence.num_choices - 1 + self._num_blocks_of_others(sequence)
-        num_tails += self._num_copies(sequence)
+        num_tails = sequence.num_choices - 1 + num_blocks_of_others(sequence, cache.block_size)
+        num_tails += self._block_tables.layout.num_copies(sequence.attempt)
         return -(-max(0, lease) // cache.block_size) + num_tails + watermark
-
-    def _num_copies(self, sequence: Sequence) -> int:
-        """Returns the number of blocks that it will hold in addition to its prompt's when it copies them to blocks of
-        its own."""
-        if self._sparsity is None or not self._sparsity.applies(sequence.attempt):
-            return 0
-        return self._sparsity.num_blocks
-
-    def _num_blocks_of_others(self, sequence: Sequence) -> int:
-        """Returns the number of blocks for the beams that come back after this one, if they share nothing. Beams run
-        all together or not at all."""
-        if not sequence.in_search:
-            return 0
-        others = [s for s in sequence.attempt.sequences if s.handle is None and s is not sequence]
-        size = self._block_tables.cache.block_size
-        return sum(-(-len(other.tokens) // size) for other in others)
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         attempt, handle = sequence.attempt, sequence.handle

@@ -7,12 +7,13 @@ steps that were launched with it are collected. Steps are known by number, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cache.blocks.usage import LAST_RESORT, Reach
 from cache.prefix_cache import PrefixCache
 from cache.tree.handle import BlockKey, Handle
+from workers.engine.scheduling.kv_layout import KVLayout
 from workers.engine.sequences.sequence import Attempt, Sequence
 from workers.engine.tiers.restores import Restores
 from workers.protocol.messages import Tier
@@ -22,8 +23,9 @@ PRIORITIES: dict[Tier, int] = {"interactive": 50, "batch": 20}
 
 
 class BlockTables:
-    def __init__(self, cache: PrefixCache, num_rows: int, restores: Restores | None = None) -> None:
+    def __init__(self, cache: PrefixCache, num_rows: int, layout: KVLayout, restores: Restores | None = None) -> None:
         self.cache = cache
+        self.layout = layout
         self.restores = restores
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._launched = -1
@@ -86,6 +88,7 @@ class BlockTables:
         child.handle = self.cache.fork(handle)
         self.cache.share(child.block_ids[handle.num_tree_blocks :])
         child.row_id = self._free_rows.pop()
+        self.layout.forked(sequence, child)
         return child
 
     def shares(self, sequence: Sequence, index: int) -> bool:
@@ -121,45 +124,24 @@ class BlockTables:
         finally:
             self.cache.free(blocks)
 
-    # --- holding less (sparsity.py) ---
+    # --- holding less (kv_layout.py) ---
 
-    def num_common(self, sequence: Sequence, indices: Iterable[int]) -> int:
-        """Returns how many of these blocks the tree or other tables hold too. They have to be copied to be kept
-        alone."""
-        return sum(self._is_common(sequence, index) for index in indices)
-
-    def _is_common(self, sequence: Sequence, index: int) -> bool:
+    def is_common(self, sequence: Sequence, index: int) -> bool:
+        """Returns whether the tree or another table holds this block of the sequence too."""
         assert sequence.handle is not None
         return index < sequence.handle.num_tree_blocks or self.shares(sequence, index)
 
-    def thin(self, sequence: Sequence, kept: list[int], fresh: list[int], step: int) -> list[tuple[int, int]]:
-        """Reduces the sequence's table to the blocks `kept`, followed by the unused ones of `fresh`. Blocks that others
-        hold too are copied to `fresh` ones, and the pairs to be copied are returned. The tree keeps for others the
-        blocks that it had, since they were computed while every token was visible. `step` makes the copies; the other
-        blocks are given back when it is collected."""
-        attempt, table, handle = sequence.attempt, sequence.block_ids, sequence.handle
+    def detach(self, sequence: Sequence, table: list[int], step: int) -> None:
+        """Gives the sequence a table that shares nothing with the tree. What it lacks of the old one is given back when
+        `step` is collected, which may copy from there."""
+        attempt, before, handle = sequence.attempt, sequence.block_ids, sequence.handle
         assert handle is not None
-        num_own, left = _num_own(sequence), iter(fresh)
-        own = {index: next(left) for index in kept if self._is_common(sequence, index)}
-        mine = [own.get(index, table[index]) for index in kept]
-        stays = set(mine)
-        rest = [block for block in table[handle.num_tree_blocks :] if block not in stays]
-        self._parted.append((step, handle, table[: handle.num_tree_blocks] + rest))
+        num_own, stays = _num_own(sequence), set(table)
+        rest = [block for block in before[handle.num_tree_blocks :] if block not in stays]
+        self._parted.append((step, handle, before[: handle.num_tree_blocks] + rest))
         sequence.handle = self.cache.acquire(attempt.path, (), tenant=attempt.message.tenant, read=False)
-        self._keep(sequence, kept, [*mine, *left])
-        self._count(attempt, len(sequence.block_ids) - num_own)
-        return [(table[index], block) for index, block in own.items()]
-
-    def turn(self, sequence: Sequence, kept: list[int]) -> None:
-        """Drops one block of a table that shares none, and makes it the block to write to."""
-        (gone,) = set(range(len(sequence.block_ids))) - set(kept)
-        table = sequence.block_ids
-        self._keep(sequence, kept, [*(table[index] for index in kept), table[gone]])
-
-    def _keep(self, sequence: Sequence, kept: list[int], table: list[int]) -> None:
-        sequence.num_dropped += (len(sequence.block_ids) - len(kept)) * self.cache.block_size
-        sequence.mass = [sequence.mass[index] for index in kept if index < len(sequence.mass)]
         sequence.block_ids = table
+        self._count(attempt, len(table) - num_own)
 
     # --- publishing ---
 
@@ -168,7 +150,7 @@ class BlockTables:
         computed while earlier tokens were dropped."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
-        if sequence.num_dropped:
+        if self.layout.num_dropped(sequence):
             return []
         message = attempt.message
         block_size = self.cache.block_size
@@ -250,7 +232,8 @@ class BlockTables:
         assert sequence.handle is not None
         if self.restores is not None:
             self.restores.cancel(sequence)
-            if (needed := self._resuming.pop(sequence, None)) is not None:
+            needed = self._resuming.pop(sequence, None)
+            if needed is not None and not self.layout.num_dropped(sequence):
                 self.restores.swap_out(sequence, needed=needed)
         self._count(sequence.attempt, -_num_own(sequence))
         self.cache.release(sequence.handle, sequence.block_ids)
@@ -258,8 +241,8 @@ class BlockTables:
         sequence.handle = None
         sequence.block_ids = []
         sequence.row_id = -1
-        sequence.num_computed = sequence.num_scheduled = sequence.num_dropped = 0
-        sequence.mass = []
+        sequence.num_computed = sequence.num_scheduled = 0
+        self.layout.forget(sequence)
 
     def _count(self, attempt: Attempt, num_blocks: int) -> None:
         if num_blocks:

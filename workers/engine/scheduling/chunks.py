@@ -56,8 +56,8 @@ class Chunks:
     def _deal_at_most(self, plan: StepPlan, sequence: Sequence, share: int) -> None:
         num_tokens = plan.stretch(share, sequence.num_unscheduled)
         num_draws = 0
-        if num_tokens == sequence.num_unscheduled and sequence.in_search:
-            num_tokens -= 1  # the last token waits for the other beams
+        if num_tokens == sequence.num_unscheduled and sequence.in_gang:
+            num_tokens -= 1  # the last token waits for the rest of the gang
             if num_tokens == 0:
                 return
         elif num_tokens == sequence.num_unscheduled:
@@ -72,7 +72,7 @@ class Chunks:
     def _deal_chunk(self, plan: StepPlan, work: Work) -> None:
         sequence, num_tokens, num_draws = work
         attempt = sequence.attempt
-        forks = num_draws > 0 and (len(attempt.unforked) > 1 or attempt.search is not None)
+        forks = num_draws > 0 and (len(attempt.unforked) > 1 or attempt.gang)
         needed = num_draws > 0 and attempt.needs_last_token
         if forks or needed or attempt.wants_prompt_logprobs:
             plan.holds_next = True

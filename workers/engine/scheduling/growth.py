@@ -13,46 +13,39 @@ from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.sequence_queues import SequenceQueues
 from workers.engine.scheduling.step_plan import StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 
 MAX_PREEMPTED = 2
 """Number of preemptions for others after which a sequence is chosen only where there is no other."""
 
 
 class Growth:
-    def __init__(
-        self,
-        ranks: SequenceQueues,
-        block_tables: BlockTables,
-        counters: VirtualCounters,
-        sparsity: Sparsity | None = None,
-    ) -> None:
+    def __init__(self, ranks: SequenceQueues, block_tables: BlockTables, counters: VirtualCounters) -> None:
         self._ranks = ranks
         self._block_tables = block_tables
         self._counters = counters
-        self._sparsity = sparsity
+        self._layout = block_tables.layout
 
     def is_due(self, sequence: Sequence) -> bool:
         """Returns whether the sequence needs a block to write its next token: a further one, or a copy of a tail that
         choices share. It is also due if it has to hold fewer blocks."""
-        index = sequence.place // self._block_tables.cache.block_size
+        index = self._layout.place(sequence) // self._block_tables.cache.block_size
         return (
             index == len(sequence.block_ids)
             or (len(sequence.attempt.sequences) > 1 and self._block_tables.shares(sequence, index))
-            or self._exceeds(sequence)
+            or self._layout.exceeds(sequence)
         )
 
     def take(self, sequences: list[Sequence], plan: StepPlan) -> bool:
         """Takes a block for each sequence to write to; they are one sequence, or several that run together. Returns
         False if there are not enough blocks for now, or if they were preempted for lack of blocks."""
         asker = sequences[0]
-        if self._exceeds(asker):
+        if self._layout.exceeds(asker):
             return self._thin(asker, plan)
         fresh = self._fresh(asker, lambda: len(sequences), plan)
         if fresh is None:
             return False
         for sequence, block in zip(sequences, fresh, strict=True):
-            index = sequence.place // self._block_tables.cache.block_size
+            index = self._layout.place(sequence) // self._block_tables.cache.block_size
             copy = self._block_tables.put(sequence, index, block)
             if copy is not None:
                 plan.copies.append(copy)
@@ -70,30 +63,14 @@ class Growth:
                 return None
         return fresh
 
-    def _exceeds(self, sequence: Sequence) -> bool:
-        """Returns whether the sequence would hold more than the KV budget with its next token."""
-        sparsity, size = self._sparsity, self._block_tables.cache.block_size
-        return (
-            sparsity is not None
-            and max(len(sequence.block_ids), sequence.place // size + 1) > sparsity.num_blocks
-            and sparsity.applies(sequence.attempt)
-        )
-
     def _thin(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Reduces the table to the number of blocks in the budget. The block to write to is among them."""
-        assert self._sparsity is not None
-        assert not plan.ahead, "blocks change under a step in flight"
-        num_held, block_tables = len(sequence.block_ids), self._block_tables
-        is_full = sequence.place == num_held * block_tables.cache.block_size
-        kept = self._sparsity.kept(sequence.mass, num_held, self._sparsity.num_blocks - is_full)
-        if sequence.num_dropped:
-            block_tables.turn(sequence, kept)
-            return True
-        fresh = self._fresh(sequence, lambda: block_tables.num_common(sequence, kept) + is_full, plan)
-        if fresh is None:
+        dropped = self._layout.num_dropped(sequence)
+        if not self._layout.thin(
+            sequence, plan, self._block_tables, lambda number: self._fresh(sequence, number, plan)
+        ):
             return False
-        plan.copies += block_tables.thin(sequence, kept, fresh, plan.step)
-        sequence.attempt.event("thinned", plan.now, plan.step, sequence.num_dropped)
+        if not dropped:
+            sequence.attempt.event("thinned", plan.now, plan.step, self._layout.num_dropped(sequence))
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence:

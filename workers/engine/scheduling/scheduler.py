@@ -1,10 +1,9 @@
-"""Plan of the next step: which sequence computes which tokens. The module is pure: values in, a plan out, and the cache
-is the only other object that it changes.
+"""Sequences from their arrival to their end, and the plan of each step between. The module is pure: values in, a plan
+out, and the cache is the only other object that it changes.
 
-Of each tier, interactive before batch, a plan takes decodes first: one token each, or in turns where a step has no time
-for all. Then it admits what fits, and deals the rest of the token budget over all prefills in equal shares. Blocks for
-a whole uncached prompt are taken at admission, those for output one by one. When one is missing, the latest arrival
-loses its own. Its tokens are computed again later, except for what it had committed, which stays in the tree.
+`batching` says which sequence computes which tokens. Blocks for a whole uncached prompt are taken at admission, those
+for output one by one. When one is missing, the latest arrival loses its own. Its tokens are computed again later,
+except for what it had committed, which stays in the tree.
 
 A step is counted twice. `launched` moves what the next plan builds on: positions scheduled, draws pending. `advance`
 moves what is known: positions computed, tokens in the tree. A plan may be made ahead, with a step in flight whose
@@ -21,8 +20,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from operator import attrgetter
 
 from cache.prefix_cache import PrefixCache
 from cache.tree.handle import Probe
@@ -32,14 +29,14 @@ from workers.engine.queueing.floor import BatchFloor
 from workers.engine.queueing.forecast import Forecast, Load, Queued
 from workers.engine.queueing.overload import Arrival
 from workers.engine.queueing.pace import TokenBudget
-from workers.engine.queueing.turns import in_turn
+from workers.engine.scheduling.batching import Batching
 from workers.engine.scheduling.block_tables import BlockTables
-from workers.engine.scheduling.policy import POLICIES, Policy
+from workers.engine.scheduling.kv_layout import KVLayout, WholeLayout
+from workers.engine.scheduling.policy import FAIR, Policy
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.speculation import Speculation
-from workers.engine.scheduling.step_plan import FILL_PART, Limits, StepPlan, Work
+from workers.engine.scheduling.step_plan import Limits, StepPlan, Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.tiers.restores import Preempt, Restores
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.record import StepRecord
@@ -62,10 +59,9 @@ class Scheduler:
         limits: Limits,
         host: HostBlocks | None = None,
         preempt: Preempt = "auto",
-        sparsity: Sparsity | None = None,
-        policy: Policy = "fair",
+        layout: KVLayout | None = None,
+        policy: Policy = FAIR,
     ) -> None:
-        parts = POLICIES[policy]
         self.cache = cache
         self.limits = limits
         self.counters = VirtualCounters(CREDIT_STEPS * limits.max_batch_tokens)
@@ -73,15 +69,18 @@ class Scheduler:
         self.floor = BatchFloor(limits.max_running)
         self.forecast = Forecast(self.budget)
         self.restores = None if host is None else Restores(cache, host, self.forecast, preempt)
-        self.block_tables = BlockTables(cache, limits.max_running, self.restores)
+        self.layout = WholeLayout() if layout is None else layout
+        self.block_tables = BlockTables(cache, limits.max_running, self.layout, self.restores)
         self.deferral = Deferral(cache)
-        waiting = {tier: parts.queue(self.counters, self._look, lambda: self.budget.num_tokens) for tier in TIERS}
+        waiting = {tier: policy.queue(self.counters, self._look, lambda: self.budget.num_tokens) for tier in TIERS}
         self.ranks = SequenceQueues(self.block_tables, waiting, self.deferral, self.floor)
-        self.admission = parts.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits, sparsity)
-        self.chunks = parts.chunks(self.ranks, self.counters, self.budget)
-        self.sparsity = sparsity
-        self._growth = parts.growth(self.ranks, self.block_tables, self.counters, sparsity)
-        self.overload = parts.overload(self.counters)
+        self.admission = policy.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits)
+        self.chunks = policy.chunks(self.ranks, self.counters, self.budget)
+        self.growth = policy.growth(self.ranks, self.block_tables, self.counters)
+        self._batching = Batching(
+            self.ranks, self.admission, self.chunks, self.growth, self.layout, self.budget, limits
+        )
+        self.overload = policy.overload(self.counters)
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0
         self._num_cached_before = 0
@@ -159,6 +158,8 @@ class Scheduler:
     def end(self, sequence: Sequence) -> None:
         if sequence.output and sequence.attempt.message.tier == "interactive":
             self.forecast.answered(len(sequence.output))
+        if self.speculation is not None:
+            self.speculation.leave(sequence)
         self.ranks.end(sequence)
 
     def leave(self, attempt: Attempt) -> None:
@@ -180,58 +181,43 @@ class Scheduler:
     ) -> StepPlan:
         """Plans a step. Between a plan and its `launched` nothing else may change the scheduler. `takes` selects the
         sequences that may take part."""
-        self.admission.tick(now)
-        if self.num_running or self.num_waiting:
-            self._busy_at = now
-        plan = StepPlan(
-            step,
-            now,
-            self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive")),
-            self.budget.slack,
-            ahead,
-            takes=takes,
-            num_preempted=self._num_preempted_before,
-            num_cached_tokens=self._num_cached_before,
-        )
-        self._num_preempted_before = self._num_cached_before = 0
+        plan = self._begin(step, now, ahead, takes)
         for sequence in self.admission.take_restored(plan):
             self._publish(sequence)
-        self._plan_interactive(plan)
-        num_rows = len(plan.work)
-        self._plan_batch(plan)
+        self._batching.add_interactive(plan)
+        num_interactive = len(plan.work)
+        self._batching.add_batch(plan)
         if self.speculation is not None:
-            try:
-                self.speculation.extend(plan)
-            except Exception:  # a plan is complete without guesses
-                logger.exception("nothing is guessed", extra={"event": "guesses_failed"})
-        self._count(plan, num_rows)
+            self._speculate(plan, self.speculation)
+        self._count(plan, num_interactive)
         if self.restores is not None:
             self.restores.flush()
         return plan
 
-    def _plan_interactive(self, plan: StepPlan) -> None:
-        below = self.ranks.present("batch") and self.floor.due
-        if below:
-            self.admission.admit_below_floor(plan)
-        prefills = self._plan_decodes(plan, "interactive")
-        self.admission.admit(plan, "interactive", prefills)
-        reserve = self.floor.reserve(plan.budget) if below else 0
-        plan.budget -= reserve
-        num_rows = len(plan.work)
-        self.chunks.deal(plan, "interactive", prefills)
-        if len(plan.work) > num_rows:  # a sequence waits for its first token, until this step ends
-            plan.budget, plan.short = 0, True
-        plan.budget += reserve
+    def _begin(self, step: int, now: float, ahead: bool, takes: Callable[[Sequence], bool] | None) -> StepPlan:
+        """Returns an empty plan with the step's token budget. A plan that failed hands its counts on to this one."""
+        self.admission.tick(now)
+        if self.num_running or self.num_waiting:
+            self._busy_at = now
+        budget = self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive"))
+        num_preempted, num_cached_tokens = self._num_preempted_before, self._num_cached_before
+        self._num_preempted_before = self._num_cached_before = 0
+        return StepPlan(
+            step,
+            now,
+            budget,
+            self.budget.slack,
+            ahead,
+            takes=takes,
+            num_preempted=num_preempted,
+            num_cached_tokens=num_cached_tokens,
+        )
 
-    def _plan_batch(self, plan: StepPlan) -> None:
-        """Plans batch with what is left over. A step with interactive prompts leaves batch its floor alone, and one
-        with interactive streams leaves it a part, so that arrivals do not wait for long."""
-        if plan.work:
-            plan.keep_short()
-        prefills = self._plan_decodes(plan, "batch")
-        if not self.ranks.wanted("interactive"):
-            self.admission.admit(plan, "batch", prefills)
-        self.chunks.deal(plan, "batch", prefills)
+    def _speculate(self, plan: StepPlan, speculation: Speculation) -> None:
+        try:
+            speculation.extend(plan)
+        except Exception:  # a plan is complete without guesses
+            logger.exception("nothing is guessed", extra={"event": "guesses_failed"})
 
     def _count(self, plan: StepPlan, num_interactive: int) -> None:
         """Counts the plan's tokens. Rows of the interactive tier come first in a plan."""
@@ -241,83 +227,8 @@ class Scheduler:
         )
         self.floor.count(plan.now, batch, interactive)
         plan.num_tokens, plan.num_batch_tokens = interactive[0] + batch[0], batch[0]
-        plan.num_kv_tokens = sum(work.sequence.place for work in plan.work)
+        plan.num_kv_tokens = sum(self.layout.place(work.sequence) for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
-
-    def _plan_decodes(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
-        """Plans the decodes of a tier. Returns its running sequences that are in prefill."""
-        prefills: list[Sequence] = []
-        most_rows, sequences = self._rows(plan, tier)
-        for sequence in sequences:
-            if sequence.status is not Status.RUNNING:
-                continue  # preempted for an earlier one, just now
-            if sequence.restoring or plan.excludes(sequence):
-                continue
-            attempt = sequence.attempt
-            position, pending = sequence.num_scheduled, sequence.num_pending
-            num_left = len(sequence.tokens) + pending - position
-            if num_left != 1 or not (pending or sequence.output):
-                if num_left:
-                    prefills.append(sequence)
-                continue
-            if pending and position + 1 >= attempt.end_len:
-                continue  # whatever the pending token is, nothing follows it
-            lease = attempt.lease
-            if lease.bound - lease.spent - lease.in_flight < lease.stride:
-                self.ranks.park(attempt, plan.now, plan.step)
-                continue
-            if plan.budget == 0 or len(plan.work) >= most_rows:
-                continue
-            if attempt.search is not None:
-                if sequence is attempt.sequences[0]:
-                    self._plan_beams(plan, attempt)
-                continue
-            forked = len(attempt.sequences) > 1
-            if forked and plan.ahead and self._ends_decide_turns(attempt):
-                continue
-            if self._growth.is_due(sequence) and not self._growth.take([sequence], plan):
-                continue
-            plan.holds_next |= attempt.needs_last_token
-            lease.in_flight += 1
-            plan.budget -= 1
-            plan.work.append(Work(sequence, 1, 1))
-        return sorted((s for s in prefills if s.status is Status.RUNNING), key=attrgetter("order"))
-
-    def _rows(self, plan: StepPlan, tier: Tier) -> tuple[int, Seq[Sequence]]:
-        """Returns the number of rows that the plan may have, and the running sequences in the order in which they get
-        rows. In a step for which an interactive sequence waits, batch gets a part of the rows, whatever the streams
-        take."""
-        running = tuple(self.ranks.running[tier])
-        if not self.ranks.present("interactive"):
-            return self.limits.max_batch_tokens, running
-        most, num_before = self.budget.num_rows(_mean_place(running)), len(plan.work)
-        if tier == "batch":
-            most = max(most, num_before + max(1, most // FILL_PART))
-        return most, running if num_before + len(running) <= most else in_turn(running)
-
-    def _plan_beams(self, plan: StepPlan, attempt: Attempt) -> None:
-        """Plans all beams of a search or none, because which of them go on is decided over all. The next plan needs the
-        decision."""
-        beams = attempt.sequences
-        if not all(s.status is Status.RUNNING and s.decoding and not s.restoring for s in beams):
-            return  # after a preemption, until the last of them is where it was
-        if len(beams) > plan.budget and plan.work:
-            return
-        needing = [beam for beam in beams if self._growth.is_due(beam)]
-        if needing and not self._growth.take(needing, plan):
-            return
-        plan.holds_next = True
-        attempt.lease.in_flight += len(beams)
-        plan.budget = max(0, plan.budget - len(beams))
-        plan.work += [Work(beam, 1, 1) for beam in beams]
-
-    def _ends_decide_turns(self, attempt: Attempt) -> bool:
-        """Returns whether endings decide which choices draw. Fewer tokens are left than choices run, so the lowest
-        indices go first. Which choices these are is known when the step in flight has shown which ones ended."""
-        lease = attempt.lease
-        num_pending = sum(s.num_pending for s in attempt.sequences)
-        num_running = sum(s.status is Status.RUNNING for s in attempt.sequences)
-        return num_pending > 0 and lease.bound - lease.spent - num_pending < num_running
 
     # --- the step goes to the device, and comes back ---
 
@@ -413,7 +324,7 @@ class Scheduler:
         self._num_preempted_before += plan.num_preempted
         self._num_cached_before += plan.num_cached_tokens
         first = live[0].sequence
-        if num_tokens == 1 or (first.in_search and num_tokens <= len(first.attempt.sequences)):
+        if num_tokens == 1 or (first.in_gang and num_tokens <= len(first.attempt.sequences)):
             return first
         left = [work for work in live if work.sequence.status is Status.RUNNING]
         left.sort(key=lambda w: (TIERS.index(w.sequence.attempt.message.tier), w.sequence.order))
@@ -421,7 +332,7 @@ class Scheduler:
         while len(left) > 1 and num_lost < num_tokens - self.budget.num_tokens:
             work = left.pop()
             num_lost += work.num_tokens
-            if work.sequence.status is Status.RUNNING:  # another beam may have been preempted with it just now
+            if work.sequence.status is Status.RUNNING:  # another of its gang may have been preempted with it just now
                 self.ranks.preempt(work.sequence, plan.now)
             self._num_preempted_before += 1
         return None
@@ -452,7 +363,3 @@ class Scheduler:
     def num_waiting_tokens(self) -> int:
         """Number of tokens of prompts that never ran."""
         return self.ranks.num_waiting_tokens
-
-
-def _mean_place(sequences: Seq[Sequence]) -> float:
-    return sum(sequence.place for sequence in sequences) / max(1, len(sequences))

@@ -7,19 +7,33 @@ them. A plan with proposals is collected before the next one is made, because th
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from cache.prefix_cache import PrefixCache
 from workers.engine.scheduling.step_plan import StepPlan, Work
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.sequences.sequence import Sequence
+from workers.engine.speculate.acceptance import Acceptance
 from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
+from workers.engine.values.plan import RowResult
+from workers.engine.values.probe import HiddenStates, Probe
 from workers.engine.values.sampling_params import penalizes
-from workers.engine.values.token_tree import MAX_NODES, Proposal
+from workers.engine.values.token_tree import MAX_NODES, NOTHING, Proposal
+
+
+@dataclass(slots=True)
+class Drafting:
+    """State of one sequence, once proposals for it were tried."""
+
+    acceptance: Acceptance
+    state: Any
+    """The proposer's own state."""
 
 
 class Speculation:
     def __init__(
         self,
-        proposer: Proposer,
+        proposer: Proposer[Any],
         cache: PrefixCache,
         *,
         max_proposals: int = 8,
@@ -38,9 +52,10 @@ class Speculation:
         self._max_step_tokens = max_step_tokens
         self._takes_trees = takes_trees
         self._counts_guesses = counts_guesses
-        self.needs_hidden = proposer.needs_hidden
-        """Whether the proposer needs hidden states of every step, with proposals or without. Other proposers learn only
-        from steps with proposals."""
+        self._draftings: dict[Sequence, Drafting] = {}
+        self._probe = HiddenStates() if proposer.needs_hidden else None
+        """What the proposer needs of every step, with proposals or without. Other proposers learn only from steps with
+        proposals."""
 
     # --- proposals for a complete plan ---
 
@@ -73,9 +88,9 @@ class Speculation:
         if plan.holds_next or drafting is None:
             return
         wanted = drafting.acceptance.num_wanted(len(sequence.tokens), 1)
-        plan.holds_next = wanted > 0 and self._proposer.expects(sequence, drafting)
+        plan.holds_next = wanted > 0 and self._proposer.expects(sequence, drafting.state)
 
-    def _ask(self, sequence: Sequence, plan: StepPlan, most: int) -> Ask | None:
+    def _ask(self, sequence: Sequence, plan: StepPlan, most: int) -> Ask[Any] | None:
         drafting = self._drafting(sequence)
         if drafting is None:
             return None
@@ -88,9 +103,9 @@ class Speculation:
         wanted = min(wanted, room)
         if self._proposer.needs_blocks and wanted > 0:
             wanted = self._fit(sequence, wanted)
-        return Ask(sequence, drafting, wanted, room) if wanted > 0 else None
+        return Ask(sequence, drafting.state, wanted, room) if wanted > 0 else None
 
-    def _add(self, plan: StepPlan, place: int, ask: Ask, found: Guess) -> None:
+    def _add(self, plan: StepPlan, place: int, ask: Ask[Any], found: Guess) -> None:
         sequence, lease = ask.sequence, ask.sequence.attempt.lease
         # Earlier proposals of this plan may have taken budget, lease or blocks that this ask was computed with.
         proposal = self._shaped(found, ask)
@@ -107,7 +122,7 @@ class Speculation:
         plan.holds_next = True
         lease.in_flight += number
 
-    def _shaped(self, found: Guess, ask: Ask) -> Proposal:
+    def _shaped(self, found: Guess, ask: Ask[Any]) -> Proposal:
         if not isinstance(found, Proposal):
             return Proposal.chain(found[: ask.num_tokens])
         if self._takes_trees:
@@ -127,17 +142,21 @@ class Speculation:
 
     def _drafting(self, sequence: Sequence) -> Drafting | None:
         """Returns the sequence's speculation state. The result is None for a sequence with an adapter, because the base
-        model does not foresee its text, and for beams, which draw together. Device rows count the tokens that are
+        model does not foresee its text, and for a gang, which draws together. Device rows count the tokens that are
         drawn, so it is None also for a sequence with penalties where guesses are not counted."""
-        if sequence.drafting is not None:
-            return sequence.drafting
+        if (known := self._draftings.get(sequence)) is not None:
+            return known
         attempt = sequence.attempt
-        if attempt.message.adapter or attempt.search is not None:
+        if attempt.message.adapter or attempt.gang:
             return None
         if not self._counts_guesses and penalizes(attempt.message.sampling):
             return None
-        sequence.drafting = Drafting(wants_hidden=self._proposer.needs_hidden)
-        return sequence.drafting
+        new = self._draftings[sequence] = Drafting(Acceptance(), self._proposer.begin())
+        return new
+
+    def leave(self, sequence: Sequence) -> None:
+        """Forgets a sequence that ended."""
+        self._draftings.pop(sequence, None)
 
     def forget(self, region: bytes | None) -> None:
         self._proposer.forget(region)
@@ -147,10 +166,19 @@ class Speculation:
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Learns from the outcome of a step. A tree is measured by its longest branch, because only one branch can be
         right."""
-        drafting = sequence.drafting
+        drafting = self._draftings.get(sequence)
         if drafting is None:
             return
         if outcome.proposal.tokens and (target := outcome.proposal.target):
             num_right = min(len(outcome.nodes), target)
             drafting.acceptance.observe(target, num_right, len(sequence.tokens))
-        self._proposer.learn(sequence, drafting, outcome)
+        self._proposer.learn(sequence, drafting.state, outcome)
+
+    def probe(self, sequence: Sequence) -> Probe | None:
+        """Returns what the proposer asks of a row of this sequence."""
+        return self._probe if sequence in self._draftings else None
+
+    def decoded(self, sequence: Sequence, result: RowResult) -> None:
+        """Learns from a decode row without proposals, if the proposer asked something of it."""
+        if self._probe is not None and sequence in self._draftings:
+            self.observe(sequence, Outcome(NOTHING, (result.drawn[0].token,), hidden=result.probed))

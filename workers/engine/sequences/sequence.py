@@ -20,8 +20,6 @@ from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, Compiled, begin
 from workers.engine.sequences.bans import Bans
-from workers.engine.sequences.beam import BeamSearch
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import PromptAccount, Residency
 from workers.engine.values.sampling_params import choice_seed
@@ -124,14 +122,11 @@ class Sequence:
         "attempt",
         "automaton",
         "block_ids",
-        "drafting",
         "handle",
         "index",
         "last_step",
         "last_token_at",
-        "mass",
         "num_computed",
-        "num_dropped",
         "num_offered_blocks",
         "num_pending",
         "num_preempted",
@@ -166,10 +161,6 @@ class Sequence:
         self.num_pending = 0
         self.num_offered_blocks = 0
         """Number of whole blocks already offered to the prefix tree, accepted or not."""
-        self.num_dropped = 0
-        """Number of computed tokens whose KV it holds no more (sparsity.py). They fill whole blocks."""
-        self.mass: list[float] = []
-        """Attention that its first blocks received, as far as it was measured."""
         self.status = Status.WAITING
         self.last_token_at = 0.0
         self.automaton: Automaton | None = None
@@ -177,13 +168,6 @@ class Sequence:
         """Whether it has its blocks and waits for the contents that another tier copies into them."""
         self.swapped: Swapped | None = None
         """The blocks in host memory that it had when it was preempted."""
-        self.drafting: Drafting | None = None
-        """State of speculation, once it was tried."""
-
-    @property
-    def place(self) -> int:
-        """Index of its next token among the tokens whose KV it holds."""
-        return self.num_scheduled - self.num_dropped
 
     @property
     def num_unscheduled(self) -> int:
@@ -195,9 +179,9 @@ class Sequence:
         return self.num_unscheduled == 1 and bool(self.num_pending or self.output)
 
     @property
-    def in_search(self) -> bool:
-        """Whether it is a beam, which draws together with the others."""
-        return self.attempt.search is not None and self.attempt.drawn
+    def in_gang(self) -> bool:
+        """Whether it draws together with the other sequences of its attempt, or not at all."""
+        return self.attempt.gang and self.attempt.drawn
 
     @property
     def num_choices(self) -> int:
@@ -216,7 +200,6 @@ class Sequence:
         child.num_scheduled = self.num_scheduled
         child.num_offered_blocks = self.num_offered_blocks
         child.block_ids = list(self.block_ids)
-        child.mass = list(self.mass)
         child.status = self.status
         self.attempt.constrain(child)
         return child
@@ -259,6 +242,7 @@ class Attempt:
         max_len: int,
         adapter: LoadedAdapter | None = None,
         bans: Bans | None = None,
+        gang: bool = False,
     ) -> None:
         self.message = message
         self.adapter = -1 if adapter is None else adapter.slot
@@ -283,18 +267,15 @@ class Attempt:
             for r in message.retention
         )
         self.residency = Residency()
-        self.search: BeamSearch | None = None
-        """The beam search, if the request asks for one. Then its sequences are the beams, by index, and run all
-        together or not at all."""
-        if message.beams is not None:
-            penalty, num_logprobs = message.beams.length_penalty, sampling.logprobs
-            self.search = BeamSearch(message.num_choices, penalty, self.end_ids, num_logprobs)
+        self.gang = gang
+        """Whether its sequences run, and lose their blocks, all together or not at all. Which choices they become is
+        known at the end only."""
         self.lease = Lease(
             message.lease_bound,
             message.lease_seq,
             message.num_output_spent,
             now,
-            stride=1 if self.search is None else self.search.width,
+            stride=message.num_choices if gang else 1,
         )
         self.account = PromptAccount(len(self.prompt))
         self.charged = False
@@ -349,7 +330,7 @@ class Attempt:
 
     def together(self, sequence: Sequence) -> list[Sequence]:
         """Returns the sequences that run, and lose their blocks, together with this one."""
-        return list(self.sequences) if self.search is not None else [sequence]
+        return list(self.sequences) if self.gang else [sequence]
 
     @property
     def open_indices(self) -> list[int]:

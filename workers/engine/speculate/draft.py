@@ -9,9 +9,9 @@ proposals, never a token.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from workers.engine.sequences.drafting import Read
+from cache.tree.handle import Handle
 from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 from workers.engine.values.plan import Row, SampleSpec, StepRunner
@@ -20,25 +20,38 @@ CHUNK = 512
 """Number of tokens of one pass over those that the draft has not read."""
 
 
-class DraftProposer(Proposer):
+@dataclass(slots=True)
+class Read:
+    """State of one sequence: the tokens of which the draft model has KV, and the blocks that hold it."""
+
+    handle: Handle | None = None
+    """The sequence's own handle when this was written. A sequence that lost its blocks has another handle now."""
+    tokens: list[int] = field(default_factory=list)
+    block_ids: list[int] = field(default_factory=list)
+
+
+class DraftProposer(Proposer[Read]):
     needs_blocks = True
 
     def __init__(self, runner: StepRunner) -> None:
         """Creates the proposer. `runner` is the draft's own, with as many blocks of the same size as the model's."""
         self._runner = runner
 
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+    def begin(self) -> Read:
+        return Read()
+
+    def propose(self, asks: Seq[Ask[Read]]) -> list[Guess]:
         size, longest = self._runner.block_size, self._runner.max_model_len
         found: list[Guess] = [[] for _ in asks]
         open_ = []
         for place, ask in enumerate(asks):
-            sequence, drafting = ask.sequence, ask.drafting
+            sequence, read = ask.sequence, ask.state
             number = min(ask.num_tokens, longest - len(sequence.tokens))
             if number > 0:
                 tokens = list(sequence.tokens)
-                first = min(_num_valid(drafting.read, sequence, size), len(tokens) - 1)
+                first = min(_num_valid(read, sequence, size), len(tokens) - 1)
                 open_.append(_Guessing(place, sequence, tokens, first, number))
-                drafting.read = Read(sequence.handle, tokens, list(sequence.block_ids))
+                read.handle, read.tokens, read.block_ids = sequence.handle, tokens, list(sequence.block_ids)
         self._catch_up(open_)
         running = open_
         while running:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
 from workers.engine.values.token_tree import ROOT, Grower, Proposal
@@ -39,19 +39,31 @@ def grow(best: Seq[Seq[tuple[int, float]]], num_tokens: int, num_nodes: int) -> 
     return grower.grown()
 
 
-class HeadsProposer(Proposer):
+@dataclass(slots=True)
+class Seen:
+    """State of one sequence: the hidden state from which its last token was drawn."""
+
+    num_tokens: int = -1
+    """Length of the sequence with that token."""
+    hidden: Any = None
+
+
+class HeadsProposer(Proposer[Seen]):
     needs_hidden = True
 
     def __init__(self, heads: Guesser) -> None:
         self._heads = heads
 
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+    def begin(self) -> Seen:
+        return Seen()
+
+    def propose(self, asks: Seq[Ask[Seen]]) -> list[Guess]:
         """Proposes a tree where the hidden state is known from which the last token was drawn."""
         found: list[Guess] = [() for _ in asks]
         known = [
-            (place, ask, notes[1])
+            (place, ask, ask.state.hidden)
             for place, ask in enumerate(asks)
-            if (notes := ask.drafting.notes) is not None and notes[0] == len(ask.sequence.tokens)
+            if ask.state.num_tokens == len(ask.sequence.tokens)
         ]
         if known:
             guesses = self._heads.best([hidden for _, _, hidden in known])
@@ -59,6 +71,6 @@ class HeadsProposer(Proposer):
                 found[place] = grow(best, ask.num_tokens, ask.num_nodes)
         return found
 
-    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
+    def learn(self, sequence: Sequence, state: Seen, outcome: Outcome) -> None:
         if outcome.hidden is not None:
-            drafting.notes = len(sequence.tokens), outcome.hidden[outcome.last]
+            state.num_tokens, state.hidden = len(sequence.tokens), outcome.hidden[outcome.last]

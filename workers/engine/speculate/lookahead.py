@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.sequences.sequence import Sequence
 from workers.engine.speculate.proposer import Ask, Guess, Outcome, Proposer
 from workers.engine.values.token_tree import Grower, Proposal
@@ -35,7 +34,8 @@ class Window:
     """The window of one sequence. `levels[l][c]` is a guess for the token c + l + 1 positions after the last known
     one."""
 
-    levels: list[list[int]]
+    levels: list[list[int]] = field(default_factory=list)
+    """The list is empty until something is asked."""
     grams: dict[int, OrderedDict[Gram, None]] = field(default_factory=dict)
     nodes: list[list[int]] = field(default_factory=list)
     """Nodes of each column in the last proposal. The list is empty if there was no space for any."""
@@ -54,9 +54,9 @@ class Window:
             mine.popitem(last=False)
 
 
-def begin(text: Seq[int], width: int) -> Window:
-    """Returns a new window. It may begin with any tokens, so these are tokens of the text."""
-    return Window([[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)])
+def first_levels(text: Seq[int], width: int) -> list[list[int]]:
+    """Returns the levels of a new window. It may begin with any tokens, so these are tokens of the text."""
+    return [[text[(level + column) % len(text)] for column in range(width)] for level in range(LEVELS)]
 
 
 def draft(window: Window, last: int, num_nodes: int) -> Proposal:
@@ -97,22 +97,24 @@ def advance(window: Window, drawn: Seq[int], nodes: Seq[int]) -> None:
     window.levels = [level[gone:] + level[:gone] for level in levels]
 
 
-class LookaheadProposer(Proposer):
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+class LookaheadProposer(Proposer[Window]):
+    def begin(self) -> Window:
+        return Window()
+
+    def propose(self, asks: Seq[Ask[Window]]) -> list[Guess]:
         return [self._one(ask) for ask in asks]
 
-    def _one(self, ask: Ask) -> Guess:
-        tokens, drafting = ask.sequence.tokens, ask.drafting
+    def _one(self, ask: Ask[Window]) -> Guess:
+        tokens, window = ask.sequence.tokens, ask.state
         width = max(1, (ask.num_nodes - MOST_GRAMS * LEVELS) // LEVELS)
-        if drafting.notes is None:
-            drafting.notes = begin(tokens, width)
-        return draft(drafting.notes, tokens[-1], ask.num_nodes)
+        if not window.levels:
+            window.levels = first_levels(tokens, width)
+        return draft(window, tokens[-1], ask.num_nodes)
 
-    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
-        if drafting.notes is None or not outcome.proposal.tokens:
+    def learn(self, sequence: Sequence, state: Window, outcome: Outcome) -> None:
+        if not outcome.proposal.tokens:
             return
-        window, drawn = drafting.notes, outcome.drawn
-        size = len(outcome.proposal.tokens)
+        window, drawn, size = state, outcome.drawn, len(outcome.proposal.tokens)
         window.nodes = [nodes for nodes in window.nodes if nodes[-1] < size]  # the proposal may have been cut
         advance(window, drawn, outcome.nodes)
         if len(sequence.output) > LEVELS:

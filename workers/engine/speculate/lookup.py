@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from workers.engine.sequences.drafting import Drafting
-from workers.engine.sequences.ngram import continuation
 from workers.engine.sequences.sequence import Sequence
+from workers.engine.speculate.ngram import NgramIndex, continuation
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 
-class NgramProposer(Proposer):
+class NgramProposer(Proposer[NgramIndex]):
     """Proposes from the sequence's own prompt and output."""
 
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+    def begin(self) -> NgramIndex:
+        return NgramIndex()
+
+    def propose(self, asks: Seq[Ask[NgramIndex]]) -> list[Guess]:
         return [self._one(ask) for ask in asks]
 
-    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
-        drafting.index.extend(sequence.tokens)
-        return drafting.index.find(sequence.tokens) is not None
+    def expects(self, sequence: Sequence, state: NgramIndex) -> bool:
+        state.extend(sequence.tokens)
+        return state.find(sequence.tokens) is not None
 
-    def _one(self, ask: Ask) -> Seq[int]:
-        tokens, index = ask.sequence.tokens, ask.drafting.index
+    def _one(self, ask: Ask[NgramIndex]) -> Seq[int]:
+        tokens, index = ask.sequence.tokens, ask.state
         index.extend(tokens)
         match = index.find(tokens)
         return () if match is None else continuation(tokens, match.place, ask.num_tokens)

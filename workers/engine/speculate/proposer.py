@@ -8,17 +8,19 @@ batch. Each proposal is one-hot: a list or a tree of tokens without probabilitie
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from workers.engine.sequences.drafting import Drafting
 from workers.engine.sequences.sequence import Sequence
 from workers.engine.values.token_tree import Proposal
 
+State = TypeVar("State")
+"""What a proposer keeps of one sequence between two proposals."""
 
-class Ask(NamedTuple):
+
+class Ask(NamedTuple, Generic[State]):
     sequence: Sequence
     """The sequence. All its tokens are known, and the last one is without KV."""
-    drafting: Drafting
+    state: State
     num_tokens: int
     """Largest number of tokens wanted in a row; at least 1."""
     num_nodes: int
@@ -46,9 +48,10 @@ class Outcome(NamedTuple):
         return self.nodes[-1] + 1 if self.nodes else 0
 
 
-class Proposer(Protocol):
+class Proposer(Protocol[State]):
     """A source of proposals. The defaults are those of one that has no KV, needs no hidden states, always expects to
-    propose and learns nothing."""
+    propose and learns nothing. What it keeps of a sequence is its own matter: the caller holds it, and looks at nothing
+    in it."""
 
     needs_blocks: bool = False
     """Whether it writes KV of its own for what it proposes. Then blocks are taken before it is asked."""
@@ -56,16 +59,20 @@ class Proposer(Protocol):
     """Whether it needs the last hidden states of the rows. Then it learns from every step, not only from those with
     proposals."""
 
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+    def begin(self) -> State:
+        """Returns the state of a new sequence."""
+        ...
+
+    def propose(self, asks: Seq[Ask[State]]) -> list[Guess]:
         """Returns for each ask the tokens that may come next, or nothing if nothing is worth a try."""
         ...
 
-    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
+    def expects(self, sequence: Sequence, state: State) -> bool:
         """Returns whether it will probably propose something once the token in flight is known. Then it is worth
         waiting for that token before the next step."""
         return True
 
-    def learn(self, sequence: Sequence, drafting: Drafting, outcome: Outcome) -> None:
+    def learn(self, sequence: Sequence, state: State, outcome: Outcome) -> None:
         """Learns from the outcome of a row. The drawn tokens are already appended to the sequence."""
         return
 

@@ -16,10 +16,10 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 
-from workers.engine.sequences.drafting import Drafting
-from workers.engine.sequences.ngram import NgramIndex, continuation, match_length
 from workers.engine.sequences.sequence import Sequence
+from workers.engine.speculate.ngram import NgramIndex, continuation, match_length
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 LONGEST_MATCH = 8
@@ -80,22 +80,34 @@ class RegionIndex:
         return found
 
 
-class SuffixProposer(Proposer):
+@dataclass(slots=True)
+class Text:
+    """State of one sequence."""
+
+    index: NgramIndex = field(default_factory=NgramIndex)
+    num_taught: int = 0
+    """Number of its tokens that its region's index has seen."""
+
+
+class SuffixProposer(Proposer[Text]):
     """A proposer that uses the longer match: in the sequence's own text, or in its region's."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._regions: OrderedDict[bytes, RegionIndex] = OrderedDict()
 
-    def propose(self, asks: Seq[Ask]) -> list[Guess]:
+    def begin(self) -> Text:
+        return Text()
+
+    def propose(self, asks: Seq[Ask[Text]]) -> list[Guess]:
         for ask in asks:
-            self._teach(ask.sequence, ask.drafting)
+            self._teach(ask.sequence, ask.state)
         return [self._one(ask) for ask in asks]
 
-    def expects(self, sequence: Sequence, drafting: Drafting) -> bool:
-        drafting.index.extend(sequence.tokens)
+    def expects(self, sequence: Sequence, state: Text) -> bool:
+        state.index.extend(sequence.tokens)
         region = self.region_of(sequence)
-        return drafting.index.find(sequence.tokens) is not None or (
+        return state.index.find(sequence.tokens) is not None or (
             region is not None and bool(region.find(sequence.tokens[-LONGEST_MATCH:])[0])
         )
 
@@ -109,8 +121,8 @@ class SuffixProposer(Proposer):
     def region_of(self, sequence: Sequence) -> RegionIndex | None:
         return self._regions.get(_region(sequence))
 
-    def _one(self, ask: Ask) -> Guess:
-        tokens, index = ask.sequence.tokens, ask.drafting.index
+    def _one(self, ask: Ask[Text]) -> Guess:
+        tokens, index = ask.sequence.tokens, ask.state.index
         index.extend(tokens)
         own = index.find(tokens)
         region = self.region_of(ask.sequence)
@@ -120,18 +132,18 @@ class SuffixProposer(Proposer):
                 return region.continuation(places, ask.num_tokens)
         return () if own is None else continuation(tokens, own.place, ask.num_tokens)
 
-    def _teach(self, sequence: Sequence, drafting: Drafting) -> None:
+    def _teach(self, sequence: Sequence, state: Text) -> None:
         """Adds to the region's index what the tree holds of the sequence by now, as far as it is in its last region."""
         attempt, handle = sequence.attempt, sequence.handle
         assert handle is not None
         if not attempt.message.cache_write:
             return
         begin = attempt.path[-2].end if len(attempt.path) > 1 else 0
-        first = max(begin, handle.num_tokens, drafting.num_taught)
+        first = max(begin, handle.num_tokens, state.num_taught)
         last = handle.num_tree_blocks * self._block_size
         if first >= last:
             return
-        drafting.num_taught = last
+        state.num_taught = last
         key = _region(sequence)
         region = self._regions.get(key)
         if region is None or len(region.tokens) + last - first > MAX_TOKENS:

@@ -13,9 +13,9 @@ from array import array
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from workers.engine.sequences.ngram import match_length
+from workers.engine.speculate.ngram import match_length
 from workers.engine.speculate.proposer import Ask, Guess
-from workers.engine.speculate.suffix import END, LONGEST_MATCH, SuffixProposer
+from workers.engine.speculate.suffix import END, LONGEST_MATCH, SuffixProposer, Text
 from workers.engine.values.token_tree import ROOT, Grower, Proposal
 
 LEAST_SHARE = 0.15
@@ -86,14 +86,14 @@ def grow(votes: list[Vote], num_tokens: int, num_nodes: int) -> Proposal:
 
 
 class TreeProposer(SuffixProposer):
-    def _one(self, ask: Ask) -> Guess:
-        ask.drafting.index.extend(ask.sequence.tokens)
+    def _one(self, ask: Ask[Text]) -> Guess:
+        ask.state.index.extend(ask.sequence.tokens)
         return grow(list(self._votes(ask)), ask.num_tokens, ask.num_nodes)
 
-    def _votes(self, ask: Ask) -> Iterator[Vote]:
+    def _votes(self, ask: Ask[Text]) -> Iterator[Vote]:
         """Yields the votes of all occurrences. One more matching token weighs as much as four occurrences without it;
         of equal ones the latest is first."""
-        tokens, index = ask.sequence.tokens, ask.drafting.index
+        tokens, index = ask.sequence.tokens, ask.state.index
         if len(tokens) < 2:
             return
         pair = (tokens[-2], tokens[-1])

@@ -8,10 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 import msgspec
 
+from workers.engine.beams.beams import Beams
+from workers.engine.beams.search import Hypothesis
 from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome, digest
 from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.engine.journal.journal import EngineJournal
@@ -65,6 +68,7 @@ class Attempts:
         outbox: StepMessages,
         journal: EngineJournal | None,
         clock: Callable[[], float],
+        beams: Beams,
         grammars: GrammarSource | None = None,
     ) -> None:
         self.by_key: dict[tuple[int, str], Attempt] = {}
@@ -75,6 +79,7 @@ class Attempts:
         self._outbox = outbox
         self._journal = journal
         self._clock = clock
+        self._beams = beams
         self._grammars = grammars
         self._compiling: dict[Key, list[Attempt]] = {}
         """Attempts that wait for a grammar."""
@@ -118,6 +123,7 @@ class Attempts:
             message.tenant, floor=message.cache_floor_blocks, quota=None if quota < 0 else quota
         )
         self.by_key[attempt.key] = attempt
+        self._beams.begin(attempt)
         self._ask_shared(attempt, now)
         attempt.event("queued", now, step, len(attempt.prompt))
         self._scheduler.add(attempt)
@@ -214,7 +220,7 @@ class Attempts:
         attempt = self.by_key.get((link, message.request_id))
         if attempt is None:
             return
-        if attempt.search is not None and message.index >= 0:
+        if attempt.gang and message.index >= 0:
             return  # its choices are not known before its end
         wanted = [i for i in attempt.open_indices if message.index in (-1, i)]
         self.end_choices(attempt, wanted, "cancelled")
@@ -248,7 +254,7 @@ class Attempts:
                 attempt.unforked.remove(index)
             else:
                 sequence = next(s for s in attempt.sequences if s.index == index)
-                seq_no = len(sequence.output) if attempt.search is None else 0
+                seq_no = 0 if attempt.gang else len(sequence.output)
                 self._scheduler.end(sequence)
             self._outbox.choice_ended(attempt, index, seq_no, reason)
         if indices and not attempt.open_indices:
@@ -263,20 +269,17 @@ class Attempts:
 
     def out_of_budget(self, attempt: Attempt) -> None:
         """Ends an attempt whose lease is spent. A search that began returns the texts that it has."""
-        search = attempt.search
-        if search is None or not attempt.drawn:
-            self.end_choices(attempt, attempt.open_indices, "budget")
+        if attempt.gang and attempt.drawn:
+            self.finish_search(attempt, self._beams.cut(attempt), "budget")
         else:
-            search.cut([beam.output for beam in attempt.sequences])
-            self.finish_search(attempt, "budget")
+            self.end_choices(attempt, attempt.open_indices, "budget")
 
-    def finish_search(self, attempt: Attempt, cut: FinishReason = "length") -> None:
+    def finish_search(self, attempt: Attempt, texts: Seq[Hypothesis], cut: FinishReason = "length") -> None:
         """Sends the best texts of a search as the choices. `cut` is the finish reason of texts that no end token
         ended."""
-        assert attempt.search is not None
-        for index, found in enumerate(attempt.search.found):
-            self._outbox.hypothesis(attempt, index, found, "stop" if found.ended else cut)
-        reason: FinishReason = cut if any(not f.ended for f in attempt.search.found) else "stop"
+        for index, text in enumerate(texts):
+            self._outbox.hypothesis(attempt, index, text, "stop" if text.ended else cut)
+        reason: FinishReason = "stop" if all(text.ended for text in texts) else cut
         self._end(attempt, reason, self._finished(attempt, reason))
 
     def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
@@ -301,6 +304,7 @@ class Attempts:
                 self._scheduler.end(sequence)
         self._scheduler.leave(attempt)
         self._leave_grammar(attempt)
+        self._beams.leave(attempt)
         del self.by_key[attempt.key]
         attempt.event("finished", self._clock())
         attempt.end_reason = reason

@@ -5,37 +5,35 @@ from __future__ import annotations
 
 import logging
 
+from workers.engine.beams.beams import Beams
 from workers.engine.grammars.grammar import GrammarError
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.sequences.sparsity import received
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.step.attempts import Attempts
-from workers.engine.step.beams import Beams
 from workers.engine.step.pipeline import InFlightStep
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.values.plan import RowResult, SampledToken
 from workers.engine.values.record import StepRecord
-from workers.engine.values.token_tree import NOTHING
 
 logger = logging.getLogger(__name__)
 
 
 class Commit:
-    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages) -> None:
+    def __init__(self, scheduler: Scheduler, attempts: Attempts, outbox: StepMessages, beams: Beams) -> None:
         self._scheduler = scheduler
         self._attempts = attempts
         self._outbox = outbox
         self._touched: list[Attempt] = []
         self._token_gaps: dict[float, int] = {}
-        self._beams = Beams(scheduler, attempts, outbox)
+        self._beams = beams
 
     def step(self, flight: InFlightStep) -> StepRecord:
         """Commits a step. Rows of a sequence that ended while they were in flight, or whose step before failed, are
         dropped."""
         plan, record, void = flight.plan, flight.record, flight.void
-        now = record.collected_at
+        now, speculation = record.collected_at, self._scheduler.speculation
         for work, result in zip(plan.work, flight.results, strict=True):
             if work.sequence.status is Status.ENDED or (void and work.sequence in void):
                 self._scheduler.drop(work, record)
@@ -45,7 +43,8 @@ class Commit:
                     self._verified(work, *found, record, now)
                 else:
                     self._row(work, result, record, now)
-                    self._learn(work, result)
+                    if speculation is not None and work.num_draws == 1:
+                        speculation.decoded(work.sequence, result)
             except GrammarError as error:
                 self._attempts.broken(work.sequence.attempt, "grammar", str(error))
             except Exception:  # whatever it was, the other rows of the step had no part in it
@@ -53,10 +52,10 @@ class Commit:
                 self._attempts.broken(work.sequence.attempt)
         # This comes after all rows, because a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
-            if attempt.lease.exhausted and attempt.search is None:
+            if attempt.lease.exhausted and not attempt.gang:
                 self._attempts.end_choices(attempt, attempt.open_indices, "budget")
         self._scheduler.collected(plan.step)
-        self._beams.select()
+        self._advance_searches()
         return record
 
     def take(self) -> tuple[list[Attempt], dict[float, int]]:
@@ -72,8 +71,8 @@ class Commit:
         self._touched.append(attempt)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs.extend(result.prompt_logprobs)
-        if result.mass:
-            sequence.mass = received(sequence.mass, result.mass)
+        if result.probed is not None:
+            self._scheduler.layout.probed(sequence, result.probed)
         if self._scheduler.advance(work, record):
             attempt.event("chunk", now, record.step, num_tokens)
         filled = attempt.message.max_tokens == 0 and sequence.num_computed == len(sequence.tokens)
@@ -85,14 +84,14 @@ class Commit:
             self._attempts.end_choices(attempt, attempt.open_indices, "length")
             return
         sequences = [sequence]
-        if attempt.search is None and attempt.unforked:  # may raise: nothing is counted yet
+        if attempt.unforked and not attempt.gang:  # may raise: nothing is counted yet
             sequences = self._scheduler.fork(sequence, attempt.take_unforked(num_draws))
         attempt.lease.in_flight -= num_draws
         attempt.lease.spent += num_draws
         attempt.num_output += num_draws
         record.num_output_tokens += num_draws
         self._scheduler.counters.charge(attempt.message.tenant, output=num_draws)
-        if attempt.search is not None:
+        if attempt.gang:
             self._beams.offer(sequence, result.drawn[0])
             return
         for one, drawn in zip(sequences, result.drawn, strict=True):
@@ -115,14 +114,21 @@ class Commit:
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.observe(sequence, outcome)
 
-    def _learn(self, work: Work, result: RowResult) -> None:
-        """Passes the outcome of a decode row without guesses to the proposer."""
-        speculation, sequence = self._scheduler.speculation, work.sequence
-        if speculation is None or not speculation.needs_hidden:
-            return
-        if sequence.drafting is not None and work.num_draws == 1:
-            told = Outcome(NOTHING, (result.drawn[0].token,), hidden=result.hidden)
-            speculation.observe(sequence, told)
+    def _advance_searches(self) -> None:
+        """Lets every search of the step choose its next beams."""
+        for attempt, offers in self._beams.take_offered().items():
+            if attempt.sequences[0].status is Status.ENDED:
+                continue
+            self._outbox.progress(attempt)
+            try:
+                texts = self._beams.advance(attempt, offers)
+                if texts is not None:
+                    self._attempts.finish_search(attempt, texts)
+                elif attempt.lease.exhausted:
+                    self._attempts.out_of_budget(attempt)
+            except Exception:  # whatever it was, the other rows of the step had no part in it
+                logger.exception("a search did not go on", extra={"event": "request_broken"})
+                self._attempts.broken(attempt)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()

@@ -1,5 +1,4 @@
-"""Steps between launch and collect: it makes rows from a plan, keeps tickets in order, and measures the device's time
-as the host sees it.
+"""Steps between launch and collect: it keeps tickets in order, and measures the device's time as the host sees it.
 
 The module knows the runner and plans, and decides nothing. The caller of `launch` decides how many steps stay in
 flight.
@@ -11,112 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from workers.engine.scheduling.step_plan import StepPlan, Work
+from workers.engine.scheduling.step_plan import StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.speculate.proposer import Outcome
 from workers.engine.speculate.verify import moves, own_path
-from workers.engine.values.plan import PENDING, Row, RowResult, SampledToken, SampleSpec, StepRunner, Ticket
+from workers.engine.values.plan import Row, RowResult, SampledToken, StepRunner, Ticket
 from workers.engine.values.record import StepRecord
-from workers.engine.values.token_tree import ROOT, Proposal
-from workers.protocol.messages import SamplingParams
-
-_PENDING_TOKENS = (PENDING,)
-
-
-def row_of(work: Work, proposal: Proposal | None = None, sparsity: Sparsity | None = None) -> Row:
-    """Returns the row for a part of a plan that is not `launched` yet."""
-    if proposal is not None:
-        return _row_with_guesses(work, proposal)
-    sequence, num_tokens, num_draws = work
-    start, attempt = sequence.num_scheduled, sequence.attempt
-    row_id, adapter = sequence.row_id, attempt.adapter
-    draws = _draws(sequence, num_draws) if num_draws else ()
-    if sequence.num_pending:
-        table = sequence.block_ids
-        return Row(
-            _PENDING_TOKENS, start, table, draws, row_id=row_id, adapter=adapter, wants_hidden=_wants_hidden(sequence)
-        )
-    end = start + num_tokens
-    prompt_logprobs = next_token = -1
-    if attempt.wants_prompt_logprobs:
-        prompt_logprobs = attempt.message.prompt_logprobs
-        next_token = attempt.prompt[end] if end < len(attempt.prompt) else -1
-    return Row(
-        sequence.tokens[start:end],
-        start,
-        sequence.block_ids,
-        draws,
-        prompt_logprobs,
-        next_token,
-        row_id,
-        adapter,
-        wants_hidden=_wants_hidden(sequence),
-        num_dropped=sequence.num_dropped,
-        observes=0 if sparsity is None else sparsity.num_observed(sequence, num_tokens),
-    )
-
-
-def _wants_hidden(sequence: Sequence) -> bool:
-    return sequence.drafting is not None and sequence.drafting.wants_hidden
-
-
-def _row_with_guesses(work: Work, proposal: Proposal) -> Row:
-    """Returns a row in which the guesses follow the token drawn last. Each draw has the guesses of its branch in its
-    output."""
-    sequence, start = work.sequence, work.sequence.num_scheduled
-    attempt, num_prompt = sequence.attempt, len(sequence.attempt.prompt)
-    bans, mask = attempt.bans, _mask(sequence)
-    branches = [proposal.path(node) for node in range(ROOT, len(proposal.tokens))]
-    outputs = [[*sequence.output, *branch] if branch else sequence.output for branch in branches]
-    draws = tuple(
-        SampleSpec(
-            attempt.message.sampling,
-            sequence.seed,
-            num_prompt + len(output),
-            attempt.prompt,
-            output,
-            proposal.masks[place] if proposal.masks else mask,
-            () if bans is None else bans.behind(output),
-        )
-        for place, output in enumerate(outputs)
-    )
-    tokens = sequence.tokens[start:]
-    tokens.extend(proposal.tokens)
-    return Row(
-        tokens,
-        start,
-        sequence.block_ids,
-        draws,
-        num_proposed=len(proposal.tokens),
-        row_id=sequence.row_id,
-        parents=() if proposal.is_chain else proposal.parents,
-        wants_hidden=_wants_hidden(sequence),
-    )
-
-
-def _draws(sequence: Sequence, num_draws: int) -> tuple[SampleSpec, ...]:
-    attempt = sequence.attempt
-    params, position = attempt.message.sampling, len(sequence.tokens) + sequence.num_pending
-    if attempt.search is not None:
-        params = SamplingParams(seed=0, temperature=0.0, logprobs=attempt.search.num_offered)
-        return (SampleSpec(params, 0, position, attempt.prompt, sequence.output),)
-    mask, bans = _mask(sequence), attempt.bans
-    if not attempt.unforked:
-        banned = () if bans is None else bans.behind(sequence.output)
-        return (SampleSpec(params, sequence.seed, position, attempt.prompt, sequence.output, mask, banned),)
-    banned = () if bans is None else bans.behind(())
-    return tuple(
-        SampleSpec(params, seed, position, attempt.prompt, (), mask, banned)
-        for seed in attempt.seeds(attempt.unforked[:num_draws])
-    )
-
-
-def _mask(sequence: Sequence) -> bytes | None:
-    if sequence.automaton is not None:
-        return sequence.automaton.mask
-    bans = sequence.attempt.bans
-    return None if bans is None else bans.mask
 
 
 @dataclass(slots=True, eq=False)
@@ -201,7 +100,7 @@ class Pipeline:
                 continue
             nodes, own = own_path(proposal, result.drawn, sequence.attempt.end_ids)
             tokens = tuple(drawn.token for drawn in result.drawn)
-            flight.own[sequence] = Outcome(proposal, tokens, nodes, result.hidden), own
+            flight.own[sequence] = Outcome(proposal, tokens, nodes, result.probed), own
             size, start = self._runner.block_size, sequence.num_computed
             moved += moves(nodes, start, sequence.block_ids, size)
         if moved:

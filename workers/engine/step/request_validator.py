@@ -10,10 +10,11 @@ import heapq
 from collections.abc import Callable, Set
 
 from cache.tree.namespaces import segments
+from workers.engine.beams import beams
+from workers.engine.scheduling.kv_layout import KVLayout
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.sequences.bans import Bans, bans_of
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.sequences.sparsity import Sparsity
 from workers.engine.step import faults
 from workers.engine.values.errors import Refusal
 from workers.engine.values.plan import LoadedAdapter, StepRunner
@@ -32,18 +33,12 @@ LOGPROB_BYTES = 32
 
 
 class RequestValidator:
-    def __init__(
-        self,
-        runner: StepRunner,
-        limits: Limits,
-        leaving: Callable[[], Set[str]] = frozenset,
-        sparsity: Sparsity | None = None,
-    ) -> None:
+    def __init__(self, runner: StepRunner, limits: Limits, leaving: Callable[[], Set[str]], layout: KVLayout) -> None:
         """Creates the validator. `leaving` returns the adapters that take no new requests."""
         self._runner = runner
         self._limits = limits
         self._leaving = leaving
-        self._sparsity = sparsity
+        self._layout = layout
         self._num_admitted = 0
         self._deadlines: list[tuple[float, int, Attempt]] = []
 
@@ -73,12 +68,14 @@ class RequestValidator:
             max_len=self._limits.max_len,
             adapter=self._adapter(message.adapter),
             bans=self._bans(message.sampling),
+            gang=message.beams is not None,
         )
         try:
             segments(attempt.path, self._runner.block_size)
         except ValueError as error:
             raise Refusal("internal", str(error)) from None
-        self._check_beams(attempt)
+        if message.beams is not None:
+            self._check_beams(attempt)
         if message.deadline_ms:
             heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))
         return attempt
@@ -109,27 +106,15 @@ class RequestValidator:
             raise Refusal("internal", f"the request has {fault}")
 
     def _check_beams(self, attempt: Attempt) -> None:
-        """Checks that a whole beam search fits. It loses and gets its blocks as a whole, and the beams may not share
-        after a preemption what they share now. Raises `Refusal`."""
-        search, runner = attempt.search, self._runner
-        if search is None:
-            return
-        if self._sparsity is not None and self._sparsity.applies(attempt):
+        if self._layout.num_copies(attempt):
             raise Refusal(
                 "too_long",
                 f"beams of {attempt.end_len} tokens are more than the KV budget of this worker,"
                 f" beyond which nothing is shared",
             )
-        if search.num_candidates > runner.vocab_size:
-            raise Refusal("internal", "the request has more beams than the vocabulary feeds")
-        num_blocks = search.width * -(-attempt.end_len // runner.block_size)
+        runner = self._runner
         capacity = runner.num_blocks - 1 - runner.num_blocks // PINNED_PART
-        if num_blocks > capacity:
-            most = capacity // search.width * runner.block_size
-            raise Refusal(
-                "too_long",
-                f"{search.width} beams of {attempt.end_len} tokens do not fit this worker, which holds {most} of each",
-            )
+        beams.check(attempt, capacity, runner.block_size, runner.vocab_size)
 
     def _check_size(self, message: GenerateRequest) -> None:
         longest = max((len(output) for _, output in message.resume), default=0)

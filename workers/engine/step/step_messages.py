@@ -7,7 +7,7 @@ same link, exactly once.
 
 from __future__ import annotations
 
-from workers.engine.sequences.beam import Hypothesis
+from workers.engine.beams.search import Hypothesis
 from workers.engine.sequences.sequence import Attempt
 from workers.protocol.messages import (
     CacheProbed,

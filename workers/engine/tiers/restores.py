@@ -142,12 +142,7 @@ class Restores:
         never in the tree; the others stay in the tree."""
         size = self._cache.block_size
         num_blocks = -(-sequence.num_computed // size)
-        if (
-            sequence.swapped is not None
-            or sequence.num_dropped
-            or not num_blocks
-            or not self._swaps(sequence, num_blocks, needed)
-        ):
+        if sequence.swapped is not None or not num_blocks or not self._swaps(sequence, num_blocks, needed):
             return
         slots = self._host.reserve(sequence.attempt.message.tenant, num_blocks)
         if slots is None:

@@ -16,15 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from workers.engine.values.layout import Layout, Thinned
+from workers.engine.values.probe import Probe
 from workers.protocol.messages import SamplingParams, TokenLogprob
 
 PENDING = -1
 """Stand-in for a token id that the host does not know yet. It means the token that the step launched just before draws
 for the same device row."""
-
-DECAY = 0.9
-"""Weight of an observing token's attention relative to the next token's: each token of a row that observes counts this
-much of the one after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Row:
     """Token ids to compute. The last one may be PENDING."""
     start: int
     block_table: Sequence[int]
-    """Block ids that cover positions 0 .. start + len(tokens) - 1, without the dropped ones. From step to step it is
+    """Block ids that cover positions 0 .. start + len(tokens) - 1, as far as they are held. From step to step it is
     the same list, grown at its end. If an entry changed, it is another list. This holds while the rows of the sequence
     end with PENDING."""
     draws: tuple[SampleSpec, ...] = ()
@@ -83,22 +81,16 @@ class Row:
     """Number of guesses: the last `num_proposed` of `tokens` are guessed. Then there is one draw more than guesses: one
     from the logits at the last known token and one from those at each guess, in order, each as if the guesses before it
     were true."""
-    parents: tuple[int, ...] = ()
-    """Parent of each guess if the guesses are a tree and not a list (token_tree.py). Then one token is known, slots go
-    on in the order of the tokens, positions follow the depth, and a guess sees its own branch only."""
-    wants_hidden: bool = False
-    """Whether the result also returns the last hidden states from which the draws are made."""
-    num_dropped: int = 0
-    """Number of tokens before `start` whose KV no token reads any more. They fill whole blocks, and the block table
-    names the remaining blocks, in order. Only a runner with lag 0 takes such rows, and they have no guesses."""
-    observes: int = 0
-    """Number of tokens whose attention over the blocks is measured: the last `observes` of `tokens`."""
+    layout: Layout | None = None
+    """How its tokens lie and what they see, where that is not the plain way."""
+    probe: Probe | None = None
+    """What the result tells besides its draws."""
 
     @property
     def kv_start(self) -> int:
         """Number of tokens before the row that it sees. It is also the index of the row's first token among those of
         the block table."""
-        return self.start - self.num_dropped
+        return self.start - self.layout.num_dropped if isinstance(self.layout, Thinned) else self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +105,8 @@ class RowResult:
     """Drawn tokens, one per draw, in order."""
     prompt_logprobs: tuple[TokenLogprob, ...] = field(default=())
     """Logprobs of tokens[1:] and then of next_token (if >= 0)."""
-    hidden: Any = None
-    """The runner's own tensor `[num_draws, hidden]` if the row wants it, else None."""
-    mass: tuple[float, ...] = ()
-    """Attention that each block received, as the mean over layers and heads. The last token that observes contributes
-    one in all, and each token before it DECAY times the one after it. It is empty if no token observes."""
+    probed: Any = None
+    """The answer to the row's probe."""
 
 
 class Ticket(Protocol):
@@ -181,7 +170,7 @@ class StepRunner(Protocol):
     eos_token_ids: tuple[int, ...]
     vocab_size: int
     takes_trees: bool
-    """Whether rows may have `parents`."""
+    """Whether rows may be a `Tree`."""
 
     @property
     def lag(self) -> int:

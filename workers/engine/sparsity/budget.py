@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Literal
 
 from workers.engine.sequences.sequence import Attempt, Sequence
-from workers.engine.values.plan import DECAY
+from workers.engine.values.probe import DECAY
 
 Policy = Literal["heavy", "recent"]
 
@@ -51,14 +51,14 @@ class Sparsity:
         """Whether the attempt may grow beyond the budget. All other attempts run as if there were no budget."""
         return attempt.end_len > self.num_blocks * self.block_size
 
-    def num_observed(self, sequence: Sequence, num_tokens: int) -> int:
+    def num_observed(self, sequence: Sequence, num_tokens: int, *, is_measured: bool) -> int:
         """Returns how many of the tokens that the sequence computes next, counted from the last, have their attention
         measured. The number depends on positions alone, whatever the chunks are. A cached token is not computed, so it
-        measures nothing."""
+        measures nothing. `is_measured` says whether anything was measured before."""
         if self.policy == "recent" or not self.applies(sequence.attempt):
             return 0
         end = sequence.num_scheduled + num_tokens
-        if sequence.decoding and sequence.mass:
+        if sequence.decoding and is_measured:
             return int(end % OBSERVE_EVERY == 0)
         return max(0, min(num_tokens, end - len(sequence.tokens) + OBSERVED_TOKENS))
 
