@@ -20,7 +20,6 @@ Mark = Literal[
     "tokenized",
     "admitted",
     "dispatched",
-    "lease",
     "resumed",
     "first_byte",
     "finished",
@@ -60,7 +59,6 @@ class RequestRecord:
     disconnect_phase: str = ""
     worker: str = ""
     attempt: int = 0
-    num_leases: int = 0
     worker_timeline: tuple[TimelineEvent, ...] = ()
     outgoing_traceparent: str = ""
     """The traceparent that was sent to the worker."""

@@ -14,7 +14,6 @@ from proposing import Informed, InformedTree, speculating
 from tiny_models import TinyModel
 
 from cache.prefix_cache import PrefixCache
-from workers.engine.techniques import speculation
 from workers.engine.model.heads import Heads
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.draft import DraftProposer
@@ -23,6 +22,7 @@ from workers.engine.speculate.lookahead import LookaheadProposer
 from workers.engine.speculate.lookup import NgramProposer
 from workers.engine.speculate.tree import TreeProposer
 from workers.engine.speculate.verify import own_path
+from workers.engine.techniques import speculation
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import Row, SampleSpec
 from workers.engine.values.token_tree import Proposal
