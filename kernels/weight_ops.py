@@ -47,31 +47,6 @@ class WeightOps:
         assert x_scale.dtype == scale.dtype == torch.float32, (x_scale.dtype, scale.dtype)
         self.chosen["linear_fp8"](out, x, x_scale, weight, scale, bias, workspace)
 
-    def linear_small(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        norm: torch.Tensor | None = None,
-        eps: float = 1e-6,
-        gated: bool = False,
-        residual: torch.Tensor | None = None,
-        workspace: torch.Tensor | None = None,
-    ) -> None:
-        out_features, in_features = weight.shape
-        width = out_features // 2 if gated else out_features
-        _check_linear(out, x, width, in_features)
-        _check_workspace(workspace, out, out_features, in_features)
-        assert len(x) <= linear.MAX_ROWS_SMALL, x.shape
-        assert weight.is_contiguous() and weight.dtype == x.dtype == out.dtype, weight.dtype
-        assert bias is None or bias.shape == (out_features,), out_features
-        assert norm is None or norm.shape == (in_features,), in_features
-        # The row times the norm's weight is multiplied before it is divided: too large for this type.
-        assert norm is None or x.dtype != torch.float16, x.dtype
-        assert residual is None or (residual.shape == out.shape and residual.is_contiguous())
-        self.chosen["linear_small"](out, x, weight, bias, norm, eps, gated, residual, workspace)
-
     def linear_w4(
         self,
         out: torch.Tensor,

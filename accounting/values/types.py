@@ -20,15 +20,7 @@ TokenClass = Literal["cache_read", "cache_write", "uncached", "output"]
 TOKEN_CLASSES: tuple[TokenClass, ...] = ("cache_read", "cache_write", "uncached", "output")
 
 Outcome = Literal[
-    "ok",
-    "client_gone",
-    "internal",
-    "worker_lost",
-    "drain",
-    "quarantine",
-    "lease_lost",
-    "batch_cancelled",
-    "gateway_crash",
+    "ok", "client_gone", "internal", "worker_lost", "drain", "lease_lost", "batch_cancelled", "gateway_crash"
 ]
 """The ways in which a request can end (metering.md section 8)."""
 
@@ -38,7 +30,6 @@ WriteOffReason = Literal[
     "resume",
     "internal",
     "drain",
-    "quarantine",
     "lease_lost",
     "late_abort",
     "batch_retry",

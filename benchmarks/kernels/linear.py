@@ -1,4 +1,4 @@
-"""Linear layers at decode sizes: 16-bit, int8, int4 and e4m3 weights, of models 1,024, 4,096 and 5,120 wide."""
+"""Linear layers at decode sizes: int8, int4 and e4m3 weights, of models 1,024, 4,096 and 5,120 wide."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHAPES = {
     "8B down": (4096, 14336),
     "14B gate, up": (34816, 5120),
 }
-_SHARES = {"linear_small": 1, "linear_fp8": 2, "linear_w8": 2, "linear_w4": 4}
+_SHARES = {"linear_fp8": 2, "linear_w8": 2, "linear_w4": 4}
 """Weights in the space of a 16-bit one."""
 
 
@@ -30,8 +30,6 @@ def cases(tiny: bool) -> Iterator[Case]:
     shapes = {"tiny": (48, 256)} if tiny else _SHAPES
     for kernel, (name, (columns, depth)) in itertools.product(_SHARES, shapes.items()):
         for rows in (1, 5) if tiny else (1, 4, 16, 64):
-            if kernel == "linear_small" and rows > formats.MAX_ROWS_SMALL:
-                continue
             yield Case(
                 kernel,
                 f"rows {rows}, {name}: {columns} x {depth}, bf16 in and out",
@@ -50,7 +48,7 @@ def _prepare(device: torch.device, kernel: str, rows: int, columns: int, depth: 
         peers["torch._scaled_mm"] = lambda: next(turn).scaled_mm()
     if kernel == "linear_w4":
         peers["torch._weight_int4pack_mm"] = lambda: _int4pack(sets, next(turn))
-    scales = {"linear_small": 0, "linear_w4": 2 * columns * depth // 128}.get(kernel, 4 * columns)
+    scales = {"linear_w4": 2 * columns * depth // 128}.get(kernel, 4 * columns)
     activations = rows * (depth * (1 if kernel == "linear_fp8" else 2) + 2 * columns)
     return Prepared(
         lambda: next(turn).run(),
@@ -97,8 +95,6 @@ class _Set:
         """float64 on sampled rows, of the weight as it was quantized."""
         x, weight, *rest = self._told
         step = max(1, len(x) // 4)
-        if kernel == "linear_small":
-            return x[::step].double() @ weight.double().T
         if kernel == "linear_w8":
             return x[::step].double() @ weight.double().T * rest[0].double()
         if kernel == "linear_w4":

@@ -16,7 +16,6 @@ _FREE: dict[Outcome, WriteOffReason] = {
     "internal": "internal",
     "worker_lost": "worker_crash",
     "drain": "drain",
-    "quarantine": "quarantine",
     "lease_lost": "lease_lost",
     "batch_cancelled": "batch_cancelled",
     "gateway_crash": "gateway_crash",

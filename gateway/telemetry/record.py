@@ -20,7 +20,6 @@ Mark = Literal[
     "tokenized",
     "admitted",
     "dispatched",
-    "lease",
     "resumed",
     "first_byte",
     "finished",
@@ -65,7 +64,6 @@ class RequestRecord:
     disconnect_phase: str = ""
     worker: str = ""
     attempt: int = 0
-    num_leases: int = 0
     worker_timeline: tuple[TimelineEvent, ...] = ()
     cache: CacheReport = field(default_factory=CacheReport)
     """Why no more of the prompt was cached; positions of tokens only."""

@@ -53,7 +53,6 @@ class _Marks:
         self.at: dict[Mark, int] = {}
         for name, offset in record.marks:
             self.at.setdefault(name, record.started_ns + offset)
-        self.leases = [record.started_ns + ns for name, ns in record.marks if name == "lease"]
         self.end = self.at.get("last_byte", max(self.at.values(), default=record.started_ns))
 
     def first(self, *wanted: Mark) -> int | None:
@@ -100,9 +99,8 @@ def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
     end = max(start, end if timeline or "finished" in marks.at else marks.end)
     span = PlannedSpan(f"{operation} {record.model}", "client", start, end, _genai(record, marks, operation))
     span.error = _error(record)
-    span.events = [("lease_renewed", at, {}) for at in marks.leases if start <= at <= end]
     place = _Placed(start, end)
-    span.events += [
+    span.events = [
         (event.name, place(event), _given({names.STEP: event.step if event.step >= 0 else None}))
         for event in timeline
         if event.name in ("first_token", "preempted", "resumed", "parked", "thinned")
@@ -135,7 +133,6 @@ def _genai(record: RequestRecord, marks: _Marks, operation: str) -> dict[str, An
             names.CACHE_WRITE_TOKENS: usage.cache_write,
             names.WORKER_ID: record.worker or None,
             names.ATTEMPT: record.attempt,
-            names.LEASE_RENEWALS: record.num_leases,
             names.PREEMPTIONS: sum(e.name == "preempted" for e in record.worker_timeline),
         }
     )

@@ -1,5 +1,4 @@
-"""Plain-torch twins of `kernels.triton.products.linear` and `kernels.triton.products.linear_quant`, and the formats of
-quantized weights.
+"""Plain-torch twins of `kernels.triton.products.linear_quant`, and the formats of quantized weights.
 
 Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Weights
 are quantized once, at load, by rounding to nearest.
@@ -14,8 +13,6 @@ from torch.nn import functional as F
 
 GROUPS = (32, 64, 128)
 """Supported numbers of weights along in_features that share an int4 scale."""
-MAX_ROWS_SMALL = 16
-"""Most rows of `linear_small`: one tile of the matrix unit."""
 MAX_ROWS_SPLIT = 64
 """Up to this number of rows a quantized weight is dequantized in registers; above, into a workspace for the library."""
 MAX_SPLITS = 16
@@ -24,32 +21,6 @@ _EXACT_TERMS = 1024
 """Number of products of int8 whose sum float32 holds exactly, in whatever order."""
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
-
-
-def linear_small(
-    out: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    norm: torch.Tensor | None = None,
-    eps: float = 1e-6,
-    gated: bool = False,
-    residual: torch.Tensor | None = None,
-    workspace: torch.Tensor | None = None,
-) -> None:
-    """Computes `out` = `x` `weight`ᵀ + `bias`, for at most 16 rows, in float32, and rounds once.
-
-    `norm` `[in_features]`: `x` is first divided by its root mean square and multiplied by the norm. `gated`: the halves
-    of the outputs are gate and up, and `out` `[num_tokens, out_features / 2]` is silu(gate) · up. `residual`, shaped
-    like `out` and possibly the same tensor, is added last. `workspace`: see `workspace_size`; a twin needs none."""
-    wide = x.float()
-    if norm is not None:
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * norm.float()
-    result = F.linear(wide, weight.float(), None if bias is None else bias.float())
-    if gated:
-        gate, up = result.chunk(2, dim=-1)
-        result = F.silu(gate) * up
-    out.copy_(result if residual is None else result + residual.float())
 
 
 def linear_w8(
@@ -140,9 +111,9 @@ def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> 
 
 
 def workspace_size(num_tokens: int, out_features: int, in_features: int, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Returns the float32 elements that any product of this shape needs as workspace: partial sums (and sums of
-    squares) of its splits, or the dequantized weight of a large one."""
-    partial = MAX_SPLITS * min(num_tokens, MAX_ROWS_SPLIT) * (out_features + 1)
+    """Returns the float32 elements that any product of this shape needs as workspace: partial sums of its
+    splits, or the dequantized weight of a large one."""
+    partial = MAX_SPLITS * min(num_tokens, MAX_ROWS_SPLIT) * out_features
     if num_tokens <= MAX_ROWS_SPLIT:
         return partial
     return max(partial, out_features * in_features * dtype.itemsize // 4)

@@ -14,7 +14,7 @@ import torch
 
 from kernels.arguments.draws import COLDEST, DrawTensors, Workspace
 
-PURPOSE_SAMPLE, PURPOSE_ACCEPT, PURPOSE_RESIDUAL = 0, 1, 2
+PURPOSE_SAMPLE = 0
 """The last word of the counter, so that different uses of one position never share a number."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

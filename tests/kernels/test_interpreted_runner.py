@@ -40,7 +40,7 @@ def test_a_runner_of_compiled_kernels_says_the_tokens_of_their_twins(
     runner = ModelRunner(settings, capture=DirectCall())
     assert isinstance(runner.loaded.hidden_states, FusedPass) == is_fused
     ran = {kernel.op: kernel.state for kernel in runner.kernels if kernel.op in dispatch.COMPILED}
-    unchecked = {"attention_shared", "group_rows", "linear_small", "lora"}
+    unchecked = {"attention_shared", "group_rows", "lora"}
     wrong = {"linear_fp8", "quantize_tokens"}  # the interpreter's own cast to fp8 is wrong
     assert {op for op, state in ran.items() if state != "equal"} <= unchecked | wrong
     sequences = [Running([7, 40, 90, 13, 25], params, arrival=0) for params in PARAMS]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kernels import dispatch
 from kernels.reference import linear as formats
-from kernels.triton.products import linear, linear_quant
+from kernels.triton.products import linear, linear_quant, partials
 
 OPS = ("linear_w8", "linear_w4", "linear_fp8", "linear_w8a8", "quantize_tokens")
 TWIN = dispatch.choose(torch.device("cpu"))
@@ -206,6 +206,38 @@ def test_products_with_grouped_8_bits_are_those_of_float64(ops, rows, group, fre
     assert relative_error(found, x[:, order].double() @ wide) <= DTYPES[dtype]
 
 
+@BOTH
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 127), (16, 32, 128), (3, 33, 129), (1, 65, 511), (2, 16, 1025)]
+)
+def test_every_edge_of_tiles_and_splits_is_computed(ops, rows, columns, depth):
+    x = draw(rows, depth)
+    weight, scale = formats.quantize_int8(draw(columns, depth))
+    found = run(ops, "linear_w8", x, columns, weight, scale)
+    assert relative_error(found, x.double() @ (weight.double() * scale.double()[:, None]).T) <= 1e-6
+
+
+def test_a_weight_wide_enough_for_one_launch_needs_no_partial_sums(monkeypatch):
+    monkeypatch.setattr(partials, "_WANTED_PROGRAMS", 2)
+    linear._config.cache_clear()
+    x, bias = draw(4, 512), draw(136)
+    weight, scale = formats.quantize_int8(weights(136, 512))
+    workspace = torch.full((formats.workspace_size(4, 136, 512, torch.float32),), torch.nan)
+    found = run(TRITON, "linear_w8", x, 136, weight, scale, bias, workspace=workspace)
+    linear._config.cache_clear()
+    assert relative_error(found, run(TWIN, "linear_w8", x, 136, weight, scale, bias)) <= 2e-6
+    assert bool(workspace.isnan().all())
+
+
+def test_rows_behind_the_last_are_not_read():
+    """Padding of the tile: the next rows of the same buffer hold NaN."""
+    longer = torch.full((16, 140), torch.nan)
+    longer[:3] = draw(3, 140)
+    weight, scale = formats.quantize_int8(weights(33, 140))
+    found = run(TRITON, "linear_w8", longer[:3], 33, weight, scale)
+    assert relative_error(found, run(TWIN, "linear_w8", longer[:3], 33, weight, scale)) <= 2e-6
+
+
 @pytest.mark.parametrize("rows", [3, 70])
 def test_a_given_workspace_is_used_within_its_size(rows):
     x = draw(rows, 512)
@@ -254,8 +286,11 @@ def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
             compiled["8 bit"].add((told["BLOCK_M"], told["BLOCK_N"], told["BLOCK_K"], *launch))
     sizes = (1000, 1024, 3072, 4096, 14336, 28672)
     for rows, columns, depth in itertools.product((1, 16, 17, 64), sizes, sizes):
-        config = linear.select(capability, rows, columns, depth, False, 1)
+        config = linear.select(capability, rows, columns, depth)
         assert config.tile in compiled["8 bit"]
+        assert config.splits <= formats.MAX_SPLITS
+        assert linear.split_size(depth, config) * config.splits >= depth
+        assert linear.select(capability, 1, columns, depth).splits == config.splits
         for group in formats.GROUPS:
             chosen = linear_quant.select_w4(capability, rows, columns, depth, group)
             assert (group, *chosen.tile) in compiled[4] & compiled[8]

@@ -11,15 +11,7 @@ import torch
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from kernels.arguments.draws import DrawTensors
-from kernels.reference.sample import (
-    PURPOSE_ACCEPT,
-    PURPOSE_SAMPLE,
-    dense_noise,
-    keep_candidates,
-    philox4x32,
-    sample,
-    sparse_noise,
-)
+from kernels.reference.sample import PURPOSE_SAMPLE, dense_noise, keep_candidates, philox4x32, sample, sparse_noise
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,8 +69,8 @@ def test_noise_of_a_token_is_its_word_of_its_quad() -> None:
     """Counter (position, quad, purpose, 0), key (seed low, seed high): the layout every kernel has to keep."""
     seed, position, token = 0x1234567_89ABCDEF, 41, 10
     tensors = draws(1, seed=seed, first_position=position)
-    noise = dense_noise(tensors, 16, PURPOSE_ACCEPT)
-    counter = (position, token // 4, PURPOSE_ACCEPT, 0)
+    noise = dense_noise(tensors, 16, 1)
+    counter = (position, token // 4, 1, 0)
     words = philox4x32(
         tuple(torch.tensor(word) for word in counter), (torch.tensor(seed & 0xFFFFFFFF), torch.tensor(seed >> 32))
     )

@@ -257,7 +257,7 @@ def linear_w4(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
-    join(out, partials, Around(bias=bias), in_features, config.splits)
+    join(out, partials, Around(bias=bias), config.splits)
 
 
 def linear_fp8(
@@ -383,7 +383,7 @@ def _specimens_8bit(capability: int) -> Iterator[Specimen]:
     off = Around().flags
     for name, x, weight in formats:
         for rows, out_features, inline in ((16, 28672, True), (32, 4096, False)):
-            config = linear.select(capability, rows, out_features, 4096, False, 1)
+            config = linear.select(capability, rows, out_features, 4096)
             scales = {"HAS_SCALE": True, "HAS_ROW_SCALE": name != "w8", "INLINE": inline}
             yield linear.specimen(
                 f"linear_{name}, {config.block_m} rows",

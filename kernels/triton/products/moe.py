@@ -20,10 +20,14 @@ from kernels.reference.moe import MAX_TOP_K, MoeWorkspace
 from kernels.triton.device import capability as capability_of
 from kernels.triton.device import interpreting
 from kernels.triton.products.group_rows import group_rows
-from kernels.triton.products.partials import silu
 from kernels.triton.specimen import Budget, Specimen
 
 _COMBINE_BLOCK = 1024
+
+
+@triton.jit
+def _silu(gate):
+    return gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _grouped(
                 other = other.to(tl.float32)
             up_acc = tl.dot(left, other.T, up_acc, input_precision="ieee")
     if GATED:
-        acc = silu(acc) * up_acc
+        acc = _silu(acc) * up_acc
     place = pair[:, None] * width + column[None, :]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=alive & inside[None, :])
 

@@ -1,8 +1,6 @@
-"""The second launch of a product: it sums the splits in a fixed order, then applies scales, bias, SiLU-mul and
-residual.
+"""The second launch of a product: it sums the splits in a fixed order, then applies scales and bias.
 
-Knows partial sums `[splits, num_tokens, columns]`, and after them sums of squares `[splits, num_tokens]` if rows are
-normed. Does not know weights.
+Knows partial sums `[splits, num_tokens, columns]`. Does not know weights.
 """
 
 from __future__ import annotations
@@ -47,11 +45,6 @@ def affine(total, factor, scale, bias, column, inside, HAS_SCALE: tl.constexpr, 
     return total
 
 
-@triton.jit
-def silu(gate):
-    return gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
-
-
 @triton.jit(do_not_specialize=["num_tokens"])
 def join_partials(
     out,
@@ -59,76 +52,46 @@ def join_partials(
     scale,
     row_scale,
     bias,
-    residual,
-    eps,
     num_tokens,
     width,
-    in_features,
     SPLITS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     HAS_ROW_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    GATED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """A part of one row: its partial sums in the order of the splits, and what comes behind the product."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
-    stride = width * 2 if GATED else width
     total = tl.zeros((BLOCK,), tl.float32)
-    up = tl.zeros((BLOCK,), tl.float32)
-    squares = 0.0
-    behind = partials + SPLITS * num_tokens * stride
     for split in tl.static_range(SPLITS):
-        place = partials + (split * num_tokens + row) * stride + column
-        total += tl.load(place, mask=inside, other=0.0)
-        if GATED:
-            up += tl.load(place + width, mask=inside, other=0.0)
-        if HAS_NORM:
-            squares += tl.load(behind + split * num_tokens + row)
+        total += tl.load(partials + (split * num_tokens + row) * width + column, mask=inside, other=0.0)
     factor = 1.0
     if HAS_ROW_SCALE:
         factor = tl.load(row_scale + row)
-    if HAS_NORM:
-        factor = tl.rsqrt(squares / in_features + eps)
     value = affine(total, factor, scale, bias, column, inside, HAS_SCALE, HAS_BIAS)
-    if GATED:
-        up = affine(up, factor, scale, bias, column + width, inside, HAS_SCALE, HAS_BIAS)
-        value = silu(value) * up
-    place = row * width + column
-    if HAS_RESIDUAL:
-        value += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, value.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * width + column, value.to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True)
 class Around:
-    """The operations on a product's inputs and outputs, as `kernels.reference.linear` describes them."""
+    """Operations on a product's sums: a scale of each row, a scale of each column, a bias of each column."""
 
     bias: torch.Tensor | None = None
-    norm: torch.Tensor | None = None
-    eps: float = 0.0
-    gated: bool = False
-    residual: torch.Tensor | None = None
     scale: torch.Tensor | None = None
     row_scale: torch.Tensor | None = None
 
     @property
     def flags(self) -> dict[str, bool]:
         return {
-            "HAS_NORM": self.norm is not None,
             "HAS_SCALE": self.scale is not None,
             "HAS_ROW_SCALE": self.row_scale is not None,
             "HAS_BIAS": self.bias is not None,
-            "HAS_RESIDUAL": self.residual is not None,
-            "GATED": self.gated,
         }
 
 
-def join(out: torch.Tensor, partials: torch.Tensor, around: Around, in_features: int, splits: int) -> None:
+def join(out: torch.Tensor, partials: torch.Tensor, around: Around, splits: int) -> None:
     num_tokens, width = out.shape
     join_partials[(num_tokens, triton.cdiv(width, _JOIN_BLOCK))](
         out,
@@ -136,11 +99,8 @@ def join(out: torch.Tensor, partials: torch.Tensor, around: Around, in_features:
         out if around.scale is None else around.scale,
         out if around.row_scale is None else around.row_scale,
         out if around.bias is None else around.bias,
-        out if around.residual is None else around.residual,
-        around.eps,
         num_tokens,
         width,
-        in_features,
         SPLITS=splits,
         **around.flags,
         BLOCK=_JOIN_BLOCK,
@@ -162,7 +122,7 @@ def join_specimen() -> Specimen:
     return Specimen(
         "linear join 16 splits",
         join_partials,
-        (dtype, wide, wide, wide, dtype, dtype, 1e-6, 16, 4096, 4096),
+        (dtype, wide, wide, wide, dtype, 16, 4096),
         {"SPLITS": MAX_SPLITS, **dict.fromkeys(Around().flags, True), "BLOCK": _JOIN_BLOCK},
         Budget(registers=96),
     )

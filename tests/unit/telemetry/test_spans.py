@@ -28,7 +28,6 @@ def whole(**fields) -> RequestRecord:
         ("tokenized", 3),
         ("admitted", 5),
         ("dispatched", 6),
-        ("lease", 50),
         ("first_byte", 40),
         ("finished", 110),
         ("settled", 112),
@@ -73,7 +72,7 @@ def test_phases_come_from_the_workers_offsets_inside_the_chat_span():
     assert (chat.start_ns, chat.end_ns) == (base, 10**18 + 110 * MS)
     edges = [(s.name, (s.start_ns - base) // MS, (s.end_ns - base) // MS) for s in chat.children]
     assert edges == [("queue", 0, 4), ("prefill", 4, 30), ("decode", 30, 100)]
-    assert [e[0] for e in chat.events] == ["lease_renewed", "first_token", "preempted", "resumed"]
+    assert [e[0] for e in chat.events] == ["first_token", "preempted", "resumed"]
     assert chat.children[0].attributes[names.QUEUE_WAIT_S] == pytest.approx(0.004)
 
 

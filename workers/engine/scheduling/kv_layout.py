@@ -17,7 +17,7 @@ sequences, and asks the function again after each of them."""
 
 
 class Tables(Protocol):
-    """What a layout may do with block tables (block_tables.py)."""
+    """Operations of block tables that a layout may use (block_tables.py)."""
 
     def is_common(self, sequence: Sequence, index: int) -> bool: ...
 

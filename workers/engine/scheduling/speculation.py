@@ -54,7 +54,7 @@ class Speculation:
         self._counts_guesses = counts_guesses
         self._draftings: dict[Sequence, Drafting] = {}
         self._probe = HiddenStates() if proposer.needs_hidden else None
-        """What the proposer needs of every step, with proposals or without. Other proposers learn only from steps with
+        """Probe that the proposer needs of every step, with proposals or without. Other proposers learn only from steps with
         proposals."""
 
     # --- proposals for a complete plan ---

@@ -14,7 +14,7 @@ from workers.engine.sequences.sequence import Sequence
 from workers.engine.values.token_tree import Proposal
 
 State = TypeVar("State")
-"""What a proposer keeps of one sequence between two proposals."""
+"""State that a proposer keeps of one sequence between two proposals."""
 
 
 class Ask(NamedTuple, Generic[State]):

@@ -82,9 +82,9 @@ class Row:
     from the logits at the last known token and one from those at each guess, in order, each as if the guesses before it
     were true."""
     layout: Layout | None = None
-    """How its tokens lie and what they see, where that is not the plain way."""
+    """Layout of its tokens, where it is not the plain one."""
     probe: Probe | None = None
-    """What the result tells besides its draws."""
+    """Question that the result answers besides its draws."""
 
     @property
     def kv_start(self) -> int:

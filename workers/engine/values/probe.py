@@ -1,4 +1,4 @@
-"""What a row may ask of its pass, besides draws. The answer comes in `RowResult.probed`, and only the one that asked
+"""Probes: questions that a row may ask of its pass, besides draws. The answer comes in `RowResult.probed`, and only the one that asked
 looks at it."""
 
 from __future__ import annotations
