@@ -22,7 +22,7 @@ from ops.dashboards import build  # noqa: E402  # the folder is found once the r
 
 PAGE = (ROOT / "docs" / "observability.md").read_text()
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
-ROWS = re.findall(r"^\| `([a-z_:]+)` \| ([^|]*)\|", PAGE, re.MULTILINE)
+ROWS = re.findall(r"^\| `([a-z0-9_:]+)` \| ([^|]*)\|", PAGE, re.MULTILINE)
 LABELS = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in ROWS}
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 EVERYWHERE = {

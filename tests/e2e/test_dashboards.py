@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx2 as httpx
@@ -18,8 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_server import ROOT, program, running_prometheus
 from running import PATIENT, Server
 
-WINDOW = "15s"
-LOAD_S, LIMIT_S = 15.0, 60.0
+WINDOW = "10s"
+LOAD_S, LIMIT_S, PAUSE_S = 12.0, 60.0, 0.3
 SHARED = "You are a helper of the operators of Headgate. You answer in short sentences. " * 8
 ACCEPT = "application/openmetrics-text; version=1.0.0"
 
@@ -48,7 +49,7 @@ def repeated(*works: Callable[[], None]) -> Iterator[None]:
     def run(work: Callable[[], None]) -> None:
         while not over.is_set():
             work()
-            over.wait(0.05)
+            over.wait(PAUSE_S)
 
     threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
     for thread in threads:
@@ -64,16 +65,15 @@ def repeated(*works: Callable[[], None]) -> Iterator[None]:
 def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
     _, key = server.tenant_key("streams")
     tenant, budgeted = server.tenant_key("budgeted")
-    done = server.command("budgets", "add", tenant, "--limit", "1000", "--period", "day")
+    done = server.command("budgets", "add", tenant, "--limit", "1000.00", "--period", "day")
     assert done.returncode == 0, done.stderr
     streams, budget = server.client(key, max_retries=0), server.client(budgeted, max_retries=0)
 
-    def stream() -> None:
-        """Long enough that its lease is extended."""
+    def stream(max_tokens: int) -> None:
         chunks = streams.chat.completions.create(
             model=server.model,
             messages=[{"role": "system", "content": SHARED}, {"role": "user", "content": "What is a lease?"}],
-            max_tokens=160,
+            max_tokens=max_tokens,
             stream=True,
             extra_body={"ignore_eos": True},
         )
@@ -95,15 +95,16 @@ def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
         next(iter(chunks))
         chunks.close()
 
-    return stream, stream, answer, refused, leave
+    # The long one is extended beyond its first lease of 128 tokens.
+    return partial(stream, 8), partial(stream, 140), answer, refused, leave
 
 
 def submit_batch(server: Server) -> None:
     client = server.client(server.tenant_key("batcher")[1])
-    body = {"model": server.model, "messages": [{"role": "user", "content": SHARED}], "max_tokens": 16}
+    body = {"model": server.model, "messages": [{"role": "user", "content": SHARED}], "max_tokens": 4}
     lines = [
         {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
-        for number in range(400)
+        for number in range(200)
     ]
     content = "\n".join(json.dumps(line) for line in lines).encode()
     file = client.files.create(file=("work.jsonl", io.BytesIO(content)), purpose="batch")
@@ -151,7 +152,7 @@ def exemplars(prometheus, since: float) -> int:
 def every_family_is_on_the_page(server: Server) -> None:
     """docs/observability.md lists the families that exist, and no other ones."""
     text = Path(ROOT / "docs" / "observability.md").read_text()
-    listed = set(re.findall(r"^\| `([a-z_:]+)", text, re.MULTILINE))
+    listed = set(re.findall(r"^\| `([a-z0-9_:]+)` \|", text, re.MULTILINE))
     live = set()
     for urls in server.ready["metrics"].values():
         for url in urls:
@@ -164,4 +165,4 @@ def every_family_is_on_the_page(server: Server) -> None:
 
 def sometimes(text: str) -> set[str]:
     """Families that a configuration must switch on, or that appear with an event. The page says so of each."""
-    return set(re.findall(r"^\| `([a-z_:]+)[^|]*\|[^|]*\|[^|\n]*(?:only )", text, re.MULTILINE))
+    return set(re.findall(r"^\| `([a-z0-9_:]+)[^|]*\|[^|]*\|[^|\n]*(?:only )", text, re.MULTILINE))
