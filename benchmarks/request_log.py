@@ -1,4 +1,4 @@
-"""How fast the request log is written, read and pruned when it is full: batches of 200 rows, pages of 20, a piece of 5,000.
+"""How fast the request log is written, read and pruned when it is full: batches of 200 rows, pages of 20, a piece of rows.
 
 Rows have the shape of real ones: 20 tenants of uneven size and one with few old rows, 2 keys each, 3 models, one request
 of 50 failed, a timeline of 17 events. Reported: median and slowest of the repeats, warm. The queries that find nothing

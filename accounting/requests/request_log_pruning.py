@@ -17,9 +17,9 @@ from accounting.requests.request_log import id_at
 from accounting.tables.request_models import RequestLog
 
 DAY_MS = 86_400_000
-PIECE_ROWS = 5_000
+PIECE_ROWS = 1_000
 """The most rows that one transaction deletes. Writers of SQLite wait for each other."""
-MAX_PIECES = 40
+MAX_PIECES = 200
 """The most transactions of one call; the next call goes on."""
 ONE_OF = 50
 """One row of this many that are due is kept with the tail: the slowest."""

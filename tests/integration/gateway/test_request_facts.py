@@ -7,11 +7,12 @@ from gateways import MODEL, RunningGateway
 
 from accounting.values.types import LastingFacts, RequestFacts
 from gateway.journal import journal_records
-from gateway.journal.segments import Reader, list_segments
+from gateway.journal.reader import Reader
 from gateway.metering.metering import METERING
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
 from workers.protocol.journal import Kind
+from workers.protocol.segments import list_segments
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 WORDS = {"user": "someone@example.org", "metadata": {"case": "a private matter"}}

@@ -9,8 +9,8 @@ import msgspec
 from accounting.values.types import Posting, Usage
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from gateway.journal.segments import recover
 from workers.protocol.journal import Kind
+from workers.protocol.segments import recover
 
 OLD_OPEN = {
     "request_id": "req_1",
