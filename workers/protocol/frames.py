@@ -1,11 +1,15 @@
 """Length-prefixed msgpack: bytes to messages and back. The module is pure and knows no socket.
 
-A frame is a u32 length, big endian, followed by one msgpack value of the tagged union `Message`.
+A frame is a u32 length, big endian, followed by one msgpack value of the tagged union `Message`. The ids of a prompt are
+one binary value, little endian, of four bytes each. A list of numbers is read too: the version before sends it.
 """
 
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
+from typing import Any
 
 import msgspec
 
@@ -14,8 +18,39 @@ from workers.protocol.messages import Message
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _LENGTH = struct.Struct(">I")
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
+
+
+def _pack(ids: Any) -> bytes:
+    if not isinstance(ids, array):
+        raise NotImplementedError(f"{type(ids).__name__} has no place in a frame")
+    return _little_endian(ids).tobytes()
+
+
+def _unpack(kind: type, value: Any) -> array[int]:
+    """Reads the ids of a prompt. A number that is no id is not lost here: the worker refuses the request that has it."""
+    if isinstance(value, bytes):
+        ids = array("i")
+        ids.frombytes(value)
+        return _little_endian(ids)
+    try:
+        return array("i", value)
+    except OverflowError:
+        pass
+    try:
+        return array("q", value)
+    except OverflowError as error:
+        raise ValueError("a number beyond 64 bits") from error
+
+
+def _little_endian(ids: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
+_decoder = msgspec.msgpack.Decoder(Message, dec_hook=_unpack)
 
 
 class FrameError(ValueError):
