@@ -4,7 +4,7 @@ Pure: it knows neither HTTP nor the outcome.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from dataclasses import dataclass
 
 from accounting.values.types import Price, Principal, RequestFacts
@@ -21,7 +21,7 @@ class EngineRequest:
     facts: RequestFacts
     principal: Principal
     model: ServedModel
-    prompt: Sequence[int]
+    prompt: array[int]
     sampling: SamplingParams
     num_choices: int
     max_tokens: int
@@ -79,7 +79,7 @@ class EngineRequest:
             adapter=self.model.adapter,
             root=root,
             namespace=self.namespace,
-            prompt=tuple(self.prompt),
+            prompt=self.prompt,
             sampling=self.sampling,
             max_tokens=self.max_tokens,
             lease_bound=lease_bound,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,7 +51,7 @@ class ServedModel:
         """The id under which workers serve this model."""
         return self.base or self.id
 
-    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> array[int]:
         """Renders and tokenizes messages. Runs in a thread. Raises `ApiError` 400."""
         if self.template is None:
             raise errors.invalid("This model has no chat template: use /v1/completions.", "messages")
@@ -61,13 +62,13 @@ class ServedModel:
         except TemplateRefused as refusal:
             raise errors.invalid(str(refusal)[:200], "messages") from None
         with self._bounded("messages") as most:
-            return self.tokenizer.encode_rendered(rendered, most)
+            return array("i", self.tokenizer.encode_rendered(rendered, most))
 
-    def encode_text(self, text: str, add_special_tokens: bool = True) -> list[int]:
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> array[int]:
         """Tokenizes text. Runs in a thread. Raises `ApiError` 400."""
         self._check_bytes(len(text.encode()), "prompt")
         with self._bounded("prompt") as most:
-            return self.tokenizer.encode_plain(text, add_special_tokens, most)
+            return array("i", self.tokenizer.encode_plain(text, add_special_tokens, most))
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the ids of each word, both as it begins a text and as it follows a space. Runs in a thread. Raises

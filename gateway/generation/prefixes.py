@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -181,7 +182,7 @@ class Filler:
             facts=facts,
             principal=_OPERATOR,
             model=model,
-            prompt=info.tokens,
+            prompt=array("i", info.tokens),
             sampling=SamplingParams(seed=0, temperature=0.0),
             num_choices=1,
             max_tokens=0,

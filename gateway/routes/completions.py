@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -69,8 +70,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     return dataclasses.replace(plan, before_text=_Echoes(plan)) if fields.echo else plan
 
 
-def _encode(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> list[Sequence[int]]:
-    encoded: list[Sequence[int]] = []
+def _encode(model: ServedModel, prompts: Sequence[str | array[int]]) -> list[array[int]]:
+    encoded: list[array[int]] = []
     num_left = max(model.max_model_len, MAX_TOKENS)
     for one in prompts:
         encoded.append(model.encode_text(one) if isinstance(one, str) else one)
@@ -87,7 +88,7 @@ def _orders(
     facts: RequestFacts,
     fields: CompletionFields,
     model: ServedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[array[int]],
     form: Form | None,
     bad_words: tuple[tuple[int, ...], ...],
 ) -> list[EngineRequest]:
@@ -98,7 +99,7 @@ def _orders(
     ranked = fields.num_drawn > fields.num_choices
     num_logprobs = max(0, fields.num_logprobs) if ranked else fields.num_logprobs
 
-    def bound(prompt: Sequence[int]) -> int:
+    def bound(prompt: array[int]) -> int:
         least = fields.min_tokens or 0
         return output_bound(model, limit, len(prompt), fields.max_output, "prompt", least)
 

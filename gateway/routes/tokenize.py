@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Annotated, Any
 
 import msgspec
@@ -44,9 +45,9 @@ async def tokenize(request: web.Request) -> web.Response:
     return _json(await common.in_thread(request, _spelled, model, answer, tokens))
 
 
-def _spelled(model: ServedModel, answer: dict[str, Any], tokens: list[int]) -> bytes:
+def _spelled(model: ServedModel, answer: dict[str, Any], tokens: array[int]) -> bytes:
     texts = [model.tokenizer.token_text(token) for token in tokens]
-    return msgspec.json.encode(answer | {"tokens": tokens, "token_strs": texts})
+    return msgspec.json.encode(answer | {"tokens": tokens.tolist(), "token_strs": texts})
 
 
 async def detokenize(request: web.Request) -> web.Response:

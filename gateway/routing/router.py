@@ -8,7 +8,8 @@ request.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,7 +34,7 @@ class Prompt:
     """A prompt as the router sees it."""
 
     model: str
-    tokens: Sequence[int]
+    tokens: array[int]
     path: tuple[Region, ...]
     adapter: str = ""
     read: bool = True

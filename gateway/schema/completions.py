@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -56,7 +56,7 @@ def read(value: dict[str, Any]) -> tuple[CompletionFields, list[str]]:
     return fields, ignored
 
 
-def prompts(prompt: Any, vocab_size: int) -> list[str | Sequence[int]]:
+def prompts(prompt: Any, vocab_size: int) -> list[str | array[int]]:
     """Returns the prompts of a string, a list of strings, token ids, or a list of id lists. Raises `ApiError` 400."""
     if isinstance(prompt, str):
         return [prompt]
@@ -71,11 +71,11 @@ def prompts(prompt: Any, vocab_size: int) -> list[str | Sequence[int]]:
     return [_ids(f"prompt[{i}]", one, vocab_size) for i, one in enumerate(prompt)]
 
 
-def _ids(where: str, ids: Any, vocab_size: int) -> list[int]:
+def _ids(where: str, ids: Any, vocab_size: int) -> array[int]:
     if not isinstance(ids, list) or not all(type(one) is int for one in ids):
         raise errors.invalid("Token ids must be a list of integers.", where, "invalid_type")
     if not ids:
         raise errors.invalid("The prompt has no tokens.", where)
     if not (min(ids) >= 0 and max(ids) < vocab_size):
         raise errors.invalid("A token id is outside of the vocabulary.", where)
-    return ids
+    return array("i", ids)

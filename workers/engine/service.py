@@ -416,6 +416,7 @@ def hello_of(engine: Engine, model: str, process: str) -> Hello:
         engine.scheduler.limits.max_running,
         peeks=True,
         adapters=True,
+        packed_prompts=True,
     )
 
 

@@ -1,13 +1,16 @@
 """Length-prefixed msgpack: bytes to messages and back, on every link between processes of ours. Knows no link.
 
 A frame is a u32 length, big endian, followed by one msgpack value. A link has one type of values each way; `MESSAGES`
-are those between gateways and workers.
+are those between gateways and workers. The ids of a prompt are one binary value, little endian, of four bytes each. A
+list of numbers is read too: the version before sends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
+import sys
+from array import array
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +21,38 @@ from workers.protocol.messages import Message
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _LENGTH = struct.Struct(">I")
-_encoder = msgspec.msgpack.Encoder()
+
+
+def _pack(ids: Any) -> bytes:
+    if not isinstance(ids, array):
+        raise NotImplementedError(f"{type(ids).__name__} has no place in a frame")
+    return _little_endian(ids).tobytes()
+
+
+def _unpack(kind: type, value: Any) -> array[int]:
+    """Reads the ids of a prompt. A number that is no id is not lost here: the worker refuses the request that has it."""
+    if isinstance(value, bytes):
+        ids = array("i")
+        ids.frombytes(value)
+        return _little_endian(ids)
+    try:
+        return array("i", value)
+    except OverflowError:
+        pass
+    try:
+        return array("q", value)
+    except OverflowError as error:
+        raise ValueError("a number beyond 64 bits") from error
+
+
+def _little_endian(ids: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_pack)
 M = TypeVar("M")
 
 
@@ -31,7 +65,7 @@ class Frames(Generic[M]):
 
     def __init__(self, kind: Any, max_bytes: int = 2**32 - 1) -> None:
         self.max_bytes = max_bytes
-        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
+        self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind, dec_hook=_unpack)
 
     def encode(self, message: M) -> bytes:
         """Returns one frame. Raises `FrameError` above `max_bytes`."""

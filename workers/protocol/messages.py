@@ -4,14 +4,20 @@ They have token ids, block counts and opaque tenant ids, but no text, API keys, 
 
 A frame is a u32 length and one msgpack tagged union (`Message`), at most 16 MiB, on one ordered stream (`frames.py`).
 Every new field has a default, so adjacent versions work together during a rollout. Integers are milliseconds where the
-name ends in `_ms`. No clock time is sent.
+name ends in `_ms`. No clock time is sent. The ids of a prompt are four bytes each (`workers/protocol/frames.py`).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from array import array
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    TokenIds = array[int]
+else:
+    TokenIds = array  # it takes no parameter at run time before Python 3.12
 
 PROTOCOL_VERSION = 1
 
@@ -45,6 +51,8 @@ class Hello(Frame, frozen=True, tag="hello"):
     adapters: bool = False
     """The sender understands `AdapterCommand` or `AdapterReport`. A version without them is not sent what it cannot
     read."""
+    packed_prompts: bool = False
+    """The worker reads prompts of four bytes a token. One that does not set this is sent numbers."""
     residency: bool = False
     """A gateway that understands `ResidencyReport` sets this."""
 
@@ -115,7 +123,7 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     model: str
     root: str
     namespace: tuple[Region, ...]
-    prompt: tuple[int, ...]
+    prompt: TokenIds
     sampling: SamplingParams
     max_tokens: int
     """The bound on output tokens of each choice; 0 means prefill only."""
@@ -193,7 +201,7 @@ class CacheProbe(Frame, frozen=True, tag="peek"):
     """A number of the sender, which the answer repeats."""
     root: str
     namespace: tuple[Region, ...]
-    prompt: tuple[int, ...]
+    prompt: TokenIds
     cache_read: bool = True
     adapter: str = ""
 

@@ -10,9 +10,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.upstream.base import Event, Lost, Mailbox
@@ -192,13 +195,13 @@ class WorkerLink:
         if not self.is_up:
             raise LinkDown
         call = NativeCall(self, request, mailbox, number)
-        self.send(request)
+        self._send_prompt(request)
         self._calls[call.key] = call
         self._unreported[call.key] = num_uncached
         return call
 
     async def peek(
-        self, namespace: tuple[Region, ...], prompt: Sequence[int], *, adapter: str, cache_read: bool
+        self, namespace: tuple[Region, ...], prompt: array[int], *, adapter: str, cache_read: bool
     ) -> CacheProbed:
         """Asks how much of the prompt the worker would find in its cache. Raises `LinkDown` if there is no answer,
         `FrameError` for a prompt that fits no frame.
@@ -211,7 +214,7 @@ class WorkerLink:
         answer: asyncio.Future[CacheProbed] = asyncio.get_running_loop().create_future()
         self._peeks[number] = answer
         try:
-            self.send(CacheProbe(number, hello.root, namespace, tuple(prompt), cache_read, adapter))
+            self._send_prompt(CacheProbe(number, hello.root, namespace, prompt, cache_read, adapter))
             async with patience(PEEK_S):
                 return await answer
         except TimeoutError:
@@ -222,6 +225,11 @@ class WorkerLink:
     def send(self, message: Message) -> None:
         if self._connection is not None:
             self._connection.send(message)
+
+    def _send_prompt(self, message: GenerateRequest | CacheProbe) -> None:
+        if self.hello is not None and not self.hello.packed_prompts:
+            message = msgspec.structs.replace(message, prompt=tuple(message.prompt))
+        self.send(message)
 
     def forget(self, call: NativeCall) -> None:
         self._calls.pop(call.key, None)

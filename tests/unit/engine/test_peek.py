@@ -1,5 +1,7 @@
 """What a peek says is what a request then finds, and looking changes nothing."""
 
+from array import array
+
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
@@ -69,7 +71,7 @@ def test_it_changes_nothing():
 
 def test_both_cross_the_wire_as_they_are():
     messages = [
-        CacheProbe(3, "root", (Region(b"x" * 16, 32), Region(b"y" * 16)), (1, 2, 3), False),
+        CacheProbe(3, "root", (Region(b"x" * 16, 32), Region(b"y" * 16)), array("i", (1, 2, 3)), False),
         CacheProbed(3, 48, 1200),
         CacheProbed(4),
     ]

@@ -110,17 +110,17 @@ class Scheduler:
         if message.tier == "batch" or message.resume or message.max_tokens == 0:
             return 0.0
         if is_idle:
-            self.overload.claim(message.tenant, hash(message.prompt))
+            self.overload.claim(message.tenant, hash(attempt.prompt.tobytes()))
             return 0.0
         load = self._load()
         most = Queued(waiting.num_uncached, len(waiting)).plus(self.overload.kept)
         if self.forecast.wait_s(most, load) <= limit_s:
             if self.overload.kept.num_sequences:
-                self.overload.claim(message.tenant, hash(message.prompt))
+                self.overload.claim(message.tenant, hash(attempt.prompt.tobytes()))
             return 0.0
         sequence = attempt.sequences[0]
         num_tokens = len(sequence.tokens) - self._look(sequence).num_tokens
-        arrival = Arrival(message.tenant, message.weight, num_tokens, hash(message.prompt), limit_s)
+        arrival = Arrival(message.tenant, message.weight, num_tokens, hash(attempt.prompt.tobytes()), limit_s)
         return self.overload.refuse(arrival, waiting.queued, now, lambda ahead: self.forecast.wait_s(ahead, load))
 
     def wait_s(self) -> float:

@@ -9,7 +9,10 @@ rest.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+
+import torch
 
 from workers.protocol.messages import (
     AdapterCommand,
@@ -215,7 +218,13 @@ def _is_path(text: str) -> bool:
 
 
 def _are_foreign(ids: Sequence[int], vocab_size: int) -> bool:
-    return bool(ids) and (min(ids) < 0 or max(ids) >= vocab_size)
+    if not ids:
+        return False
+    if isinstance(ids, array) and ids.typecode == "i":
+        # A prompt may have a million ids: as Python's numbers they would hold the engine's thread for 20 ms.
+        least, most = torch.aminmax(torch.frombuffer(ids, dtype=torch.int32))
+        return bool(least < 0 or most >= vocab_size)
+    return min(ids) < 0 or max(ids) >= vocab_size
 
 
 def _are_regions(namespace: Sequence[Region]) -> bool:

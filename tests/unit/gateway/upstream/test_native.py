@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from gateways import until
 
@@ -13,6 +15,7 @@ from gateway.routing.upstream.base import Lost, Mailbox
 from gateway.routing.upstream.native import NativeCall, WorkerLink
 from workers.protocol.connection import Connection
 from workers.protocol.messages import (
+    CacheProbe,
     Cancel,
     EngineAck,
     EngineRecord,
@@ -80,7 +83,17 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
 
 def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> NativeCall:
     request = GenerateRequest(
-        "req_1", "t", "m", "r", (), (1, 2), SamplingParams(1), 8, lease_bound=8, attempt=attempt, num_choices=2
+        "req_1",
+        "t",
+        "m",
+        "r",
+        (),
+        array("i", (1, 2)),
+        SamplingParams(1),
+        8,
+        lease_bound=8,
+        attempt=attempt,
+        num_choices=2,
     )
     return link.start_call(request, mailbox, 7)
 
@@ -110,6 +123,26 @@ async def test_a_request_that_is_about_to_be_sent_counts_as_load(pair: tuple[Han
     with pytest.raises(ValueError, match="not opened"), link.promised(7):
         raise ValueError("not opened")
     assert (link.load, link.num_unreported_tokens) == (0, 0)
+
+
+async def test_prompts_are_packed_for_a_worker_that_reads_them_so(pair: tuple[HandWorker, WorkerLink]) -> None:
+    """The version before reads numbers alone. Whatever was sent, the worker's side has the same ids."""
+    _, link = pair
+    sent: list[Message] = []
+    assert link._connection is not None
+    link._connection.send, send = sent.append, link._connection.send
+    assert link.hello is not None
+    for packed, kind in ((False, tuple), (True, array)):
+        link.hello = msgspec.structs.replace(link.hello, packed_prompts=packed, peeks=True)
+        start(link, Mailbox())
+        peeking = asyncio.create_task(link.peek((), array("i", (1, 2)), adapter="", cache_read=True))
+        await asyncio.sleep(0)
+        peeking.cancel()
+        prompts = [message.prompt for message in sent if isinstance(message, GenerateRequest | CacheProbe)]
+        assert [type(prompt) for prompt in prompts] == [kind, kind]
+        assert [list(prompt) for prompt in prompts] == [[1, 2], [1, 2]]
+        sent.clear()
+    link._connection.send = send
 
 
 async def test_stale_and_repeated_deltas_are_dropped(pair: tuple[HandWorker, WorkerLink]) -> None:
