@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from workers.engine.grammars import backends
-from workers.engine.grammars.grammar import Automaton, Backend, GrammarError, begin
+from workers.engine.grammars.grammar import Automaton, begin
+from workers.engine.grammars.library import GrammarError, Library
 
 LIMIT_S = 2.0
 """Processor seconds of one compilation."""
@@ -36,7 +36,6 @@ class Start(msgspec.Struct, frozen=True):
     vocabulary: list[bytes]
     limit_s: float
     limit_bytes: int
-    backend: backends.Name
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -70,20 +69,20 @@ def main() -> int:
     if data is None:
         return 0
     start = msgspec.msgpack.decode(data, type=Start)
-    backend = backends.load(start.vocabulary, start.backend)
+    library = Library(start.vocabulary)
     _limit_memory(start.limit_bytes)
     write_frame(answers, Verdict(""))
     while (data := read_frame(given)) is not None:
         text = msgspec.msgpack.decode(data, type=str)
-        fault = _timed(start.limit_s, lambda text=text: try_out(backend, text))  # type: ignore[misc]
+        fault = _timed(start.limit_s, lambda text=text: try_out(library, text))  # type: ignore[misc]
         write_frame(answers, Verdict(fault))
     return 0
 
 
-def try_out(backend: Backend, text: str) -> str:
+def try_out(library: Library, text: str) -> str:
     """Returns what is wrong with the grammar, or an empty text if nothing is."""
     try:
-        compiled = backend.compile(text)
+        compiled = library.compile(text)
         if compiled.num_bytes > MAX_COMPILED_BYTES:
             return "the grammar is too large"
         _walk(begin(compiled, ()))

@@ -12,8 +12,9 @@ from typing import Protocol
 
 import msgspec
 
-from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome, digest
+from workers.engine.grammars.grammar import Key, Outcome, digest
 from workers.engine.grammars.grammar_queue import GrammarsWait
+from workers.engine.grammars.library import Compiled, GrammarError
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
