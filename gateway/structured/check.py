@@ -135,7 +135,9 @@ def _decimal(number: float) -> Decimal:
 
 
 def _size_fits(node: dict[str, Json], size: int, lowest: str, highest: str) -> bool:
-    return node.get(lowest, 0) <= size <= node.get(highest, size)
+    low: int = node.get(lowest, 0)
+    high: int = node.get(highest, size)
+    return low <= size <= high
 
 
 def _same(one: Json, value: Json) -> bool:

@@ -56,7 +56,7 @@ def _leads_to(document: Document, node: Node, name: str, seen: set[str]) -> bool
     if node is True:
         return False
     if "$ref" in node:
-        other = node["$ref"].removeprefix(DEFINITIONS)
+        other: str = node["$ref"].removeprefix(DEFINITIONS)
         if other == name or other in seen:
             return other == name
         seen.add(other)
