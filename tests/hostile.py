@@ -99,6 +99,10 @@ TEXTS = [
     "root ::= root",
     'root ::= "a"*',
     "root ::= [a-z]+",
+    "start: start",
+    'start: "a"*',
+    "start: /[a-z]+/",
+    "start: /((a|b)*a(a|b){40}c){9}/",
 ]
 LINK_KINDS = typing.get_args(ToWorker)
 
@@ -249,6 +253,8 @@ SCHEMAS: list[Any] = [
     {"$ref": "#"},
     {"type": "array", "items": {"$ref": "#"}, "minItems": 10**9},
     {"type": "integer", "multipleOf": 1e-300},
+    {"type": "number", "multipleOf": 0.01, "minimum": -1e17, "exclusiveMaximum": 5},
+    {"allOf": [{"type": "string", "pattern": "^a"}, {"minLength": 3}]},
     True,
     5,
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.engine.grammars import backends
-from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome
+from workers.engine.grammars.grammar import Key, Outcome
+from workers.engine.grammars.library import Compiled, GrammarError, Library
 
 
 class InlineGrammars:
-    def __init__(self, vocabulary: Sequence[bytes], num_rounds: int = 2, name: backends.Name = "xgrammar") -> None:
-        self.backend = backends.load(vocabulary, name)
+    def __init__(self, vocabulary: Sequence[bytes], num_rounds: int = 2) -> None:
+        self.library = Library(vocabulary)
         self.num_rounds = num_rounds
         self.num_compiled = 0
         self.kept: dict[Key, Outcome] = {}
@@ -38,6 +38,6 @@ class InlineGrammars:
     def _compile(self, text: str) -> Outcome:
         self.num_compiled += 1
         try:
-            return self.backend.compile(text)
+            return self.library.compile(text)
         except GrammarError as error:
             return error

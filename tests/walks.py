@@ -5,22 +5,27 @@ from __future__ import annotations
 import random
 from functools import cache
 
-from workers.engine.grammars import backends
+from gateway.structured import ebnf, lark
 from workers.engine.grammars.grammar import Automaton, begin
+from workers.engine.grammars.library import Library
 
 END = 1
-LIBRARIES: tuple[backends.Name, ...] = ("xgrammar", "llguidance")
 WORDS = [b'{"', b'": ', b'", "', b"yes", b"true", b"ab", b"12", b"]}", "é".encode(), b"\xc3"]
 VOCABULARY = [b"", b"", *(bytes([i]) for i in range(256)), *WORDS]
 
 
 @cache
-def backend(name: backends.Name = "xgrammar"):
-    return backends.load(VOCABULARY, name)
+def library() -> Library:
+    return Library(VOCABULARY)
+
+
+def of_rules(text: str) -> str:
+    """The grammar of rules in EBNF."""
+    return lark.of_rules(ebnf.read(text))
 
 
 def automaton(grammar: str, end_ids=(END,)) -> Automaton:
-    return begin(backend().compile(grammar), end_ids)
+    return begin(library().compile(grammar), end_ids)
 
 
 def tokens_of(mask: bytes) -> list[int]:

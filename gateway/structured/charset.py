@@ -1,4 +1,4 @@
-"""Sets of characters, and their notation in a grammar: as raw text, or inside a JSON string, where some need an escape.
+"""Sets of characters, and their notation in the expressions that the grammar library reads.
 
 Pure. A set is a sorted tuple of disjoint inclusive ranges of code points; surrogates are in none of them.
 """
@@ -10,7 +10,6 @@ from collections.abc import Iterable
 Ranges = tuple[tuple[int, int], ...]
 
 ALL: Ranges = ((0, 0xD7FF), (0xE000, 0x10FFFF))
-_ESCAPED = {0x22: '\\"', 0x5C: "\\\\", 0x08: "\\b", 0x0C: "\\f", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
 
 
 def union(parts: Iterable[tuple[int, int]]) -> Ranges:
@@ -45,43 +44,27 @@ def chars(text: str) -> Ranges:
     return union((ord(char), ord(char)) for char in text)
 
 
-_CONTROLS: Ranges = ((0, 0x1F),)
-IN_STRING: Ranges = without(ALL, union((*_CONTROLS, *chars('"\\'))))
-"""The characters that need no escape in a JSON string."""
-
-
-def raw(ranges: Ranges) -> str:
-    """Returns a grammar of one character of the set. The set must not be empty."""
+def one_of(ranges: Ranges) -> str:
+    """Returns an expression of one character of the set. An expression of an empty set matches nothing."""
+    if not ranges:
+        return "[a&&b]"
+    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
+        return char(ranges[0][0])
     return f"[{''.join(_range(low, high) for low, high in ranges)}]"
 
 
-def in_json(ranges: Ranges) -> str:
-    """Returns a grammar of one character of the set as it appears in a JSON string, escaped where it must be."""
-    parts = []
-    if plain := common(ranges, IN_STRING):
-        parts.append(raw(plain))
-    special = without(ranges, IN_STRING)
-    parts += [literal(_ESCAPED.get(code) or f"\\u{code:04x}") for low, high in special for code in range(low, high + 1)]
-    return parts[0] if len(parts) == 1 else f"({' | '.join(parts)})"
-
-
 def literal(text: str) -> str:
-    """Returns a grammar of a fixed text."""
-    return '"' + "".join(_in_literal(char) for char in text) + '"'
+    """Returns an expression of a fixed text."""
+    return "".join(char(ord(one)) for one in text)
 
 
-def _in_literal(char: str) -> str:
-    if char in '"\\':
-        return "\\" + char
-    return char if char >= " " and char != "\x7f" else f"\\u{ord(char):04x}"
+def char(code: int) -> str:
+    """Returns ASCII letters, digits and spaces as they are and everything else by number, so that no character has a
+    meaning in an expression, in a class, or in the grammar around it.
+    """
+    one = chr(code)
+    return one if one == " " or (one.isascii() and one.isalnum()) else f"\\u{{{code:x}}}"
 
 
 def _range(low: int, high: int) -> str:
-    return _in_class(low) if low == high else f"{_in_class(low)}-{_in_class(high)}"
-
-
-def _in_class(code: int) -> str:
-    """Returns a character for a class: ASCII letters, digits and characters beyond ASCII as they are, others by number,
-    so that no special character of a class has to be escaped.
-    """
-    return chr(code) if code >= 128 or chr(code).isalnum() else f"\\u{code:04x}"
+    return char(low) if low == high else f"{char(low)}-{char(high)}"

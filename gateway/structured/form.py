@@ -1,7 +1,7 @@
 """The form that a client wants its output to have: JSON schema, JSON object, expression, choice or grammar become one
 grammar.
 
-Pure. The grammar is EBNF text, the one form that workers know; `Form` also says whether a finished text has the form.
+Pure. The grammar is Lark text, the one form that workers know; `Form` also says whether a finished text has the form.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import msgspec
 from msgspec import Meta
 
 from gateway.base import errors
-from gateway.structured import check, regex, write_schema
+from gateway.structured import check, ebnf, lark, regex
 from gateway.structured.charset import literal
-from gateway.structured.nodes import ANY_OBJECT, Document
-from gateway.structured.read_schema import SchemaError, read
+from gateway.structured.document import ANY_OBJECT, Document
+from gateway.structured.errors import SchemaError
+from gateway.structured.read_schema import read
 
 MAX_BYTES = 64 * 1024
 """The largest size of a form that a client sends, in bytes."""
 MAX_CHOICES = 1024
-MAX_NESTING = 64
-"""The deepest nesting of parentheses in a grammar."""
 MAX_POINTER = 256
 
 
@@ -123,7 +122,7 @@ def _of_schema(schema: Any) -> Form:
 
 
 def _of_document(document: Document) -> Form:
-    return Form(write_schema.grammar(document), lambda text: check.is_valid(document, text))
+    return Form(lark.of_schema(document.whole()), lambda text: check.is_valid(document, text))
 
 
 def _of_regex(pattern: str, where: str) -> Form:
@@ -132,28 +131,26 @@ def _of_regex(pattern: str, where: str) -> Form:
         body = regex.whole(pattern)
     except regex.RegexError as error:
         raise _unsupported(str(error), where) from None
-    return Form(f"root ::= {body}\n", lambda text: True)
+    return Form(lark.of_expression(body), lambda text: True)
 
 
 def _of_choice(choices: list[str], where: str) -> Form:
     if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
         raise errors.invalid(f"1 to {MAX_CHOICES} strings that are not empty are needed.", where)
     _check_size("".join(choices), where)
-    body = " | ".join(map(literal, dict.fromkeys(choices)))
-    return Form(f"root ::= {body}\n", frozenset(choices).__contains__)
+    body = "|".join(map(literal, dict.fromkeys(choices)))
+    return Form(lark.of_expression(body), frozenset(choices).__contains__)
 
 
 def _of_grammar(text: str, where: str) -> Form:
-    """Refuses only grammars that could hurt the worker's compiler; the compiler itself decides about the rest."""
     _check_size(text, where)
-    if "::=" not in text:
-        raise _unsupported("The grammar has no rule: rules are written 'root ::= …'.", where)
-    depth = 0
-    for char in text:
-        depth += (char == "(") - (char == ")")
-        if depth > MAX_NESTING:
-            raise _unsupported(f"Groups are nested deeper than {MAX_NESTING}.", where)
-    return Form(text, lambda text: True)
+    try:
+        written = lark.of_rules(ebnf.read(text))
+    except ebnf.EbnfError as error:
+        raise _unsupported(f"The grammar is not EBNF: {error}.", where) from None
+    except RecursionError:
+        raise _unsupported("The grammar is nested too deep.", where) from None
+    return Form(written, lambda text: True)
 
 
 def _check_size(text: str | bytes, where: str) -> None:

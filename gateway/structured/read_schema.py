@@ -1,36 +1,21 @@
 """Reads a JSON schema that a client sent as nodes. A schema that could not be enforced is refused, with the place.
 
-Pure. Every keyword of a node is either enforced, an annotation, or a refusal; none is dropped.
+Pure. Every keyword of a schema is either enforced, an annotation, or a refusal; none is dropped. The grammar library
+translates the nodes, so only keywords that it enforces are in them, with values that it reads exactly.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any as Json
 from typing import ClassVar
 from urllib.parse import unquote
 
-from gateway.structured import regex
+from gateway.structured import numbers, regex
+from gateway.structured.document import DEFINITIONS, Document, Node
+from gateway.structured.errors import SchemaError
 from gateway.structured.formats import ANNOTATIONS as NUMBER_FORMATS
 from gateway.structured.formats import FORMATS
-from gateway.structured.nodes import (
-    Any,
-    Array,
-    Boolean,
-    Document,
-    Either,
-    Integer,
-    Literals,
-    Node,
-    Null,
-    Number,
-    Object,
-    Property,
-    Ref,
-    String,
-)
-from gateway.structured.numbers import LIMIT
 from gateway.structured.soundness import excluding, termless
 
 MAX_DEPTH = 16
@@ -62,22 +47,13 @@ _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
     "string": ("pattern", "minLength", "maxLength", "format"),
-    "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "format"),
-    "number": ("format",),
+    "integer": (*numbers.KEYWORDS, "format"),
+    "number": (*numbers.KEYWORDS, "format"),
     "boolean": (),
     "null": (),
 }
-_TYPE_OF = {name: kind for kind in ("number", "integer", "string", "array", "object") for name in _KEYWORDS[kind]}
-_ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
-"""Keywords that define a node alone. Without one of them the type defines the node."""
-
-
-class SchemaError(ValueError):
-    """A schema that cannot be enforced. `pointer` is the place, as a JSON pointer."""
-
-    def __init__(self, pointer: str, message: str) -> None:
-        super().__init__(message)
-        self.pointer = pointer
+_TYPE_OF = {name: kind for kind in ("number", "string", "array", "object") for name in _KEYWORDS[kind]}
+_SHORT_ESCAPES = frozenset("\b\f\n\r\t")
 
 
 def read(schema: Json) -> Document:
@@ -90,58 +66,79 @@ class _Reader:
         self._schema = schema
         self._document = Document()
         self._num_properties = 0
-        self._unread: list[str] = []
+        self._places: dict[tuple[str, bool], str] = {}
+        """The name of a place that `$ref` leads to, and of the same place as a part of another schema."""
+        self._unread: list[tuple[str, bool]] = []
         self._exclusive: list[tuple[str, list[Node]]] = []
+        self._steps: list[float] = []
+        self._merges = False
+        """Whether a value has to satisfy two schemas at once somewhere."""
 
     def read(self) -> Document:
         document = self._document
         document.root = self._node(self._schema, "", 1)
         while self._unread:
-            name = self._unread.pop()
-            document.named[name] = self._node(self._find(name), name, 1)
+            place = self._unread.pop()
+            document.named[self._places[place]] = self._node(self._find(place[0]), place[0], 1, is_part=place[1])
         if (circle := termless(document)) is not None:
-            raise SchemaError(circle, "This schema refers to itself without an end.")
+            pointers = {name: place[0] for place, name in self._places.items()}
+            raise SchemaError(pointers.get(circle, ""), "This schema refers to itself without an end.")
         for pointer, nodes in self._exclusive:
             if not excluding(document, nodes):
                 raise SchemaError(pointer, "The branches of 'oneOf' must exclude each other; use 'anyOf'.")
+        if self._merges and not numbers.have_common_multiple(self._steps):
+            raise SchemaError("", "The values of 'multipleOf' have no common multiple that is small enough.")
         return document
 
-    def _node(self, schema: Json, at: str, depth: int) -> Node:
+    def _node(self, schema: Json, at: str, depth: int, *, is_part: bool = False) -> Node:
+        """Reads one schema. A part shares its value with other schemas, so its objects are open unless it says
+        otherwise.
+        """
         if depth > MAX_DEPTH:
             raise SchemaError(at, f"The schema is deeper than {MAX_DEPTH}.")
         if schema is True:
-            return Any()
+            return True
         if not isinstance(schema, dict):
             raise SchemaError(at, "A schema must be an object.")
-        alone = [name for name in _ALONE if name in schema]
-        if not alone:
-            return self._typed(schema, at, depth)
-        if len(alone) > 1:
-            raise _refused(at, alone[1], f"It cannot be combined with '{alone[0]}'.")
-        literal = alone[0] in ("enum", "const")
-        self._refuse_others(schema, {alone[0], "type"} if literal else {alone[0]}, at)
-        return self._by_name[alone[0]](self, schema, at, depth)
-
-    def _refuse_others(self, schema: dict[str, Json], known: set[str], at: str) -> None:
-        for name in schema:
-            if name not in known and name not in _ANNOTATIONS:
+        types = self._types(schema, at)
+        keywords = [name for name in schema if name != "type" and name not in _ANNOTATIONS]
+        alone = [name for name in keywords if name in self._by_name]
+        typed = [name for name in keywords if name not in alone]
+        if not types and typed:
+            if typed[0] not in _TYPE_OF:
+                raise _refused(at, typed[0])
+            types = (_TYPE_OF[typed[0]],)
+        for name in typed:
+            if not any(name in _KEYWORDS[kind] for kind in types):
                 raise _refused(at, name)
+        is_part = is_part or len(alone) + bool(typed) > 1
+        if set(alone) <= {"enum", "const"} and len(alone) == 1 and not typed:
+            return self._literals(schema, alone[0], at, types)
+        parts: list[Node] = []
+        if types:
+            parts.append(self._typed(schema, types, at, depth, is_part))
+        parts += [self._by_name[name](self, schema, name, at, depth, is_part) for name in alone]
+        return self._all(parts)
+
+    def _all(self, parts: list[Node]) -> Node:
+        self._merges |= len(parts) > 1
+        return {"allOf": parts} if len(parts) > 1 else parts[0] if parts else True
 
     # --- nodes defined by one keyword ---
 
-    def _ref(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        place = schema["$ref"]
-        if not isinstance(place, str) or not (place == "#" or place.startswith("#/")):
+    def _ref(self, schema: dict[str, Json], name: str, at: str, depth: int, is_part: bool) -> Node:
+        given = schema["$ref"]
+        if not isinstance(given, str) or not (given == "#" or given.startswith("#/")):
             raise _refused(at, "$ref", "Only references inside the schema are.")
-        name = unquote(place[1:])
-        if name not in self._document.named:
-            if self._find(name) is None:
+        place = unquote(given[1:]), is_part
+        if place not in self._places:
+            if self._find(place[0]) is None:
                 raise SchemaError(f"{at}/$ref", "The reference leads nowhere.")
-            if len(self._document.named) == MAX_NAMED:
+            if len(self._places) == MAX_NAMED:
                 raise SchemaError(f"{at}/$ref", f"References to more than {MAX_NAMED} places.")
-            self._document.named[name] = Any()  # a placeholder until the schema is read: it may refer to itself
-            self._unread.append(name)
-        return Ref(name)
+            self._places[place] = f"{len(self._places)}"
+            self._unread.append(place)
+        return {"$ref": DEFINITIONS + self._places[place]}
 
     def _find(self, pointer: str) -> Json:
         """Returns the part of the schema at a pointer, or None if there is none."""
@@ -154,28 +151,35 @@ class _Reader:
                 found = found.get(part) if isinstance(found, dict) else None
         return found
 
-    def _literals(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        name = "const" if "const" in schema else "enum"
+    def _values(self, schema: dict[str, Json], name: str, at: str, depth: int, is_part: bool) -> Node:
+        return self._literals(schema, name, at, ())
+
+    def _literals(self, schema: dict[str, Json], name: str, at: str, types: tuple[str, ...]) -> Node:
         values = [schema["const"]] if name == "const" else schema["enum"]
         if not isinstance(values, list) or not values:
             raise SchemaError(f"{at}/enum", "'enum' must be a list that is not empty.")
-        types = self._types(schema, at) or tuple(_KEYWORDS)
-        fitting = tuple(value for value in values if any(_is_a(value, kind) for kind in types))
+        if not all(map(_is_exact, values)):
+            raise SchemaError(
+                f"{at}/{name}", "A number beyond what 64-bit floats hold, or a control character, cannot be enforced."
+            )
+        fitting = [value for value in values if any(_is_a(value, kind) for kind in types or _KEYWORDS)]
         if not fitting:
             raise SchemaError(f"{at}/{name}", "No value has the type.")
-        return Literals(fitting)
+        return {"enum": fitting}
 
-    def _either(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        name = next(name for name in ("anyOf", "oneOf", "allOf") if name in schema)
+    def _branches(self, schema: dict[str, Json], name: str, at: str, depth: int, is_part: bool) -> Node:
         branches = schema[name]
         if not isinstance(branches, list) or not branches:
             raise SchemaError(f"{at}/{name}", f"'{name}' must be a list that is not empty.")
-        if name == "allOf" and len(branches) > 1:
-            raise _refused(at, name, "Only one branch is.")
-        nodes = [self._node(branch, f"{at}/{name}/{i}", depth + 1) for i, branch in enumerate(branches)]
+        is_part = is_part or (name == "allOf" and len(branches) > 1)
+        nodes = [
+            self._node(branch, f"{at}/{name}/{i}", depth + 1, is_part=is_part) for i, branch in enumerate(branches)
+        ]
+        if name == "allOf":
+            return self._all(nodes)
         if name == "oneOf":
             self._exclusive.append((f"{at}/{name}", nodes))
-        return nodes[0] if len(nodes) == 1 else Either(tuple(nodes))
+        return nodes[0] if len(nodes) == 1 else {"anyOf": nodes}
 
     # --- nodes defined by a type ---
 
@@ -187,142 +191,112 @@ class _Reader:
             raise SchemaError(f"{at}/type", "This type does not exist.")
         return tuple(dict.fromkeys(types))
 
-    def _typed(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        types = self._types(schema, at)
-        keywords = [name for name in schema if name != "type" and name not in _ANNOTATIONS]
-        if not types:
-            if not keywords:
-                return Any()
-            if keywords[0] not in _TYPE_OF:
-                raise _refused(at, keywords[0])
-            types = (_TYPE_OF[keywords[0]],)
-        for name in keywords:
-            if not any(name in _KEYWORDS[kind] for kind in types):
-                raise _refused(at, name)
-            if name != "format" and "number" in types and name in _KEYWORDS["integer"]:
-                raise _refused(at, name, "Bounds are for integers only.")
-        nodes = tuple(self._of_type[kind](self, schema, at, depth) for kind in types)
-        return nodes[0] if len(nodes) == 1 else Either(nodes)
+    def _typed(
+        self, schema: dict[str, Json], types: tuple[str, ...], at: str, depth: int, is_part: bool
+    ) -> dict[str, Json]:
+        node: dict[str, Json] = {"type": types[0] if len(types) == 1 else list(types)}
+        if not {"integer", "number"}.isdisjoint(types):
+            self._number(node, schema, types, at)
+        if "string" in types:
+            self._string(node, schema, at)
+        if "array" in types:
+            self._array(node, schema, at, depth, is_part)
+        if "object" in types:
+            self._object(node, schema, at, depth, is_part)
+        patterns = node.get("pattern", ())
+        if len(patterns) < 2:
+            return node | ({"pattern": patterns[0]} if patterns else {})
+        self._merges = True
+        return {"allOf": [node | {"pattern": pattern} for pattern in patterns]}
 
-    def _null(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        return Null()
+    def _number(self, node: dict[str, Json], schema: dict[str, Json], types: tuple[str, ...], at: str) -> None:
+        name = schema.get("format")
+        if name is not None and "string" not in types and (not isinstance(name, str) or name not in NUMBER_FORMATS):
+            raise _refused(at, "format")
+        node |= numbers.read(schema, at, is_whole="number" not in types)
+        if "multipleOf" in node:
+            self._steps.append(node["multipleOf"])
 
-    def _boolean(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        return Boolean()
-
-    def _number(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        self._number_format(schema, at)
-        return Number()
-
-    def _integer(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        self._number_format(schema, at)
-        low, high = -LIMIT, LIMIT
-        for name, is_low, is_open in (
-            ("minimum", True, False),
-            ("exclusiveMinimum", True, True),
-            ("maximum", False, False),
-            ("exclusiveMaximum", False, True),
-        ):
+    def _string(self, node: dict[str, Json], schema: dict[str, Json], at: str) -> None:
+        """Adds the keywords of strings. The patterns are a list, of the schema's own and its format's."""
+        self._bounds(node, schema, "minLength", "maxLength", at)
+        patterns = []
+        for name in ("pattern", "format"):
             if name not in schema:
                 continue
-            bound = schema[name]
-            if not _is_a(bound, "number"):
-                raise SchemaError(f"{at}/{name}", "A bound must be a number.")
-            if is_low:
-                low = max(low, math.floor(bound) + 1 if is_open else math.ceil(bound))
-            else:
-                high = min(high, math.ceil(bound) - 1 if is_open else math.floor(bound))
-        if low > high:
-            raise SchemaError(at, "No integer is within the bounds.")
-        return Integer(low, high)
-
-    def _number_format(self, schema: dict[str, Json], at: str) -> None:
-        types = self._types(schema, at)
-        name = schema.get("format")
-        if name is not None and name not in NUMBER_FORMATS and "string" not in types:
-            raise _refused(at, "format")
-
-    def _string(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        low, high = self._bounds(schema, "minLength", "maxLength", at)
-        given = [name for name in ("pattern", "format") if name in schema]
-        if not given:
-            return String(low, high)
-        if len(given) > 1 or "minLength" in schema or "maxLength" in schema:
-            raise _refused(at, given[0], "It cannot be combined with other bounds of a string.")
-        text = schema[given[0]]
-        if not isinstance(text, str):
-            raise SchemaError(f"{at}/{given[0]}", "It must be a string.")
-        if given[0] == "format":
-            if text not in FORMATS:
+            text = schema[name]
+            if not isinstance(text, str):
+                raise SchemaError(f"{at}/{name}", "It must be a string.")
+            if name == "format" and text not in FORMATS:
                 raise _refused(at, "format")
-            text = f"^(?:{FORMATS[text]})$"
-        try:
-            return String(inside=regex.inside_json(text))
-        except regex.RegexError as error:
-            raise SchemaError(f"{at}/pattern", str(error)) from None
+            try:
+                found = regex.whole(FORMATS[text]) if name == "format" else regex.anywhere(text)
+            except regex.RegexError as error:
+                raise SchemaError(f"{at}/pattern", str(error)) from None
+            patterns.append(f"^(?:{found})$")
+        if patterns:
+            node["pattern"] = patterns
 
-    def _array(self, schema: dict[str, Json], at: str, depth: int) -> Node:
-        low, high = self._bounds(schema, "minItems", "maxItems", at)
+    def _array(self, node: dict[str, Json], schema: dict[str, Json], at: str, depth: int, is_part: bool) -> None:
+        self._bounds(node, schema, "minItems", "maxItems", at)
         given = schema.get("prefixItems", [])
         if not isinstance(given, list):
             raise SchemaError(f"{at}/prefixItems", "'prefixItems' must be a list.")
-        prefix = tuple(self._node(one, f"{at}/prefixItems/{i}", depth + 1) for i, one in enumerate(given))
-        items = schema.get("items", True)
-        rest = None if items is False else self._node(items, f"{at}/items", depth + 1)
-        if rest is None and low > len(prefix):
+        if given:
+            node["prefixItems"] = [
+                self._node(one, f"{at}/prefixItems/{i}", depth + 1, is_part=is_part) for i, one in enumerate(given)
+            ]
+        if "items" in schema:
+            items = schema["items"]
+            node["items"] = items is not False and self._node(items, f"{at}/items", depth + 1, is_part=is_part)
+        if schema.get("items") is False and node.get("minItems", 0) > len(given):
             raise SchemaError(f"{at}/minItems", "There are fewer items.")
-        return Array(prefix, rest, low, high)
 
-    def _object(self, schema: dict[str, Json], at: str, depth: int) -> Node:
+    def _object(self, node: dict[str, Json], schema: dict[str, Json], at: str, depth: int, is_part: bool) -> None:
         given = schema.get("properties", {})
         required = schema.get("required", [])
         if not isinstance(given, dict):
             raise SchemaError(f"{at}/properties", "'properties' must be an object.")
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
             raise SchemaError(f"{at}/required", "'required' must be a list of names.")
-        if missing := [name for name in required if name not in given]:
-            place = required.index(missing[0])
-            raise SchemaError(f"{at}/required/{place}", "A required property is not described.")
-        if any(len(name) > MAX_NAME for name in given):
-            raise SchemaError(f"{at}/properties", f"A name is longer than {MAX_NAME}.")
-        self._num_properties += len(given)
+        extra = schema.get("additionalProperties", is_part or "properties" not in schema)
+        missing = [i for i, name in enumerate(required) if name not in given]
+        if missing and extra is False and not is_part:
+            raise SchemaError(f"{at}/required/{missing[0]}", "A required property is not described.")
+        if any(len(name) > MAX_NAME or not _is_exact(name) for name in (*given, *required)):
+            raise SchemaError(f"{at}/properties", f"A name is longer than {MAX_NAME}, or has a control character.")
+        self._num_properties += len(given) + len(missing)
         if self._num_properties > MAX_PROPERTIES:
             raise SchemaError(f"{at}/properties", f"More than {MAX_PROPERTIES} properties.")
-        properties = tuple(
-            Property(name, self._node(one, f"{at}/properties/{_escaped(name)}", depth + 1), name in required)
-            for name, one in given.items()
-        )
-        extra = schema.get("additionalProperties", "properties" not in schema)
-        if extra is False:
-            return Object(properties, None)
-        return Object(properties, self._node(extra, f"{at}/additionalProperties", depth + 1))
+        if given:
+            node["properties"] = {
+                name: self._node(one, f"{at}/properties/{_escaped(name)}", depth + 1, is_part=is_part)
+                for name, one in given.items()
+            }
+        if required:
+            node["required"] = list(dict.fromkeys(required))
+        if extra is not True:
+            node["additionalProperties"] = extra is not False and self._node(
+                extra, f"{at}/additionalProperties", depth + 1, is_part=is_part
+            )
 
-    def _bounds(self, schema: dict[str, Json], lowest: str, highest: str, at: str) -> tuple[int, int | None]:
+    def _bounds(self, node: dict[str, Json], schema: dict[str, Json], lowest: str, highest: str, at: str) -> None:
         for name in (lowest, highest):
             value = schema.get(name, 0)
             if type(value) is not int or not 0 <= value <= MAX_COUNT:
                 raise SchemaError(f"{at}/{name}", f"It must be an integer from 0 to {MAX_COUNT}.")
-        low, high = schema.get(lowest, 0), schema.get(highest)
-        if high is not None and low > high:
+            if name in schema:
+                node[name] = value
+        if highest in schema and schema.get(lowest, 0) > schema[highest]:
             raise SchemaError(f"{at}/{lowest}", f"It is above '{highest}'.")
-        return low, high
 
-    _by_name: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
+    _by_name: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, str, int, bool], Node]]] = {
         "$ref": _ref,
-        "enum": _literals,
-        "const": _literals,
-        "anyOf": _either,
-        "oneOf": _either,
-        "allOf": _either,
-    }
-    _of_type: ClassVar[dict[str, Callable[[_Reader, dict[str, Json], str, int], Node]]] = {
-        "null": _null,
-        "boolean": _boolean,
-        "number": _number,
-        "integer": _integer,
-        "string": _string,
-        "array": _array,
-        "object": _object,
+        "enum": _values,
+        "const": _values,
+        "anyOf": _branches,
+        "oneOf": _branches,
+        "allOf": _branches,
     }
 
 
@@ -332,6 +306,21 @@ def _refused(at: str, name: str, hint: str = "") -> SchemaError:
 
 def _escaped(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
+
+
+def _is_exact(value: Json) -> bool:
+    """Returns whether the grammar library writes this value, and no other."""
+    match value:
+        case bool() | None:
+            return True
+        case int() | float():
+            return numbers.is_exact(value)
+        case str():
+            return all((char >= " " and char != "\x7f") or char in _SHORT_ESCAPES for char in value)
+        case list():
+            return all(map(_is_exact, value))
+        case _:
+            return all(_is_exact(name) and _is_exact(one) for name, one in value.items())
 
 
 def _is_a(value: Json, kind: str) -> bool:

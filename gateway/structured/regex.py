@@ -1,12 +1,10 @@
-"""Regular expressions as grammars: the part of the syntax that JSON Schema, Python and JavaScript share.
+"""Regular expressions in the syntax that JSON Schema, Python and JavaScript share, written anew for the grammar library.
 
 Pure. It supports whole characters, groups, alternatives, repetition and classes. Look-around, back-references, word
 boundaries and flags are refused. Anchors are supported only at the ends of an alternative of the outermost level.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from gateway.structured import charset
 from gateway.structured.charset import Ranges
@@ -22,9 +20,7 @@ _CLASSES: dict[str, Ranges] = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CLASSES |= {name.upper(): charset.without(charset.ALL, found) for name, found in _CLASSES.items()}
 _ANY = charset.without(charset.ALL, charset.chars("\n\r\u2028\u2029"))
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
-_EMPTY = '""'
-
-Write = Callable[[Ranges], str]
+_AROUND = "(?s:.*)"
 
 
 class RegexError(ValueError):
@@ -32,22 +28,21 @@ class RegexError(ValueError):
 
 
 def whole(pattern: str) -> str:
-    """Returns a grammar of the texts that match from their first to their last character. Raises `RegexError`."""
-    return _Parser(pattern, charset.raw, search=False).parse()
+    """Returns an expression of the texts that match from their first to their last character. Raises `RegexError`."""
+    return _Parser(pattern, search=False).parse()
 
 
-def inside_json(pattern: str) -> str:
-    """Returns a grammar of the inside of JSON strings in which the pattern matches somewhere, as JSON Schema defines
-    it. Raises `RegexError`.
+def anywhere(pattern: str) -> str:
+    """Returns an expression of the whole texts in which the pattern matches somewhere, as JSON Schema defines it.
+    Raises `RegexError`.
     """
-    return _Parser(pattern, charset.in_json, search=True).parse()
+    return _Parser(pattern, search=True).parse()
 
 
 class _Parser:
-    def __init__(self, pattern: str, write: Write, *, search: bool) -> None:
+    def __init__(self, pattern: str, *, search: bool) -> None:
         self._pattern = pattern
-        self._write = write
-        self._around = f"{write(charset.ALL)}*" if search else ""
+        self._around = _AROUND if search else ""
         self._place = 0
         self._depth = 0
 
@@ -81,7 +76,7 @@ class _Parser:
         found = [self._alternative()]
         while self._skip("|"):
             found.append(self._alternative())
-        return found[0] if len(found) == 1 else f"({' | '.join(found)})"
+        return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
 
     def _alternative(self) -> str:
         outer = self._depth == 0
@@ -98,7 +93,7 @@ class _Parser:
             raise RegexError("'$' is supported at the end only.")
         if outer and self._around:
             items = [*([] if begins else [self._around]), *items, *([] if ends else [self._around])]
-        return " ".join(items) or _EMPTY
+        return "".join(items)
 
     def _item(self) -> str:
         atom = self._atom()
@@ -139,17 +134,17 @@ class _Parser:
             case "(":
                 return self._group()
             case "[":
-                return self._write(self._class())
+                return charset.one_of(self._class())
             case ".":
-                return self._write(_ANY)
+                return charset.one_of(_ANY)
             case "\\":
-                return self._write(self._escape(in_class=False))
+                return charset.one_of(self._escape(in_class=False))
             case "^" | "$":
                 raise RegexError("Anchors are supported at the ends only.")
             case "*" | "+" | "?" | "{":
                 raise RegexError("A repetition has nothing to repeat.")
             case _:
-                return self._write(self._one(char))
+                return charset.one_of(self._one(char))
 
     def _group(self) -> str:
         if self._skip("?") and not self._skip(":"):
@@ -161,7 +156,7 @@ class _Parser:
         if not self._skip(")"):
             raise RegexError("A group is not closed.")
         self._depth -= 1
-        return f"({body})"
+        return f"(?:{body})"
 
     def _group_name(self) -> None:
         self._skip("P")

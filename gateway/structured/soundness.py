@@ -5,27 +5,14 @@ from __future__ import annotations
 from itertools import combinations
 from typing import Any as Json
 
-from gateway.structured.nodes import (
-    Any,
-    Array,
-    Boolean,
-    Document,
-    Either,
-    Literals,
-    Node,
-    Null,
-    Object,
-    Ref,
-    String,
-    followed,
-)
+from gateway.structured.document import DEFINITIONS, Document, Node, alternatives, types
 
 MAX_COMPARISONS = 10_000
 """The most comparisons for one `oneOf`."""
 
 
 def termless(document: Document) -> str | None:
-    """Returns the pointer of a named schema, or "" for the root, that no finite value satisfies or that refers only to
+    """Returns the name of a named schema, or "" for the root, that no finite value satisfies or that refers only to
     itself.
     """
     ending: set[str] = set()
@@ -41,34 +28,40 @@ def termless(document: Document) -> str | None:
 
 
 def _ends(node: Node, ending: set[str]) -> bool:
-    match node:
-        case Ref(name):
-            return name in ending
-        case Either(nodes):
-            return any(_ends(one, ending) for one in nodes)
-        case Array(prefix, rest, low, _):
-            needed = [*prefix[:low], *([rest] if rest and low > len(prefix) else [])]
-            return all(_ends(one, ending) for one in needed)
-        case Object(properties, _):
-            return all(_ends(one.node, ending) for one in properties if one.required)
-        case _:
-            return True
+    if node is True or "enum" in node:
+        return True
+    if "$ref" in node:
+        return node["$ref"].removeprefix(DEFINITIONS) in ending
+    if "allOf" in node:
+        return all(_ends(one, ending) for one in node["allOf"])
+    if "anyOf" in node:
+        return any(_ends(one, ending) for one in node["anyOf"])
+    return any(_type_ends(node, kind, ending) for kind in types(node))
+
+
+def _type_ends(node: dict[str, Json], kind: str, ending: set[str]) -> bool:
+    if kind == "array":
+        low, prefix = node.get("minItems", 0), node.get("prefixItems", [])
+        needed = [*prefix[:low], *([node.get("items", True)] if low > len(prefix) else [])]
+    elif kind == "object":
+        known = node.get("properties", {})
+        needed = [known.get(name, node.get("additionalProperties", True)) for name in node.get("required", [])]
+    else:
+        needed = []
+    return all(one is not False and _ends(one, ending) for one in needed)
 
 
 def _leads_to(document: Document, node: Node, name: str, seen: set[str]) -> bool:
     """Returns whether the node leads to the named schema without any text in between."""
-    match node:
-        case Ref(other):
-            if other == name:
-                return True
-            if other in seen:
-                return False
-            seen.add(other)
-            return _leads_to(document, document.named[other], name, seen)
-        case Either(nodes):
-            return any(_leads_to(document, one, name, seen) for one in nodes)
-        case _:
-            return False
+    if node is True:
+        return False
+    if "$ref" in node:
+        other: str = node["$ref"].removeprefix(DEFINITIONS)
+        if other == name or other in seen:
+            return other == name
+        seen.add(other)
+        return _leads_to(document, document.named[other], name, seen)
+    return any(_leads_to(document, one, name, seen) for one in (*node.get("anyOf", ()), *node.get("allOf", ())))
 
 
 def excluding(document: Document, nodes: list[Node]) -> bool:
@@ -81,51 +74,39 @@ def _exclude(document: Document, one: Node, other: Node, left: list[int]) -> boo
     """Compares two nodes. `left` is the number of comparisons that may still be made. Nodes that are not decided by
     then count as not excluding each other.
     """
-    one, other = followed(document, one), followed(document, other)
+    one, other = document.followed(one), document.followed(other)
     left[0] -= 1
-    if left[0] < 0:
+    if left[0] < 0 or one is True or other is True:
         return False
-    if isinstance(one, Either):
-        return all(_exclude(document, part, other, left) for part in one.nodes)
-    if isinstance(other, Either):
-        return _exclude(document, other, one, left)
+    for first, second in ((one, other), (other, one)):
+        if "anyOf" in first:
+            return all(_exclude(document, part, second, left) for part in alternatives(first))
+        if "allOf" in first:
+            return any(_exclude(document, part, second, left) for part in first["allOf"])
     if _kinds(one).isdisjoint(_kinds(other)):
         return True
-    if isinstance(one, Literals) and isinstance(other, Literals):
-        return all(_plain(a) and _plain(b) and a != b for a in one.values for b in other.values)
-    if isinstance(one, Object) and isinstance(other, Object):
-        others = {two.name: two for two in other.properties}
-        return any(
-            (first.required or others[first.name].required)
-            and _exclude(document, first.node, others[first.name].node, left)
-            for first in one.properties
-            if first.name in others
-        )
-    return False
+    if "enum" in one and "enum" in other:
+        return all(_plain(a) and _plain(b) and a != b for a in one["enum"] for b in other["enum"])
+    return _kinds(one) == _kinds(other) == {"object"} and _objects_exclude(document, one, other, left)
+
+
+def _objects_exclude(document: Document, one: dict[str, Json], other: dict[str, Json], left: list[int]) -> bool:
+    """Returns whether a property that one of the objects needs cannot have a value that suits both."""
+    mine, theirs = one.get("properties", {}), other.get("properties", {})
+    needed = {*one.get("required", ()), *other.get("required", ())}
+    return any(
+        name in mine and name in theirs and _exclude(document, mine[name], theirs[name], left) for name in needed
+    )
 
 
 def _plain(value: Json) -> bool:
     return not isinstance(value, list | dict)
 
 
-def _kinds(node: Node) -> frozenset[str]:
-    match node:
-        case Any():
-            return frozenset({"null", "boolean", "string", "number", "array", "object"})
-        case Literals(values):
-            return frozenset(map(_kind, values))
-        case Null():
-            return frozenset({"null"})
-        case Boolean():
-            return frozenset({"boolean"})
-        case String():
-            return frozenset({"string"})
-        case Array():
-            return frozenset({"array"})
-        case Object():
-            return frozenset({"object"})
-        case _:
-            return frozenset({"number"})
+def _kinds(node: dict[str, Json]) -> set[str]:
+    """Returns the types of values that the node allows. Integers are numbers."""
+    found = map(_kind, node["enum"]) if "enum" in node else types(node)
+    return {"number" if kind == "integer" else kind for kind in found}
 
 
 def _kind(value: Json) -> str:

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from schemas import SCHEMAS, pairs_once, satisfies
 from walks import matches, walk
 
-from gateway.structured import numbers, regex
 from gateway.structured.form import StructuredOutputs, form_of
-from workers.engine.grammars.grammar import GrammarError
+from workers.engine.grammars.library import GrammarError
 
 
 @settings(max_examples=60, deadline=None)
@@ -28,7 +27,8 @@ def test_every_text_of_a_schemas_grammar_satisfies_the_schema(schema, seed):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(-2000, 2000), st.integers(0, 2500), st.integers(-5000, 5000))
 def test_a_grammar_of_bounds_holds_exactly_the_integers_within(low, span, number):
-    grammar = f"root ::= {numbers.between(low, low + span)}\n"
+    schema = {"type": "integer", "minimum": low, "maximum": low + span}
+    grammar = form_of(None, StructuredOutputs(json=schema)).grammar
     for one in (number, low, low + span, low - 1, low + span + 1):
         assert matches(grammar, str(one)) == (low <= one <= low + span)
 
@@ -50,7 +50,7 @@ PATTERNS = st.recursive(
 @settings(max_examples=80, deadline=None)
 @given(PATTERNS, st.text("ab1.é\n", max_size=5), st.integers(0, 2**32))
 def test_an_expressions_grammar_holds_what_python_matches(pattern, text, seed):
-    grammar = f"root ::= {regex.whole(pattern)}\n"
+    grammar = form_of(None, StructuredOutputs(regex=pattern)).grammar
     try:
         drawn = walk(grammar, seed, 80)
     except GrammarError:  # nothing but the empty text

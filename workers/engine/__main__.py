@@ -21,7 +21,7 @@ from cache.prefix_cache import PrefixCache
 from kernels.cpu import instructions
 from workers.engine import settings, techniques
 from workers.engine.engine import Engine
-from workers.engine.grammars import backends
+from workers.engine.grammars import library
 from workers.engine.grammars.compiling import Grammars
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.metrics import Metrics
@@ -66,7 +66,6 @@ def main() -> int:
 
 def run(told: WorkerSettings, ranks: Ranks) -> int:
     """Runs the worker and returns its exit status. Raises `StartError`."""
-    refuse_missing_library(told.engine_grammar)
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
@@ -115,25 +114,17 @@ def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
     return ParallelRunner(load(told, 0, ranks.size, ranks.meeting), ranks)
 
 
-def refuse_missing_library(name: backends.Name) -> None:
-    """Raises `StartError` if the configured library is missing. Without the default library a worker serves without
-    grammars."""
-    if name != "xgrammar" and not backends.installed(name):
-        raise StartError(f"HEADGATE_ENGINE_GRAMMAR={name} needs the package {name}.")
-
-
 def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:
     """Returns the compiler of grammars. Returns None if the library is not installed, and then requests with a grammar
     are refused."""
     from workers.engine.checkpoint import checkpoint
     from workers.engine.grammars import vocabulary
 
-    name = told.engine_grammar
-    if not backends.installed(name):
-        logger.warning("no grammars: xgrammar is missing", extra={"event": "no_grammars"})
+    if not library.is_installed():
+        logger.warning("no grammars: llguidance is missing", extra={"event": "no_grammars"})
         return None
     directory = checkpoint.find(told.model).directory
-    return Grammars(lambda: vocabulary.read(directory, runner.vocab_size), name)
+    return Grammars(lambda: vocabulary.read(directory, runner.vocab_size))
 
 
 def build_engine(

@@ -76,8 +76,6 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Fusion of layers, for models whose layers are transformers' own. on: layers with the same input become one
     product, and norms and activations become fewer operations, each compared at load with what it replaces. off: for
     finding faults."""
-    engine_grammar: Literal["xgrammar", "llguidance"] = "xgrammar"
-    """The library that follows grammars of requests. llguidance is the extra of that name."""
     engine_smoothing: Path | None = None
     """File of statistics from `headgate calibrate`. Activations are smoothed with it before a rounding format rounds
     them."""

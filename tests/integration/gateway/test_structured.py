@@ -151,7 +151,11 @@ async def test_a_json_object_is_one(shared_gateway: RunningGateway) -> None:
         ),
         ({"extra_body": {"structured_outputs": {"regex": "(?=a)"}}}, "unsupported_schema", "structured_outputs.regex"),
         ({"extra_body": {"structured_outputs": {"choice": [1]}}}, "invalid_type", "structured_outputs.choice[0]"),
-        ({"extra_body": {"structured_outputs": {"grammar": 'root ::= "a" b'}}}, "unsupported_schema", None),
+        (
+            {"extra_body": {"structured_outputs": {"grammar": 'root ::= "a" b'}}},
+            "unsupported_schema",
+            "structured_outputs.grammar",
+        ),
         ({"extra_body": {"guided_regex": "a"}}, "unsupported_parameter", "guided_regex"),
     ],
     ids=lambda value: str(value)[-60:],

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rest
 
 NUM_TOKENS = 10
 VOCABULARY = [b"", b"", b"", *(bytes([i]) for i in range(256)), *([b""] * 42)]
-GRAMMAR = 'root ::= "<" [a-z]{4,9} (" " [0-9]{1,4})? ">"'
+GRAMMAR = "start: /<[a-z]{4,9}( [0-9]{1,4})?>/"
 SAMPLED = SamplingParams(seed=5, temperature=1.0, top_p=0.9, stop_token_ids=tuple(range(40, 60)))
 LOOPING = SamplingParams(seed=6, temperature=0.9, logit_bias=((7, 40.0),), min_tokens=1000)
 PENALISED = SamplingParams(seed=7, temperature=0.7, frequency_penalty=0.6, min_tokens=1000)

@@ -97,7 +97,7 @@ def test_the_engine_refuses_what_no_gateway_sends(fields):
 def test_a_grammar_and_bans_are_refused():
     drive = Driver(ScriptedRunner())
     params = SamplingParams(seed=0, bad_words=((A,),))
-    drive.send(generate_request("r", sampling=params, grammar='root ::= "a"'))
+    drive.send(generate_request("r", sampling=params, grammar='start: "a"'))
     drive.step()
     assert "bans beside it" in drive.endings[LINK, "r"].message
 

@@ -153,7 +153,7 @@ def test_a_batch_search_goes_as_one_for_interactive_work():
     [
         ({"width": 9, "steps": 20}, "too_long"),  # 9 x 7 blocks of 51
         ({"width": 90, "steps": 1}, "too_long"),
-        ({"grammar": 'root ::= "a"'}, "internal"),
+        ({"grammar": 'start: "a"'}, "internal"),
         ({"resume": ((0, (97,)),)}, "internal"),
         ({"steps": 0}, "internal"),
     ],

@@ -35,7 +35,6 @@ def test_only_the_model_has_to_be_named(monkeypatch, tmp_path):
         ("HEADGATE_ENGINE_KV_DTYPE", "int4"),
         ("HEADGATE_ENGINE_QUANT", "int3"),
         ("HEADGATE_ENGINE_FUSE", "some"),
-        ("HEADGATE_ENGINE_GRAMMAR", "outlines"),
         ("HEADGATE_ENGINE_GRAPHS", "sometimes"),
         ("HEADGATE_ENGINE_MEMORY_SHARE", "1.5"),
         ("HEADGATE_ENGINE_UNHEARD_OF", "1"),

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from workers.engine.grammars import backends
-from workers.engine.grammars.grammar import Automaton, Backend, GrammarError, begin
+from workers.engine.grammars.grammar import Automaton, begin
+from workers.engine.grammars.library import GrammarError, Library
 from workers.protocol.frames import Frames
 
 LIMIT_S = 2.0
@@ -34,7 +34,6 @@ class Start(msgspec.Struct, frozen=True):
     vocabulary: list[bytes]
     limit_s: float
     limit_bytes: int
-    backend: backends.Name
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -55,19 +54,19 @@ def main() -> int:
     start = QUESTIONS.read(given)
     if not isinstance(start, Start):
         return 0
-    backend = backends.load(start.vocabulary, start.backend)
+    library = Library(start.vocabulary)
     _limit_memory(start.limit_bytes)
     answers.write(VERDICTS.encode(Verdict("")))
     while isinstance(text := QUESTIONS.read(given), str):
-        fault = _timed(start.limit_s, lambda text=text: try_out(backend, text))  # type: ignore[misc]
+        fault = _timed(start.limit_s, lambda text=text: try_out(library, text))  # type: ignore[misc]
         answers.write(VERDICTS.encode(Verdict(fault)))
     return 0
 
 
-def try_out(backend: Backend, text: str) -> str:
+def try_out(library: Library, text: str) -> str:
     """Returns what is wrong with the grammar, or an empty text if nothing is."""
     try:
-        compiled = backend.compile(text)
+        compiled = library.compile(text)
         if compiled.num_bytes > MAX_COMPILED_BYTES:
             return "the grammar is too large"
         _walk(begin(compiled, ()))

@@ -18,18 +18,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from workers.engine.grammars import backends, compile_child
+from workers.engine.grammars import compile_child
 from workers.engine.grammars.compile_child import QUESTIONS, VERDICTS, Start, Verdict
-from workers.engine.grammars.grammar import Backend, Compiled, GrammarError, Key, Outcome
+from workers.engine.grammars.grammar import Key, Outcome
 from workers.engine.grammars.grammar_queue import GrammarQueue, Job
+from workers.engine.grammars.library import Compiled, GrammarError, Library
 
 logger = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 1 << 20
 """Largest size of a grammar's text. A schema of 64 KiB becomes a longer grammar, but no honest one becomes this
 long."""
-TENANT_ENTRIES, TENANT_BYTES = 64, 64 << 20
-ALL_ENTRIES, ALL_BYTES = 1024, 256 << 20
+TENANT_ENTRIES, TENANT_BYTES = 16, 64 << 20
+ALL_ENTRIES, ALL_BYTES = 256, 512 << 20
 START_S, ANSWER_S = 120.0, 20.0
 """Seconds of wall time for the child to be ready, and to answer. The latter is above the child's own limit, for a
 machine that is busy."""
@@ -52,9 +53,13 @@ class Shelf:
         """Number of entries and bytes of each tenant."""
 
     def get(self, key: Key) -> Outcome | None:
-        if key in self._entries:
+        outcome = self._entries.get(key)
+        if isinstance(outcome, Compiled) and outcome.is_spent:
+            self._drop(key)
+            return None
+        if outcome is not None:
             self._entries.move_to_end(key)
-        return self._entries.get(key)
+        return outcome
 
     def put(self, key: Key, outcome: Outcome) -> None:
         self._drop(key)
@@ -95,12 +100,11 @@ class Grammars:
     def __init__(
         self,
         vocabulary: Callable[[], list[bytes]],
-        name: backends.Name = "xgrammar",
         *,
         limit_s: float = compile_child.LIMIT_S,
         limit_bytes: int = compile_child.LIMIT_BYTES,
     ) -> None:
-        self._vocabulary, self._name = vocabulary, name
+        self._vocabulary = vocabulary
         self._limits = (limit_s, limit_bytes)
         self._shelf = Shelf()
         self._asked: set[Key] = set()
@@ -115,7 +119,7 @@ class Grammars:
         """Child processes that any thread started and that have not ended."""
         self._starter = ThreadPoolExecutor(1, "grammar-child")
         self._start: Start | None = None
-        self._backend: Backend | None = None
+        self._library: Library | None = None
 
     # --- the engine thread ---
 
@@ -216,15 +220,15 @@ class Grammars:
             raise GrammarError(fault)
         return self._loaded().compile(text)
 
-    def _loaded(self) -> Backend:
-        if self._backend is None:
-            self._backend = backends.load(self._told().vocabulary, self._name)
-        return self._backend
+    def _loaded(self) -> Library:
+        if self._library is None:
+            self._library = Library(self._told().vocabulary)
+        return self._library
 
     def _told(self) -> Start:
         """Returns the first message to a child."""
         if self._start is None:
-            self._start = Start(self._vocabulary(), *self._limits, self._name)
+            self._start = Start(self._vocabulary(), *self._limits)
         return self._start
 
     def _tried(self, text: str) -> str:

@@ -2,7 +2,7 @@
 torch and no process.
 
 It knows token ids and masks. Bit `t % 8` of byte `t // 8` allows token t, so that four bytes are one word of the op
-`logits`. It does not know logits, sequences or how a grammar is compiled: a `Backend` does that (xgrammar, llguidance).
+`logits`. It does not know logits, sequences or how a grammar is compiled: `library` does that.
 """
 
 from __future__ import annotations
@@ -11,46 +11,14 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+
+from workers.engine.grammars.library import Compiled, GrammarError
 
 logger = logging.getLogger(__name__)
 
 LOST = "the grammar cannot be followed any further"
 SLOW_S = 0.25
 """Processor seconds for one token. A grammar that needs more would delay everybody else's step."""
-
-
-class GrammarError(Exception):
-    """A grammar cannot be used, or not any further. The message is one sentence."""
-
-
-class Matcher(Protocol):
-    """A backend's own automaton. It does not know end tokens."""
-
-    def accept(self, token: int) -> bool: ...
-
-    def fork(self) -> Matcher:
-        """Returns another automaton in the same state."""
-        ...
-
-    def mask(self) -> bytes: ...
-
-    def may_end(self) -> bool: ...
-
-
-class Compiled(Protocol):
-    """A grammar ready for use. Any number of choices may start from it."""
-
-    num_bytes: int
-    vocab_size: int
-
-    def start(self) -> Matcher: ...
-
-
-class Backend(Protocol):
-    def compile(self, text: str) -> Compiled:
-        """Compiles a grammar. `text` is EBNF with the rule `root`. Raises `GrammarError`."""
-        ...
 
 
 Key = tuple[str, bytes]

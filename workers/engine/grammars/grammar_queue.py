@@ -12,7 +12,8 @@ import math
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 
-from workers.engine.grammars.grammar import GrammarError, Key
+from workers.engine.grammars.grammar import Key
+from workers.engine.grammars.library import GrammarError
 
 MAX_JOBS = 64
 """Largest number of waiting grammars of one tenant."""

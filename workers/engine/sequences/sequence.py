@@ -18,7 +18,8 @@ from cache.blocks.worth import Range
 from cache.tree.handle import Handle
 from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
-from workers.engine.grammars.grammar import Automaton, Compiled, begin
+from workers.engine.grammars.grammar import Automaton, begin
+from workers.engine.grammars.library import Compiled
 from workers.engine.sequences.bans import Bans
 from workers.engine.sequences.lease import Lease
 from workers.engine.values.plan import LoadedAdapter

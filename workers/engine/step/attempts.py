@@ -15,8 +15,9 @@ import msgspec
 
 from workers.engine.beams.beams import Beams
 from workers.engine.beams.search import Hypothesis
-from workers.engine.grammars.grammar import Compiled, GrammarError, Key, Outcome, digest
+from workers.engine.grammars.grammar import Key, Outcome, digest
 from workers.engine.grammars.grammar_queue import GrammarsWait
+from workers.engine.grammars.library import Compiled, GrammarError
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Sequence, Status

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from workers.engine.beams.beams import Beams
-from workers.engine.grammars.grammar import GrammarError
+from workers.engine.grammars.library import GrammarError
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status

@@ -29,9 +29,22 @@ STRING = {"type": "string"}
 @pytest.mark.parametrize(
     ("schema", "pointer"),
     [
-        ({"type": "number", "multipleOf": 2}, "/multipleOf"),
-        ({"type": "integer", "multipleOf": 2}, "/multipleOf"),
-        ({"type": "number", "minimum": 2}, "/minimum"),
+        ({"type": "number", "multipleOf": 0}, "/multipleOf"),
+        ({"type": "number", "multipleOf": "2"}, "/multipleOf"),
+        ({"type": "number", "multipleOf": 0.07}, "/multipleOf"),
+        ({"type": "number", "multipleOf": 1e-300}, "/multipleOf"),
+        ({"type": "number", "minimum": 1e-30}, "/minimum"),
+        ({"type": "number", "maximum": 1e300}, "/maximum"),
+        ({"type": "number", "maximum": 10**400}, "/maximum"),
+        ({"type": "number", "exclusiveMaximum": True}, "/exclusiveMaximum"),
+        ({"type": "number", "minimum": 2, "exclusiveMaximum": 2}, ""),
+        ({"const": 2**53 + 1}, "/const"),
+        ({"enum": [1, {"a": [10**400]}]}, "/enum"),
+        ({"enum": ["a\x00b"]}, "/enum"),
+        ({"properties": {"\x7f": STRING}}, "/properties"),
+        ({"allOf": [{"multipleOf": 499}, {"multipleOf": 497}]}, ""),
+        ({"allOf": [{"$ref": "#/$defs/a"}, {"not": {}}], "$defs": {"a": STRING}}, "/allOf/1/not"),
+        ({"allOf": []}, "/allOf"),
         ({"type": "array", "uniqueItems": True}, "/uniqueItems"),
         ({"type": "array", "items": STRING, "contains": STRING}, "/contains"),
         ({"type": "object", "patternProperties": {"a": STRING}}, "/patternProperties"),
@@ -41,13 +54,11 @@ STRING = {"type": "string"}
         ({"type": "object", "minProperties": 1}, "/minProperties"),
         ({"$ref": "https://example.com/x.json"}, "/$ref"),
         ({"$ref": "#/$defs/none"}, "/$ref"),
-        ({"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": STRING}}, "/maxLength"),
-        ({"anyOf": [STRING], "type": "string"}, "/type"),
-        ({"allOf": [STRING, STRING]}, "/allOf"),
         ({"oneOf": [STRING, {"type": ["string", "null"]}]}, "/oneOf"),
         ({"oneOf": [{"const": 1}, {"type": "integer"}]}, "/oneOf"),
         ({"type": "string", "minimum": 1}, "/minimum"),
-        ({"type": "string", "pattern": "a", "maxLength": 3}, "/pattern"),
+        ({"type": "string", "pattern": "a", "multipleOf": 3}, "/multipleOf"),
+        ({"type": "object", "properties": {}, "required": ["a"]}, "/required/0"),
         ({"type": "string", "pattern": "(?=a)"}, "/pattern"),
         ({"type": "string", "pattern": r"(a)\1"}, "/pattern"),
         ({"type": "string", "format": "color"}, "/format"),
@@ -60,7 +71,6 @@ STRING = {"type": "string"}
         ({"type": "string", "minLength": 4, "maxLength": 3}, "/minLength"),
         ({"type": "array", "items": False, "minItems": 1}, "/minItems"),
         ({"type": "array", "maxItems": 1_000_000}, "/maxItems"),
-        ({"type": "object", "required": ["a"]}, "/required/0"),
         ({"items": [STRING]}, "/items"),
         (False, ""),
         (7, ""),
@@ -106,7 +116,7 @@ def test_a_hostile_schema_is_refused(schema):
 
 @pytest.mark.parametrize("schema", [deep(16), {"properties": {f"p{i}": {} for i in range(512)}}, {}, True])
 def test_a_schema_at_the_limits_is_taken(schema):
-    assert of_schema(schema).grammar.startswith("root ::= ")
+    assert matches(of_schema(schema).grammar, "1") == (schema in ({}, True))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_a_schema_at_the_limits_is_taken(schema):
         (
             {"type": "integer", "minimum": -12, "exclusiveMaximum": 305},
             ["-12", "0", "99", "304"],
-            ["-13", "305", "00", "-0", "1.0", "+1"],
+            ["-13", "305", "00", "1.0", "+1"],
         ),
         ({"type": ["integer", "null"]}, ["0", "-7", "null"], ["1.5", '"a"']),
         ({"type": "number"}, ["1.5", "-2e-3", "0"], ["01", ".5", "1.", "NaN"]),

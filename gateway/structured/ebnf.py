@@ -1,5 +1,4 @@
-"""Parser from EBNF text to rules as nodes, in the dialect that xgrammar reads: `name ::= body`, literals, classes,
-groups, `* + ? {m,n}`.
+"""Parser from EBNF text to rules as nodes: `name ::= body`, literals, classes, groups, `* + ? {m,n}`.
 
 The module is pure. Characters are sets of code points; surrogates are in none of them.
 """
@@ -10,9 +9,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-Ranges = tuple[tuple[int, int], ...]
-"""Inclusive ranges of code points, sorted and apart from each other."""
-MAX_DEPTH = 200
+from gateway.structured import charset
+from gateway.structured.charset import Ranges
+
+MAX_DEPTH = 64
 """Largest depth of nested groups."""
 _TOKEN = re.compile(
     r"(?P<space>\s+|\#[^\n]*)"
@@ -28,7 +28,6 @@ _ESCAPES = dict(zip("nrtbfv0ae", "\n\r\t\b\f\v\0\a\x1b", strict=True))
 _ITSELF = "\"'\\?-[]^/"
 _REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _LAST = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
 
 
 class EbnfError(ValueError):
@@ -155,7 +154,7 @@ class _Reader:
     def _atom(self) -> Node:
         match self._next():
             case ("literal", text):
-                parts = tuple(Chars(_whole([(code, code)])) for code in _codes(text))
+                parts = tuple(Chars(charset.common(((code, code),), charset.ALL)) for code in _codes(text))
                 return parts[0] if len(parts) == 1 else Sequence(parts)
             case ("chars", text):
                 return Chars(_class(text))
@@ -223,7 +222,7 @@ def _code(match: re.Match[str]) -> int:
 def _class(text: str) -> Ranges:
     negated = text.startswith("^")
     chars = _chars(text[negated:])
-    found: list[tuple[int, int]] = []
+    parts: list[tuple[int, int]] = []
     place = 0
     while place < len(chars):
         low = high = _code(chars[place])
@@ -231,30 +230,7 @@ def _class(text: str) -> Ranges:
             place, high = place + 2, _code(chars[place + 2])
             if high < low:
                 raise EbnfError("a range in a class ends before it begins")
-        found.append((low, high))
+        parts.append((low, high))
         place += 1
-    return _whole(_others(found) if negated else found)
-
-
-def _others(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    left, start = [], 0
-    for low, high in sorted(ranges):
-        if low > start:
-            left.append((start, low - 1))
-        start = max(start, high + 1)
-    return [*left, (start, _LAST)] if start <= _LAST else left
-
-
-def _whole(ranges: list[tuple[int, int]]) -> Ranges:
-    """Sorts and merges the ranges, without surrogates."""
-    first, last = _SURROGATES
-    merged: list[tuple[int, int]] = []
-    for low, high in sorted(ranges):
-        for a, b in ((low, min(high, first - 1)), (max(low, last + 1), high)):
-            if a > b:
-                continue
-            if merged and a <= merged[-1][1] + 1:
-                merged[-1] = (merged[-1][0], max(b, merged[-1][1]))
-            else:
-                merged.append((a, b))
-    return tuple(merged)
+    found = charset.common(charset.union(parts), charset.ALL)
+    return charset.without(charset.ALL, found) if negated else found

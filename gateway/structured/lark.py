@@ -1,24 +1,43 @@
-"""Writer of rules as a grammar in llguidance's dialect of Lark that accepts the same texts, byte for byte.
+"""Writer of grammars in llguidance's dialect of Lark: of a JSON schema, of an expression, or of EBNF rules, whose texts
+are accepted byte for byte.
 
 llguidance splits a text into terminals first, each as long as it can be, and parses those. So one of our terminals is
 either the whole text, where the rules do not refer to themselves (one expression, which is not split), or a single
-character (the text is split everywhere). Where text can continue in one way only, the library does not insert it
-(`no_forcing`): it would be split into the tokens of a tokenizer, and masks would allow only those.
+character (the text is split everywhere).
 """
 
 from __future__ import annotations
 
-from workers.engine.grammars.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+import json
+from typing import Any
 
-_HEAD = '%llguidance {"no_forcing": true}'
+from gateway.structured.charset import one_of
+from gateway.structured.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+
 _DEPTH = 8
 """Largest depth of parentheses in a rule. A deeper part gets a rule of its own, because the library bounds the
 depth."""
-_NOTHING = "/[a&&b]/"
-"""Expression that matches nothing: no character is both."""
+_SCHEMA_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
+"""There is at most one space after `,` and `:` and none elsewhere. Characters are not written by number, so that a
+further name of an object cannot spell a listed one in another way."""
 
 
-def write(rules: Rules) -> str:
+def of_schema(schema: dict[str, Any]) -> str:
+    """Writes a grammar of the JSON texts that satisfy a schema, as the library reads it."""
+    return f"start: %json {json.dumps({'x-guidance': _SCHEMA_OPTIONS} | schema)}\n"
+
+
+def of_expression(expression: str) -> str:
+    """Writes a grammar of the texts that an expression without slashes matches as a whole."""
+    return f"start: /{expression}/\n"
+
+
+def of_rules(rules: Rules) -> str:
     """Writes the rules that `root` leads to. It needs as many stack frames as nodes are nested."""
     used = reached(rules, "root")
     refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
@@ -27,7 +46,7 @@ def write(rules: Rules) -> str:
         writer.names[name] = writer.new_name()
     for name in used:
         writer.add(writer.names[name], rules[name])
-    return "\n".join((_HEAD, f"start: {writer.names['root']}", *writer.lines, ""))
+    return "\n".join((f"start: {writer.names['root']}", *writer.lines, ""))
 
 
 def reached(rules: Rules, *names: str) -> dict[str, None]:
@@ -59,7 +78,7 @@ class _Writer:
     def _body(self, node: Node, depth: int) -> str:
         match node:
             case Chars(ranges):
-                return f"/[{''.join(_range(*pair) for pair in ranges)}]/" if ranges else _NOTHING
+                return f"/{one_of(ranges)}/"
             case Ref(name):
                 return self.names[name]
             case Sequence(()) | Repeat(high=0):
@@ -76,8 +95,3 @@ class _Writer:
             case Repeat(part, low, high):
                 times = f"{{{low},{'' if high is None else high}}}"
                 return f"({self._body(part, depth + 1)}){times}"
-
-
-def _range(low: int, high: int) -> str:
-    """Returns a range by code point numbers, so that characters with a meaning in a class need no escape."""
-    return f"\\u{{{low:x}}}" if low == high else f"\\u{{{low:x}}}-\\u{{{high:x}}}"
