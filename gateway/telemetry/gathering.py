@@ -17,7 +17,8 @@ async def gather(sockets: Sequence[Path], accept: str) -> Page:
     """Asks each process on its own socket, `gateway-<slot>.sock`; one that does not answer is shown as down."""
     pages = await asyncio.gather(*(_page(path) for path in sockets))
     slots = [path.stem.removeprefix("gateway-") for path in sockets]
-    return gathered(zip(slots, pages, strict=True), accept)
+    # Reading a page of a thousand lines takes 40 ms, for which streams would stand still.
+    return await asyncio.to_thread(gathered, list(zip(slots, pages, strict=True)), accept)
 
 
 async def _page(path: Path) -> str | None:

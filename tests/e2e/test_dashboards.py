@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -41,14 +41,15 @@ def ready_to_run(expression: str) -> str:
     return re.sub(r"\$\w+", ".*", expression.replace("$__rate_interval", WINDOW))
 
 
-@contextmanager
+@contextlib.contextmanager
 def repeated(*works: Callable[[], None]) -> Iterator[None]:
     """Runs each work again and again in a thread of its own, until the block ends."""
     over = threading.Event()
 
     def run(work: Callable[[], None]) -> None:
         while not over.is_set():
-            work()
+            with contextlib.suppress(openai.InternalServerError):  # a 503 of a busy machine is load, too
+                work()
             over.wait(PAUSE_S)
 
     threads = [threading.Thread(target=run, args=(work,), daemon=True) for work in works]
