@@ -245,3 +245,24 @@ def test_what_is_kept_is_bounded_for_each_tenant_and_in_all():
     assert shelf.get(("a", b"big")) is None
     shelf.put(("t0", b""), Sized(5000))
     assert shelf.get(("t0", b"")) is not None, "the newest one stays"
+
+
+def test_a_grammar_that_grew_is_dropped():
+    shelf = Shelf(tenant_limits=(3, 100), limits=(5, 150))
+    first, second, other = Sized(10), Sized(10), Sized(50)
+    for key, outcome in ((("a", b"1"), first), (("a", b"2"), second), (("b", b"1"), other)):
+        shelf.put(key, outcome)
+    first.num_bytes = 95
+    shelf.trim()
+    assert shelf.get(("a", b"1")) is None and shelf.get(("a", b"2")) is second
+    second.num_bytes = 140
+    shelf.trim()
+    assert shelf.size == (1, 140), "what was used last stays, and all together fit"
+
+
+def test_masks_add_to_the_size_of_a_grammar(grammars):
+    (compiled,) = wait(grammars(), "start: /a*/")
+    before, matcher = compiled.num_bytes, compiled.start()
+    for _ in range(10):
+        matcher.mask()
+    assert before < compiled.num_bytes <= before + 10 * 16384

@@ -31,6 +31,8 @@ MAX_TEXT_BYTES = 1 << 20
 long."""
 TENANT_ENTRIES, TENANT_BYTES = 16, 64 << 20
 ALL_ENTRIES, ALL_BYTES = 256, 512 << 20
+TRIM_EVERY = 256
+"""Steps between two looks at how far the grammars have grown."""
 START_S, ANSWER_S = 120.0, 20.0
 """Seconds of wall time for the child to be ready, and to answer. The latter is above the child's own limit, for a
 machine that is busy."""
@@ -49,48 +51,45 @@ class Shelf:
         self._tenant_limits = tenant_limits
         self._limits = limits
         self._entries: OrderedDict[Key, Outcome] = OrderedDict()
-        self._sizes: dict[str, tuple[int, int]] = {}
-        """Number of entries and bytes of each tenant."""
 
     def get(self, key: Key) -> Outcome | None:
         outcome = self._entries.get(key)
         if isinstance(outcome, Compiled) and outcome.is_spent:
-            self._drop(key)
+            del self._entries[key]
             return None
         if outcome is not None:
             self._entries.move_to_end(key)
         return outcome
 
     def put(self, key: Key, outcome: Outcome) -> None:
-        self._drop(key)
+        self._entries.pop(key, None)
         self._entries[key] = outcome
-        self._count(key, outcome, 1)
-        while self._over(self._sizes[key[0]], self._tenant_limits):
-            self._drop(next(other for other in self._entries if other[0] == key[0]))
-        while self._over(self.size, self._limits):
-            self._drop(next(iter(self._entries)))
+        self.trim()
+
+    def trim(self) -> None:
+        """Drops what is too much by now: grammars grow while choices follow them. O(entries)."""
+        for tenant in {key[0] for key in self._entries}:
+            self._shrink([key for key in self._entries if key[0] == tenant], self._tenant_limits)
+        self._shrink(list(self._entries), self._limits)
 
     @property
     def size(self) -> tuple[int, int]:
         """Number of entries and bytes."""
-        return len(self._entries), sum(size for _, size in self._sizes.values())
+        return len(self._entries), sum(map(self._bytes, self._entries))
 
-    def _over(self, size: tuple[int, int], limits: tuple[int, int]) -> bool:
-        """Returns whether the size exceeds the limits. The newest entry stays, whatever its size, because the request
+    def _shrink(self, keys: list[Key], limits: tuple[int, int]) -> None:
+        """Drops the least recently used of these entries. The newest one stays, whatever its size, because the request
         that it was made for is waiting."""
-        return size[0] > 1 and (size[0] > limits[0] or size[1] > limits[1])
+        num_bytes = sum(map(self._bytes, keys))
+        for num_left, key in zip(range(len(keys), 1, -1), keys, strict=False):
+            if num_left <= limits[0] and num_bytes <= limits[1]:
+                return
+            num_bytes -= self._bytes(key)
+            del self._entries[key]
 
-    def _drop(self, key: Key) -> None:
-        outcome = self._entries.pop(key, None)
-        if outcome is not None:
-            self._count(key, outcome, -1)
-
-    def _count(self, key: Key, outcome: Outcome, sign: int) -> None:
-        number, size = self._sizes.get(key[0], (0, 0))
-        own = 0 if isinstance(outcome, GrammarError) else outcome.num_bytes
-        self._sizes[key[0]] = (number + sign, size + sign * own)
-        if number + sign == 0:
-            del self._sizes[key[0]]
+    def _bytes(self, key: Key) -> int:
+        outcome = self._entries[key]
+        return 0 if isinstance(outcome, GrammarError) else outcome.num_bytes
 
 
 class Grammars:
@@ -110,6 +109,7 @@ class Grammars:
         self._asked: set[Key] = set()
         self._queue = GrammarQueue()
         self._done: deque[tuple[Key, Outcome]] = deque()
+        self._num_takes = 0
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -154,6 +154,9 @@ class Grammars:
         for key, outcome in found:
             self._asked.discard(key)
             self._shelf.put(key, outcome)
+        self._num_takes += 1
+        if self._num_takes % TRIM_EVERY == 0:
+            self._shelf.trim()
         return found
 
     # --- any thread ---
