@@ -13,6 +13,7 @@ import json
 import math
 import types
 import typing
+from array import array
 from random import Random
 from typing import Any, Literal, Union
 
@@ -207,6 +208,11 @@ def _value(rng: Random, kind: Any, vocab_size: int) -> Any:
         return tuple(_value(rng, inner[0], vocab_size) for _ in range(length))
     if origin is tuple:
         return tuple(_value(rng, one, vocab_size) for one in inner)
+    if origin is array or kind is array:
+        length = rng.choice([0, 1, 1, 2, 3, 20, 130, 1030])
+        if rng.random() < 0.6:
+            return array("i", (rng.randrange(vocab_size) for _ in range(length)))
+        return array("q", (rng.choice([n for n in INTEGERS if -(2**63) <= n < 2**63]) for _ in range(length)))
     if kind is bool:
         return rng.random() < 0.5
     if kind is int:

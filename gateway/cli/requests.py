@@ -52,14 +52,14 @@ def requests() -> None:
 @requests.command("list")
 @click.option("--tenant", help="Id or name.")
 @click.option("--key", "key_id", help="Id of an API key.")
-@click.option("--model")
+@click.option("--model", help="The model that was asked for.")
 @click.option("--status", "status_class", type=click.Choice(["2xx", "4xx", "5xx"]), help="The class of the status.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), help="How it ended; a stream can fail after status 200.")
 @click.option("--trace", "trace_id", help="The trace id of a ledger entry.")
 @click.option("--from", "start", type=MOMENT, help="Accepted at this time or later.")
 @click.option("--to", "end", type=MOMENT, help="Accepted before this time.")
 @click.option("--min-duration", "min_duration_ms", type=click.IntRange(min=0), metavar="MS", help="At least so long.")
-@click.option("--limit", default=PAGE, show_default=True, type=click.IntRange(min=1))
+@click.option("--limit", default=PAGE, show_default=True, type=click.IntRange(min=1), help="The most requests to list.")
 @home_option
 @json_option
 def list_requests(

@@ -46,7 +46,10 @@ class MeteringMetrics:
             "headgate_tokens", "Tokens that were charged for.", ("tenant", "model", "kind"), registry=registry
         )
         self._charge = Counter(
-            "headgate_charge_micro_units", "Charges in micro-units.", ("tenant", "currency"), registry=registry
+            "headgate_charge_micro_units",
+            "Charges in millionths of the currency.",
+            ("tenant", "currency"),
+            registry=registry,
         )
         self._budget = Gauge(
             "headgate_budget_remaining_ratio",
@@ -153,18 +156,20 @@ class _State(Collector):
         )
         yield GaugeMetricFamily(
             "headgate_limiter_up",
-            "1 while calls are sent to the limiter's Redis, 0 while it is silent.",
+            "It is 1 while calls are sent to the limiter's Redis, and 0 while that is silent.",
             value=float(self._link.is_open),
         )
 
     def _of_journal(self) -> Iterator[Metric]:
         journal, shipper = self._journal, self._shipper
         yield GaugeMetricFamily(
-            "headgate_journal_full", "1 while the disk of the journal is full.", value=float(journal.is_full)
+            "headgate_journal_full", "It is 1 while the disk of the journal is full.", value=float(journal.is_full)
         )
         poisoned = not journal.is_writable and not journal.is_full
         yield GaugeMetricFamily(
-            "headgate_journal_poisoned", "1 while the disk of the journal fails otherwise.", value=float(poisoned)
+            "headgate_journal_poisoned",
+            "It is 1 while the disk of the journal fails in another way.",
+            value=float(poisoned),
         )
         yield GaugeMetricFamily(
             "headgate_journal_unshipped_records",

@@ -41,7 +41,7 @@ class RouterMetrics(Collector):
         yield ready
         states = GaugeMetricFamily(
             "headgate_worker_state",
-            "1 for the state of a linked worker: ready, draining, disk_full, or silent for some seconds.",
+            "It is 1 for the present state of a linked worker: ready, draining, disk_full, or silent for some seconds.",
             labels=["worker", "model", "state"],
         )
         for link in links:

@@ -104,7 +104,9 @@ class Metrics:
             ["phase"],
             registry=self.registry,
         )
-        self._tier_tokens = Counter("headgate_tier_tokens", "Tokens computed by tier", ["tier"], registry=self.registry)
+        self._tier_tokens = Counter(
+            "headgate_tier_tokens", "Tokens that were computed, by tier.", ["tier"], registry=self.registry
+        )
         self._steps = Histogram(
             "headgate_step_seconds",
             "Seconds that a step takes, by its phase.",

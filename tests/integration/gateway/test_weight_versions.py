@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from fakes import ScriptedRunner, ScriptedWorker
-from gateway.journal.segments import Reader
 from gateways import MODEL, RunningGateway, running_gateway
 
 from gateway.generation.models import fingerprint
 from gateway.generation.stream import GENERATION
 from gateway.journal import journal_records
 from gateway.journal.journal import Journal
+from gateway.journal.reader import Reader
 from gateway.metering.metering import METERING
 from workers.protocol.journal import Kind
 

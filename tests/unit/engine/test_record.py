@@ -81,6 +81,7 @@ def test_totals_sum_every_field_of_a_step_they_know():
         "step",
         "num_seqs",
         "num_tokens",
+        "num_batch_tokens",
         "num_kv_tokens",
         "num_decode_seqs",
         "planned_at",

@@ -121,7 +121,7 @@ class _Ages(Collector):
             yield family(f"vllm:kv_block_{name}_seconds", text, self._labels, BOUNDS_S, counts, total)
         yield SummaryMetricFamily(
             "headgate_cache_match_seconds",
-            "Time to find the longest cached prefix of a prompt",
+            "Seconds that it took to find the longest cached prefix of a prompt.",
             count_value=now.num_matches,
             sum_value=now.match_s,
         )

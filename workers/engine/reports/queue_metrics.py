@@ -14,21 +14,28 @@ from workers.engine.values.queue_figures import QueueFigures, TierFigures
 class QueueMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._before = QueueFigures()
-        self._running = Gauge("headgate_running_sequences", "Sequences that hold blocks", ["tier"], registry=registry)
-        self._waiting = Gauge("headgate_waiting_sequences", "Sequences that wait", ["tier"], registry=registry)
+        self._running = Gauge(
+            "headgate_running_sequences", "Sequences that hold blocks now.", ["tier"], registry=registry
+        )
+        self._waiting = Gauge(
+            "headgate_waiting_sequences", "Sequences that wait for a step.", ["tier"], registry=registry
+        )
         self._oldest = Gauge(
-            "headgate_oldest_wait_seconds", "Wait of the oldest request that never ran", ["tier"], registry=registry
+            "headgate_oldest_wait_seconds",
+            "Seconds for which the oldest request that never ran has waited.",
+            ["tier"],
+            registry=registry,
         )
         self._waiting_tenants = Gauge(
-            "headgate_waiting_tenants", "Tenants with a request that never ran", ["tier"], registry=registry
+            "headgate_waiting_tenants", "Tenants with a request that never ran.", ["tier"], registry=registry
         )
         self._preemptions = Counter(
-            "headgate_preemptions", "Sequences that lost their blocks", ["tier"], registry=registry
+            "headgate_preemptions", "Sequences that lost their blocks to others.", ["tier"], registry=registry
         )
-        self._tenants = Gauge("headgate_active_tenants", "Tenants with a request in the worker", registry=registry)
+        self._tenants = Gauge("headgate_active_tenants", "Tenants with a request in the worker.", registry=registry)
         self._spread = Gauge(
             "headgate_tenant_counter_spread_tokens",
-            "Largest difference between the counters of tenants that wait, in weighted tokens",
+            "Largest difference between the counters of tenants that wait, in weighted tokens.",
             registry=registry,
         )
 
