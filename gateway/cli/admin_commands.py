@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import click
 
 from gateway.cli.answers import Shows, one_sentence, show, warn
-from gateway.cli.api import AdminApi
+from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
 
@@ -108,7 +107,7 @@ class Row:
         if not isinstance(self.does, str):
             return self.does(api, fields)
         method, _, path = self.does.partition(" ")
-        path = path.format(**{name: quote(str(fields.pop(name)), safe="") for name in self._in_path})
+        path = path.format(**{name: segment(str(fields.pop(name))) for name in self._in_path})
         if "tenant" in fields:
             fields[self.tenant_field] = fields.pop("tenant")
         if method == "GET":

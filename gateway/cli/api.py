@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -32,6 +33,13 @@ class ApiFailed(Exception):
 
 class NotThere(ApiFailed):
     """The object does not exist, and the answer does not name it."""
+
+
+def segment(name: str) -> str:
+    """Returns an id or a name as one segment of a path. Raises `ApiFailed` for one that would lead elsewhere."""
+    if name in ("", ".", ".."):
+        raise ApiFailed(f"{name!r} is no id and no name.")
+    return quote(name, safe="")
 
 
 class _Ready(msgspec.Struct):
@@ -87,7 +95,7 @@ class AdminApi:
         """Finds a project by id, or by its name if only one project has it. `archived` includes archived projects."""
         if name_or_id.startswith("proj_"):
             try:
-                return self.call("GET", f"{PROJECTS}/{name_or_id}")
+                return self.call("GET", f"{PROJECTS}/{segment(name_or_id)}")
             except NotThere:
                 raise ApiFailed(
                     f"No tenant has the id {name_or_id!r}; `headgate tenants list` shows the ids."

@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from gateway.cli import answers
 from gateway.cli.answers import FIELDS, Grid, one_sentence
-from gateway.cli.api import AdminApi
+from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.cli.times import MOMENT
@@ -106,7 +106,7 @@ def list_requests(
 def show(request_id: str, home: Path, as_json: bool) -> None:
     """Show one request: its fields, and a waterfall of where its time went."""
     with one_sentence():
-        found = AdminApi(home).call("GET", f"{PATH}/{request_id}")
+        found = AdminApi(home).call("GET", f"{PATH}/{segment(request_id)}")
     if as_json:
         click.echo(json.dumps(found))
         return

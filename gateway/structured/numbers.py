@@ -7,6 +7,7 @@ holds, and a step must be one that the library turns into a decimal.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any as Json
@@ -21,6 +22,10 @@ MAX_DECIMALS = 20
 MAX_STEP, MAX_ROUND_STEP = 500, 3_600
 """The largest step in units of its last decimal, and the largest one of which at most 9 is left without the factors 2
 and 5, as 3,600. The library has a state for each remainder, and these factors leave few of them."""
+LEAKS = (
+    "A whole number that is excluded cannot be enforced beside another bound that is less than 1 away; use 'minimum' or "
+    "'maximum' with the next number."
+)
 _MAX_COMMON = 2**32
 """The library multiplies steps of schemas that hold together in 32 bits."""
 
@@ -35,9 +40,26 @@ def read(schema: dict[str, Json], at: str, *, is_whole: bool) -> dict[str, Json]
     high = min(bounds.get("maximum", math.inf), bounds.get("exclusiveMaximum", math.inf))
     if low > high or (low == high and low in (bounds.get("exclusiveMinimum"), bounds.get("exclusiveMaximum"))):
         raise SchemaError(at, "No number is within the bounds.")
+    if (name := leaking([bounds])) is not None:
+        raise SchemaError(f"{at}/{name}", LEAKS)
     if "multipleOf" in schema:
         bounds["multipleOf"] = _step(schema["multipleOf"], at)
     return bounds
+
+
+def leaking(bounds: Sequence[Mapping[str, Json]]) -> str | None:
+    """Returns the name of a bound that the library would let out, of numbers that may have to satisfy several of these
+    bounds: a whole number that is excluded, where another bound is less than 1 away on the side that is allowed.
+    """
+    for name, side, others in (
+        ("exclusiveMinimum", 1, ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", -1, ("minimum", "exclusiveMinimum")),
+    ):
+        excluded = [one[name] for one in bounds if one.get(name, 0.5) % 1 == 0]
+        ends = [one[other] for one in bounds for other in others if other in one]
+        if any(0 < side * (end - value) < 1 for value in excluded for end in ends):
+            return name
+    return None
 
 
 def _whole(schema: dict[str, Json]) -> dict[str, Json]:

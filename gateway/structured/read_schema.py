@@ -71,6 +71,8 @@ class _Reader:
         self._unread: list[tuple[str, bool]] = []
         self._exclusive: list[tuple[str, list[Node]]] = []
         self._steps: list[float] = []
+        self._ranges: list[dict[str, Json]] = []
+        """The bounds of all numbers."""
         self._merges = False
         """Whether a value has to satisfy two schemas at once somewhere."""
 
@@ -88,6 +90,8 @@ class _Reader:
                 raise SchemaError(pointer, "The branches of 'oneOf' must exclude each other; use 'anyOf'.")
         if self._merges and not numbers.have_common_multiple(self._steps):
             raise SchemaError("", "The values of 'multipleOf' have no common multiple that is small enough.")
+        if self._merges and numbers.leaking(self._ranges) is not None:
+            raise SchemaError("", numbers.LEAKS)
         return document
 
     def _node(self, schema: Json, at: str, depth: int, *, is_part: bool = False) -> Node:
@@ -213,7 +217,9 @@ class _Reader:
         name = schema.get("format")
         if name is not None and "string" not in types and (not isinstance(name, str) or name not in NUMBER_FORMATS):
             raise _refused(at, "format")
-        node |= numbers.read(schema, at, is_whole="number" not in types)
+        bounds = numbers.read(schema, at, is_whole="number" not in types)
+        node |= bounds
+        self._ranges.append(bounds)
         if "multipleOf" in node:
             self._steps.append(node["multipleOf"])
 

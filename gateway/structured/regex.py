@@ -21,6 +21,9 @@ _CLASSES |= {name.upper(): charset.without(charset.ALL, found) for name, found i
 _ANY = charset.without(charset.ALL, charset.chars("\n\r\u2028\u2029"))
 _CONTROLS = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11, "0": 0}
 _AROUND = "(?s:.*)"
+IN_JSON = charset.without(charset.ALL, ((0, 7), (11, 11), (14, 31)))
+"""All characters but the control characters that only `\\u` writes in JSON, which the grammar never does. The library takes
+a class with all control characters for every escape, `\\"` and `\\\\` too, whatever the class excludes."""
 
 
 class RegexError(ValueError):
@@ -33,15 +36,16 @@ def whole(pattern: str) -> str:
 
 
 def anywhere(pattern: str) -> str:
-    """Returns an expression of the whole texts in which the pattern matches somewhere, as JSON Schema defines it.
-    Raises `RegexError`.
+    """Returns an expression of the whole strings of JSON in which the pattern matches somewhere, as JSON Schema defines
+    it. Raises `RegexError`.
     """
-    return _Parser(pattern, search=True).parse()
+    return _Parser(pattern, search=True, within=IN_JSON).parse()
 
 
 class _Parser:
-    def __init__(self, pattern: str, *, search: bool) -> None:
+    def __init__(self, pattern: str, *, search: bool, within: Ranges = charset.ALL) -> None:
         self._pattern = pattern
+        self._within = within
         self._around = _AROUND if search else ""
         self._place = 0
         self._depth = 0
@@ -134,17 +138,20 @@ class _Parser:
             case "(":
                 return self._group()
             case "[":
-                return charset.one_of(self._class())
+                return self._one_of(self._class())
             case ".":
-                return charset.one_of(_ANY)
+                return self._one_of(_ANY)
             case "\\":
-                return charset.one_of(self._escape(in_class=False))
+                return self._one_of(self._escape(in_class=False))
             case "^" | "$":
                 raise RegexError("Anchors are supported at the ends only.")
             case "*" | "+" | "?" | "{":
                 raise RegexError("A repetition has nothing to repeat.")
             case _:
-                return charset.one_of(self._one(char))
+                return self._one_of(self._one(char))
+
+    def _one_of(self, ranges: Ranges) -> str:
+        return charset.one_of(charset.common(ranges, self._within))
 
     def _group(self) -> str:
         if self._skip("?") and not self._skip(":"):

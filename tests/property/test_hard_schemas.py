@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from decimal import Decimal, InvalidOperation, localcontext
 from functools import cache
@@ -181,3 +182,60 @@ def test_numbers_of_any_length_are_read_again(text):
 )
 def test_the_final_check_refuses_what_does_not_satisfy_the_schema(schema, text):
     assert not form(json.dumps(schema)).is_kept(text)
+
+
+def members(text: str, schema) -> bool:
+    return matches(form(json.dumps(schema)).grammar, text)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "bad", "good"),
+    [
+        ('^[^"]{3}$', ['"\\"\\"\\""', '"a\\"b"'], ['"abc"', '"\\\\a\\n"']),
+        ('^[^\\\\/:*?"<>|]{3}$', ['"\\\\ab"', '"a\\"b"', '"a/b"'], ['"a.b"']),
+        ("^[\\x00-\\x1f]$", ['"\\""', '"\\\\"', '"a"'], ['"\\n"', '"\\t"']),
+        ("^[^ -~]$", ['"\\""', '"\\\\"', '"a"'], ['"é"', '"\\r"']),
+        ("^[^\\x20-\\uffff]$", ['"\\""', '"\\\\"'], ['"\\n"']),
+        ('^[^"a-z]+$', ['"\\""', '"A\\""'], ['"A1"']),
+    ],
+)
+def test_a_class_with_all_control_characters_lets_no_other_escape_through(pattern, bad, good):
+    """The library takes such a class for every escape of JSON."""
+    schema = {"type": "string", "pattern": pattern}
+    assert [text for text in bad if members(text, schema)] == []
+    assert [text for text in good if not members(text, schema)] == []
+
+
+NARROW = [
+    {"exclusiveMinimum": 0, "maximum": 0.5},
+    {"exclusiveMinimum": 0, "exclusiveMaximum": 0.1},
+    {"exclusiveMinimum": 0, "maximum": 1e-7},
+    {"exclusiveMinimum": 2, "maximum": 2.5},
+    {"exclusiveMinimum": 1, "exclusiveMaximum": 1.0001},
+    {"minimum": -0.01, "exclusiveMaximum": 0},
+    {"exclusiveMinimum": -1.9, "exclusiveMaximum": -1, "multipleOf": 0.5},
+]
+
+
+@pytest.mark.parametrize("bounds", NARROW, ids=str)
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_whole_number_that_is_excluded_is_never_let_out(bounds, merged):
+    """The library lets it out where the other bound is less than 1 away. A schema is refused, or enforced."""
+    parts = [{"type": "number", name: value} for name, value in bounds.items()]
+    schema = {"allOf": parts} if merged else {"type": "number"} | bounds
+    with contextlib.suppress(ApiError):
+        form(json.dumps(schema))
+        excluded = [value for name, value in bounds.items() if name.startswith("exclusive")]
+        assert [
+            text for value in excluded for text in (f"{value}", f"{value}.0", f"-{value}") if members(text, schema)
+        ] == []
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [{"exclusiveMinimum": 0, "maximum": 1}, {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0.1, "maximum": 0.11}],
+)
+def test_other_excluded_bounds_are_enforced(bounds):
+    schema = {"type": "number"} | bounds
+    excluded = bounds["exclusiveMinimum"]
+    assert not members(f"{excluded}", schema) and members("0.105", schema)

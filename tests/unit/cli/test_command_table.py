@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from gateway.app import routes
 from gateway.cli.admin_commands import RowCommand
+from gateway.cli.api import ApiFailed
 from gateway.cli.main import main
 from workers.engine.commands.calibrate_command import main as calibrate
 from workers.engine.commands.plan_command import main as plan
@@ -132,6 +133,29 @@ def test_a_name_in_a_path_cannot_leave_it(monkeypatch):
     monkeypatch.setattr("gateway.cli.api.AdminApi.call", call)
     done = CliRunner().invoke(main, ["adapters", "remove", "../keys/a?b"])
     assert (done.exit_code, called) == (0, ["DELETE /admin/v1/adapters/..%2Fkeys%2Fa%3Fb"])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../tenants/x", "a/b", "?limit=1", "%2e%2e/x"])
+@pytest.mark.parametrize(
+    "command", [("requests", "show"), ("tenants", "show"), ("keys", "revoke", "proj_1"), ("tenants", "show", "proj_x/")]
+)
+def test_a_name_that_leads_elsewhere_is_refused_or_one_segment(command, name, monkeypatch):
+    called = []
+
+    async def call(self, method, path, *rest):
+        called.append(path)
+        raise ApiFailed("no")
+
+    monkeypatch.setattr("gateway.cli.api.AdminApi._call", call)
+    given = [*command[:-1], command[-1] + name] if command[-1].endswith("/") else [*command, name]
+    done = CliRunner().invoke(main, given)
+    assert isinstance(done.exception, SystemExit) and done.exit_code == 1, done.output
+    segments = [path.split("/") for path in called]
+    assert all(
+        "" not in one[1:] and not {".", ".."} & set(one) and "?" not in path
+        for one, path in zip(segments, called, strict=True)
+    )
+    assert all(len(one) == len(segments[0]) for one in segments)
 
 
 @pytest.mark.parametrize("limit", [1, 99, 100, 101, 250])
