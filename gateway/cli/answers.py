@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from accounting.values.errors import AccountingError
@@ -116,4 +117,9 @@ def _cell(name: str, cell: Any) -> str:
     """Formats one cell. Times of the API are Unix seconds; people read them in UTC."""
     if type(cell) is int and (name.endswith("_at") or name in ("from", "until")):
         return f"{datetime.fromtimestamp(cell, UTC):%Y-%m-%d %H:%M:%S}"
-    return "" if cell is None else str(cell)
+    return "" if cell is None else harmless(str(cell))
+
+
+def harmless(text: str) -> str:
+    """Returns a text that a terminal shows and does not obey: no control characters, no markup."""
+    return escape("".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.markup import escape
 
 from gateway.cli import answers
 from gateway.cli.answers import FIELDS, Grid, one_sentence
@@ -96,7 +95,7 @@ def list_requests(
     if as_json:
         click.echo(json.dumps(found))
         return
-    answers.show(found, Grid(COLUMNS, [tuple(map(harmless, _row(one))) for one in found]), False)
+    answers.show(found, Grid(COLUMNS, [_row(one) for one in found]), False)
 
 
 @requests.command("show")
@@ -111,7 +110,7 @@ def show(request_id: str, home: Path, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     timeline = found.pop("timeline")
-    rows = [(name, harmless(value)) for name, value in _flat(found) if value is not None]
+    rows = [(name, value) for name, value in _flat(found) if value is not None]
     answers.show(found, Grid(FIELDS, rows), False)
     for line in waterfall(timeline["phases"], found["duration_ms"]):
         click.echo(line)
@@ -130,13 +129,6 @@ def waterfall(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> Iterat
         bar = (" " * first + "#" * length)[:BAR_CHARS].ljust(BAR_CHARS)
         took = f"{phase['end_ms'] - phase['start_ms']:,.1f}"
         yield f"{name:<{width}} |{bar}| {phase['start_ms']:>10,.1f} ms  {took:>10} ms"
-
-
-def harmless(value: Any) -> str:
-    """Returns a value that a terminal shows and does not obey: no control characters, no markup."""
-    text = "" if value is None else str(value)
-    shown = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-    return escape(shown)
 
 
 def _label(phase: Mapping[str, Any]) -> str:
@@ -186,9 +178,9 @@ def _duration(ms: int | None) -> str:
 def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in found.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{harmless(name)}.")
+            yield from _flat(value, f"{name}.")
         elif name != "created_at":
-            yield prefix + harmless(name), _time(value) if name == "created_at_ms" else value
+            yield prefix + name, _time(value) if name == "created_at_ms" else value
 
 
 COMMANDS: tuple[click.Command, ...] = (requests,)

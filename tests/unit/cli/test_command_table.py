@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from gateway.app import routes
 from gateway.cli.admin_commands import RowCommand
+from gateway.cli.answers import show
 from gateway.cli.api import ApiFailed
 from gateway.cli.main import main
 from workers.engine.commands.calibrate_command import main as calibrate
@@ -187,3 +188,10 @@ def test_a_list_is_read_to_its_end(monkeypatch):
     from gateway.cli.api import AdminApi
 
     assert [one["id"] for one in AdminApi(None).read("/x", {})] == ["1", "2", "3", "4"]
+
+
+def test_a_terminal_is_told_nothing_by_a_name(capsys):
+    show([{"id": "x", "name": "a\nb\x1b[31m[red]c\x1b]0;t\x07"}], ("id", "name"), False)
+    shown = capsys.readouterr().out
+    assert shown.isprintable() or set(shown) - {"\n"} == {char for char in shown if char.isprintable()}
+    assert "a\\u000ab\\u001b[31m[red]c" in shown
