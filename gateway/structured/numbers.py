@@ -40,8 +40,8 @@ def read(schema: dict[str, Json], at: str, *, is_whole: bool) -> dict[str, Json]
     high = min(bounds.get("maximum", math.inf), bounds.get("exclusiveMaximum", math.inf))
     if low > high or (low == high and low in (bounds.get("exclusiveMinimum"), bounds.get("exclusiveMaximum"))):
         raise SchemaError(at, "No number is within the bounds.")
-    if (name := leaking([bounds])) is not None:
-        raise SchemaError(f"{at}/{name}", LEAKS)
+    if (leak := leaking([bounds])) is not None:
+        raise SchemaError(f"{at}/{leak}", LEAKS)
     if "multipleOf" in schema:
         bounds["multipleOf"] = _step(schema["multipleOf"], at)
     return bounds
