@@ -237,6 +237,7 @@ def test_tokens_and_logprobs_are_those_of_the_twin(temperature):
     assert float((expected - own)[tokens == twin].abs().max()) < 1e-5
 
 
+@pytest.mark.rest
 def test_a_real_vocabulary_draws_what_the_twin_draws():
     """One row of each kind, at the size and the configuration of production."""
     rows = rows_of(151_936)[2:4]
@@ -249,6 +250,7 @@ def test_a_real_vocabulary_draws_what_the_twin_draws():
     assert_keeps(scaled[1], float(lowest[1]), (0, 0.95, 0.0))
 
 
+@pytest.mark.rest
 def test_draws_follow_the_probabilities():
     """Chi-square at the 1 in 10,000 level with a fixed seed, over positions as a sequence would have them. Few draws,
     for the interpreter; a GPU draws many (tests/gpu), and the twin, whose tokens these are, too."""

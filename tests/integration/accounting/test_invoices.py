@@ -49,6 +49,7 @@ async def assert_books(db):
     assert {e.id: e.failures for e in report.equations if not e.ok} == {}
 
 
+@pytest.mark.rest
 async def test_a_month_of_twenty_tenants_closes_to_the_micro_unit(db):
     owners = await tenants_with_keys(db, 20)
     posted = await month_of_traffic(db, owners, 60)

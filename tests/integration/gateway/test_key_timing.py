@@ -50,6 +50,7 @@ def test_the_measure_tells_different_from_equal():
     assert auc(slower, one) > 0.6
 
 
+@pytest.mark.rest
 @pytest.mark.timeout(1800 if SOAK else 60)
 async def test_attack_C02_a_wrong_secret_takes_as_long_as_an_unknown_id(tmp_path, redis_url):
     async with running_gateway(tmp_path, redis_url) as gateway:

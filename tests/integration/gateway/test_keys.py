@@ -66,6 +66,7 @@ async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(gateway
     assert (await ask(gateway, {}, f"/v1/models?api_key={key}"))[0] == 401
 
 
+@pytest.mark.rest
 async def test_attack_C03_s5_bad_keys_are_throttled_cost_little_sql_and_lock_nobody_out(
     bare_gateway: RunningGateway,
 ) -> None:

@@ -36,6 +36,7 @@ async def ask(gateway, key) -> None:
         assert answer.status == 200, await answer.text()
 
 
+@pytest.mark.rest
 async def test_blocks_become_readings_and_readings_one_charge(gateway, worker, priced):
     anna, key = await gateway.new_tenant("anna")
     bert, _ = await gateway.new_tenant("bert")

@@ -78,6 +78,7 @@ async def test_a_projects_spend_limit_is_a_hard_monthly_budget(gateway, organiza
     await chat(gateway)
 
 
+@pytest.mark.rest
 async def test_the_organizations_limit_refuses_every_tenant_within_five_seconds(gateway, organization):
     terms = {"currency": "USD", "interval": "month"}
     await organization.spend_limit.update(threshold_amount=100, **terms)

@@ -142,6 +142,7 @@ async def test_from_the_command_line_to_the_receiver_and_the_audit_log(gateway):
     assert made["secret"] not in str(log)
 
 
+@pytest.mark.rest
 async def test_a_test_that_does_not_come_through_says_why_and_fails(gateway):
     async with receiving(Receiver(statuses=[418] * 9)) as receiver, sending(gateway):
         _, output = await headgate(gateway, "add", receiver.url, "--json")

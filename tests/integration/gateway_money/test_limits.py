@@ -251,6 +251,7 @@ async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqli
         await link.close()
 
 
+@pytest.mark.rest
 async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_of, monkeypatch) -> None:
     monkeypatch.setattr("gateway.limiter.rebuild.WAIT_S", 2.0)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]

@@ -88,6 +88,7 @@ async def figures(home):
         return await batch_figures(conn, await claims.now_ms(conn))
 
 
+@pytest.mark.rest
 async def test_a_killed_child_loses_and_doubles_no_line(home, gateway, started):
     gateway.delay_s = 0.15
     batch_id = await home.submit([f"say {i}" for i in range(60)])
@@ -103,6 +104,7 @@ async def test_a_killed_child_loses_and_doubles_no_line(home, gateway, started):
     assert set(gateway.num_runs.values()) == {1}, "every line is charged once"
 
 
+@pytest.mark.rest
 async def test_a_killed_jobs_process_is_taken_over(home, gateway, started):
     gateway.delay_s = 0.15
     batch_id = await home.submit([f"say {i}" for i in range(40)])
@@ -158,6 +160,7 @@ async def test_cancel_delivers_what_is_done_and_frees_the_rest(home, gateway, st
     assert all(e["response"] is None for e in errors)
 
 
+@pytest.mark.rest
 async def test_sigterm_finishes_what_is_under_way_and_gives_the_rest_back(home, gateway, started):
     gateway.delay_s = 0.3
     batch_id = await home.submit([f"say {i}" for i in range(60)])
@@ -190,6 +193,7 @@ async def test_an_expired_batch_keeps_what_finished(home, gateway, started):
     assert {e["error"]["code"] for e in errors} == {"batch_expired"}
 
 
+@pytest.mark.rest
 async def test_a_worker_that_hears_nothing_is_replaced(home, gateway, started):
     deaf = started.worker()
     os.kill(deaf, signal.SIGSTOP)

@@ -120,6 +120,7 @@ async def test_a_failure_comes_again_with_the_same_id_and_a_signature_of_its_own
     assert (row.state, row.attempts, row.last_error) == ("delivered", 3, None)
 
 
+@pytest.mark.rest
 async def test_after_the_last_try_it_is_dead_and_the_list_says_so(home, settings):
     fast = settings.model_copy(update={"test_time_scale": 0.0001})
     receiver = Receiver(statuses=[503] * 50)

@@ -44,6 +44,7 @@ def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monke
     ]
 
 
+@pytest.mark.rest
 def test_a_process_of_its_own_prints_json_and_nothing_else():
     command = ["-c", "from gateway.cli.main import main; main()", "plan", str(DEMO)]
     done = subprocess.run(
@@ -130,6 +131,7 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(tmp_path, monkeypatch):
     model.runner(num_blocks=None)  # told no length, it serves what fits
 
 
+@pytest.mark.rest
 def test_a_cpu_is_measured():
     device = cpu_speed.measure()
     assert device.is_cpu and device.memory > 1 << 20

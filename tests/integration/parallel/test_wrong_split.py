@@ -8,6 +8,7 @@ from workers.engine.parallel.group import Member
 from workers.engine.values.errors import ModelError
 
 
+@pytest.mark.rest
 def test_a_split_whose_logits_differ_from_the_whole_models_is_refused(pair, tiny_model, monkeypatch):
     """Rank 0 goes on with its own part alone."""
     true_sum = Member.sum

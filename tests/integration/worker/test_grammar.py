@@ -152,6 +152,7 @@ def demo():
     return runner, InlineGrammars(vocabulary.read(DEMO, runner.vocab_size), num_rounds=0)
 
 
+@pytest.mark.rest
 @settings(max_examples=25, deadline=None)
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_what_the_demo_model_says_satisfies_any_schema(demo, schema, seed):

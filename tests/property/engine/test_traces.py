@@ -3,6 +3,7 @@ every token is the one the request would have got alone, and the books agree wit
 
 from __future__ import annotations
 
+import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 from hypothesis import HealthCheck, example, given, settings
@@ -91,6 +92,7 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
     drive.run().check_idle()
 
 
+@pytest.mark.rest
 @given(shapes, st.lists(arrivals, min_size=1, max_size=10))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_is_heard_the_same_with_lag_and_without(shape, arrivals):
