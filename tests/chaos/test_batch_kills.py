@@ -25,6 +25,7 @@ def celery_children(jobs: int) -> list[int]:
     return [pid for worker in children(jobs) for pid in children(worker)]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_killed_celery_children_and_a_killed_gateway_cost_time_only(start_server):
     server = start_server(env={"HEADGATE_TEST_TIME_SCALE": "0.1"})

@@ -79,6 +79,7 @@ def add(server, name: str, path: Path) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(480)  # two starts of a whole server
 def test_adapters_come_and_go_while_others_are_served(start_server, tmp_path, reference):
     server = start_server(env=EXACT)

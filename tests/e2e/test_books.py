@@ -7,6 +7,7 @@ import random
 import time
 from pathlib import Path
 
+import pytest
 from running import PATIENT
 from tokenizers import Tokenizer
 
@@ -36,6 +37,7 @@ async def one_stream(client, model: str, number: int) -> tuple[list[int], object
     return prompt, usage, text
 
 
+@pytest.mark.slow
 def test_64_streams_of_mixed_lengths_are_counted_alike_by_everybody(start_server):
     server = start_server(env=PATIENT)
     tenant, key = server.tenant_key("books")

@@ -111,7 +111,7 @@ def num_requests(server) -> int:
         time.sleep(0.2)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_stop_lets_the_running_stream_finish(start_server, number):
     server = start_server()
     stream = server.client().completions.create(

@@ -24,7 +24,14 @@ PARAMS = (
 )
 
 
-@pytest.mark.parametrize(("name", "is_fused"), [("qwen3", True), ("gemma2", False), ("mixtral", False)])
+@pytest.mark.parametrize(
+    ("name", "is_fused"),
+    [
+        ("qwen3", True),
+        pytest.param("gemma2", False, marks=pytest.mark.slow),
+        pytest.param("mixtral", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_runner_of_compiled_kernels_says_the_tokens_of_their_twins(
     name: str, is_fused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_MSGSPEC = "import sys, runpy; sys.modules['msgspec'] = None; sys.argv[0] = 'benchmarks.gpu'; runpy.run_module('benchmarks.gpu', run_name='__main__')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "benchmarks.gpu"], ["-c", WITHOUT_MSGSPEC]], ids=["whole", "gpu image"])
 def test_every_part_gives_figures_and_nothing_fails(command, tmp_path):
     out = tmp_path / "result.json"

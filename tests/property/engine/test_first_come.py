@@ -17,7 +17,7 @@ from workers.protocol.messages import Finished
 pytestmark = pytest.mark.rest
 
 
-@pytest.mark.parametrize("chosen", seeds(0, 600, CHUNK), ids=name_of)
+@pytest.mark.parametrize("chosen", seeds(0, 300, CHUNK), ids=name_of)
 def test_of_a_tier_nobody_is_served_before_or_preempted_for_one_that_came_later(chosen):
     counts = play_all(chosen, "fcfs")
     for name in ("num_preempted", "num_handed_over", "num_swapped_out"):
@@ -78,7 +78,7 @@ def crowded(seed, policy):
     return Trace(shape, arrivals)
 
 
-@pytest.mark.parametrize("chosen", seeds(600, 1000, CHUNK), ids=name_of)
+@pytest.mark.parametrize("chosen", seeds(600, 800, CHUNK), ids=name_of)
 def test_every_request_that_ends_in_both_orders_has_the_same_tokens(chosen):
     num_compared = num_moved = 0
     for seed in chosen:
