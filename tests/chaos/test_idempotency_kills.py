@@ -199,6 +199,7 @@ async def test_killed_behind_the_stored_answer_it_is_replayed_and_paid_once(
         assert await verified(slot.home) == [("settle", "ok")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", places(STORED))
 async def test_another_gateway_settles_what_the_dead_one_stored(tmp_path: Path, redis_url: str, place: str) -> None:
     """The key's next request comes before the journal is replayed; the replay then changes nothing."""

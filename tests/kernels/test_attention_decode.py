@@ -100,7 +100,7 @@ def test_splits_of_every_size_sum_to_the_whole(lens: list[int]) -> None:
     check(TRITON, Paged(lens, group=1, head_dim=16))
 
 
-@pytest.mark.rest
+@pytest.mark.slow
 def test_32_thousand_keys_are_summed_in_float32() -> None:
     """In 17 splits, one more than are reduced at once; the last key weighs about as much as all before it."""
     case = Paged([32_769], group=1, head_dim=16, block_size=64)

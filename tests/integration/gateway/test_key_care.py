@@ -257,6 +257,7 @@ async def tenant_with_account(gateway: RunningGateway) -> tuple[str, str, str]:
     return project["id"], made["api_key"]["value"], made["id"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ENDS)
 async def test_s7_a_graceful_end_lets_a_running_stream_finish(tmp_path, redis_url, how):
     async with two_gateways(tmp_path, redis_url) as (one, _):

@@ -117,6 +117,7 @@ async def test_the_slowest_of_a_minute_leave_when_it_is_over(collector, exporter
     assert {request_id(s) for s in roots} == {f"req_{n}" for n in range(150, 200)}
 
 
+@pytest.mark.slow
 async def test_a_dead_collector_costs_the_requests_nothing(monkeypatch, free_port):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port}")
     monkeypatch.setattr(tracing, "SHUTDOWN_S", 0.2)
