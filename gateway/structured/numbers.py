@@ -81,7 +81,7 @@ def _any(schema: dict[str, Json], at: str) -> dict[str, Json]:
         if name in schema:
             far = abs(schema[name]) > LIMIT
             bound = 0.0 if far else _inward(schema[name], -math.inf if name.lower().endswith("maximum") else math.inf)
-            if far or -Decimal(str(bound)).as_tuple().exponent > MAX_DECIMALS:  # type: ignore[operator]
+            if far or -Decimal(str(bound)).as_tuple().exponent > MAX_DECIMALS:  # type: ignore[operator]  # a finite number has a numeric exponent
                 raise SchemaError(f"{at}/{name}", f"A bound has at most 18 digits and {MAX_DECIMALS} decimals.")
             bounds[name] = schema[name] if schema[name] == bound else int(bound)
     return bounds

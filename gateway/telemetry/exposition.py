@@ -71,7 +71,7 @@ class Gathered(Collector):
 
 
 def _families(page: str | None) -> Iterable[Metric]:
-    return () if page is None else text_string_to_metric_families(page)  # type: ignore[no-untyped-call]
+    return () if page is None else text_string_to_metric_families(page)  # type: ignore[no-untyped-call]  # the library has no type for it
 
 
 def gathered(pages: Iterable[tuple[str, str | None]], accept: str) -> Page:

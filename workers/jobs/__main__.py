@@ -53,7 +53,7 @@ class Jobs:
         self._settings = settings
         self._pulse: Path = settings.jobs_pulse
         self._celery: Celery = create_celery(settings)
-        disable_created_metrics()  # type: ignore[no-untyped-call]
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has no type for it
         self.registry = CollectorRegistry()
         self._tally = Tally(settings.counts_file)
         self._metrics = BatchMetrics(self._tally, self._pulse)

@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -58,7 +59,7 @@ def main() -> int:
     _limit_memory(start.limit_bytes)
     answers.write(VERDICTS.encode(Verdict("")))
     while isinstance(text := QUESTIONS.read(given), str):
-        fault = _timed(start.limit_s, lambda text=text: try_out(library, text))  # type: ignore[misc]
+        fault = _timed(start.limit_s, partial(try_out, library, text))
         answers.write(VERDICTS.encode(Verdict(fault)))
     return 0
 

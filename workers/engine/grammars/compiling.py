@@ -68,8 +68,11 @@ class Shelf:
 
     def trim(self) -> None:
         """Drops what is too much by now: grammars grow while choices follow them. O(entries)."""
-        for tenant in {key[0] for key in self._entries}:
-            self._shrink([key for key in self._entries if key[0] == tenant], self._tenant_limits)
+        by_tenant: dict[str, list[Key]] = {}
+        for key in self._entries:
+            by_tenant.setdefault(key[0], []).append(key)
+        for keys in by_tenant.values():
+            self._shrink(keys, self._tenant_limits)
         self._shrink(list(self._entries), self._limits)
 
     @property
