@@ -61,10 +61,10 @@ class RunningGateway:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key or self.keys.api_key, **options)
 
     def session(self, api_key: str | None = None) -> aiohttp.ClientSession:
-        """A plain client; `api_key` "" for none."""
+        """A plain client; `api_key` "" for none. A request that is never answered fails before the test's own limit."""
         key = self.keys.api_key if api_key is None else api_key
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        return aiohttp.ClientSession(self.url, headers=headers)
+        return aiohttp.ClientSession(self.url, headers=headers, timeout=aiohttp.ClientTimeout(total=100))
 
     async def socket(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port)
