@@ -18,6 +18,7 @@ from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings
 from gateway.base.throttle import AdaptiveThrottle
+from gateway.console import routes as console
 from gateway.http import middleware
 from gateway.http.route_table import ROUTES, Route
 from gateway.idempotency.idempotency import KEYED
@@ -84,6 +85,7 @@ def routes() -> list[Route]:
         *tenants.ROUTES,
         *budgets.ROUTES,
         *limits.ROUTES,
+        *console.ROUTES,
     ]
 
 
@@ -113,5 +115,5 @@ def add_routes(app: web.Application, table: Sequence[Route]) -> None:
     app[ROUTES] = {
         app.router.add_route(method, route.path, route.handler): route
         for route in table
-        for method in ((route.method, "HEAD") if route.scope == "none" else (route.method,))
+        for method in ((route.method, "HEAD") if route.scope == "none" and route.method == "GET" else (route.method,))
     }

@@ -27,7 +27,9 @@ from accounting.values.ids import new_id
 from accounting.values.types import OPERATOR_TENANT, ApiKeyInfo, KeyChanges, Limits, NewApiKey
 
 TENANT_SCOPES = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
-ADMIN_SCOPES = frozenset({"admin"})
+ADMIN_SCOPES = frozenset({"admin", "admin:read"})
+ALL_OF_ADMIN = frozenset({"admin"})
+"""What an admin key may do that was asked for without scopes: everything."""
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
 MAX_NETWORKS = 100
@@ -318,7 +320,7 @@ def _scopes(kind: Kind, asked: Collection[str]) -> frozenset[str]:
     unknown = sorted(set(asked) - allowed)
     if unknown:
         raise InvalidError("A scope in the list does not exist or is not for this kind of key.", "scopes")
-    return frozenset(asked) or allowed
+    return frozenset(asked) or (ALL_OF_ADMIN if kind == "admin" else TENANT_SCOPES)
 
 
 def _networks(asked: Sequence[str]) -> list[str]:

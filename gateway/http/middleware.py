@@ -28,6 +28,8 @@ from gateway.telemetry.record import RequestRecord
 
 logger = logging.getLogger(__name__)
 
+READS_ALL = "admin:read"
+"""The scope of an operator's key that reads everything and changes nothing."""
 RETRY_COUNT = "x-stainless-retry-count"
 _COUNT = re.compile(r"[0-9]{1,4}")
 _SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
@@ -150,17 +152,24 @@ def _authorize(request: web.Request, route: Route) -> None:
         return
     if not allows(route, request[PRINCIPAL]):
         raise errors.forbidden("insufficient_scope", "This API key may not do this.")
-    status = request[PRINCIPAL].tenant_status
-    if status == "suspended":
-        raise errors.forbidden("tenant_suspended", "This project is suspended.")
-    if status == "archived":
-        raise errors.forbidden("project_archived", "This project is archived.")
+    if refusal := suspension(request[PRINCIPAL]):
+        raise refusal
+
+
+def suspension(principal: Principal) -> errors.ApiError | None:
+    """Returns the refusal of a tenant that is suspended or archived, or None."""
+    if principal.tenant_status == "suspended":
+        return errors.forbidden("tenant_suspended", "This project is suspended.")
+    if principal.tenant_status == "archived":
+        return errors.forbidden("project_archived", "This project is archived.")
+    return None
 
 
 def allows(route: Route, principal: Principal) -> bool:
     """Decides whether an identity may use a route, by the matrix of route scopes and identities; pure."""
     if principal.kind == "operator":
-        return route.scope in {"admin", "usage:read"}
+        may = "admin" in principal.scopes or (READS_ALL in principal.scopes and route.method == "GET")
+        return may and route.scope in {"admin", "usage:read"}
     if route.scope == "any":
         return True
     return route.scope != "admin" and route.scope in principal.scopes

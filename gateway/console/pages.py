@@ -1,0 +1,232 @@
+"""What every page shares: who looks, the frame around the content, the headers that keep other sites out.
+
+A screen is a function of the request and its viewer that returns a response. Refusals of the API become a page that
+says the same sentence. Nothing is loaded from another host, and no script or style stands inside a page.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+from urllib.parse import parse_qsl
+
+import jinja2
+from aiohttp import hdrs, web
+from multidict import CIMultiDict, CIMultiDictProxy, MultiDict
+from yarl import URL
+
+from gateway.base import errors
+from gateway.base.addresses import client_address
+from gateway.base.app_keys import REDIS, SETTINGS
+from gateway.console import formats, sessions
+from gateway.console.calls import Refused
+from gateway.console.navigation import screens_of
+from gateway.console.tables import exported
+from gateway.console.viewer import ROLE_NAMES, Viewer
+from gateway.http import body
+from gateway.http.auth import AUTH
+from gateway.http.route_table import Route
+
+ROOT = "/console"
+SIGN_IN = ROOT + "/sign-in"
+COOKIE = "headgate_console"
+MAX_FORM_BYTES = 2 * 1024 * 1024
+MAX_FORM_FIELDS = 100
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    "x-frame-options": "DENY",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+    "cache-control": "no-store",
+}
+
+Screen = Callable[[web.Request, Viewer], Awaitable[web.StreamResponse]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def _static(name: str) -> bytes:
+    return (files("gateway.console") / "static" / name).read_bytes()
+
+
+ASSETS = {
+    name: (_static(name), kind) for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript"))
+}
+VERSION = hashlib.sha256(b"".join(data for data, _ in ASSETS.values())).hexdigest()[:12]
+"""The version in the address of scripts and styles, so that a browser may keep them until they change."""
+
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.PackageLoader("gateway.console"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= formats.FILTERS
+_ENVIRONMENT.globals |= {"root": ROOT, "version": VERSION}
+
+
+def get(path: str, screen: Screen) -> Route:
+    """Returns the route of a screen. Without a session it leads to the sign-in page."""
+    return Route("GET", ROOT + path, _for_viewers(screen), "none")
+
+
+def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
+    """Returns the route of a form. A form without its session's token is refused."""
+    return Route("POST", ROOT + path, _for_viewers(_checked(action)), "none", max_body_bytes, json_body=False)
+
+
+def open_get(path: str, handler: Handler) -> Route:
+    """Returns the route of a page that needs no session."""
+    return Route("GET", ROOT + path, _shown(handler), "none")
+
+
+def open_post(path: str, handler: Handler) -> Route:
+    return Route("POST", ROOT + path, _shown(handler), "none", MAX_FORM_BYTES, json_body=False)
+
+
+def show(request: web.Request, viewer: Viewer, template: str, **values: Any) -> web.Response:
+    """Renders a screen. With `?format=` its table `table` is exported instead, as it is seen."""
+    wanted = request.query.get("format")
+    if wanted and values.get("table") is not None:
+        return exported(values["table"], wanted)
+    return _page(request, template, viewer=viewer, **values)
+
+
+def see_other(path: str, **query: Any) -> web.Response:
+    """Leads to another page of the console after a form, so that a reload does not send the form again."""
+    target = URL.build(path=ROOT + path, query={name: value for name, value in query.items() if value})
+    return web.Response(status=303, headers={hdrs.LOCATION: str(target)})
+
+
+async def fields_of(request: web.Request) -> MultiDict[str]:
+    """Reads a form. Raises `ApiError`."""
+    if FORM in request:
+        return request[FORM]
+    if request.content_type != "application/x-www-form-urlencoded":
+        raise errors.ApiError(415, "The form must be urlencoded.", code="unsupported_media_type")
+    data = await body.read(request, MAX_FORM_BYTES)
+    try:
+        pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+    except ValueError:
+        raise errors.invalid("The form cannot be read.") from None
+    request[FORM] = MultiDict((name, value.strip()) for name, value in pairs)
+    return request[FORM]
+
+
+FORM = web.RequestKey("console_form", MultiDict[str])
+
+
+def _for_viewers(screen: Screen) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        viewer = await _viewer_of(request)
+        if viewer is None:
+            return _to_sign_in(request)
+        try:
+            return await screen(request, viewer)
+        except Refused as refused:
+            if refused.status == 401:
+                return _to_sign_in(request)
+            return _refusal(request, refused.status, refused.message, viewer)
+        except errors.ApiError as error:
+            return _refusal(request, error.status, error.message, viewer)
+
+    return _shown(functools.wraps(screen)(handler))
+
+
+def _checked(action: Screen) -> Screen:
+    @functools.wraps(action)
+    async def checked(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+        refuse_other_sites(request)
+        token = request.headers.get("x-form-token") or (await fields_of(request)).get("form_token")
+        if not viewer.session.accepts(token or ""):
+            raise errors.forbidden(
+                "form_expired", "This form is no longer valid. Go back, reload the page and try again."
+            )
+        return await action(request, viewer)
+
+    return checked
+
+
+def refuse_other_sites(request: web.Request) -> None:
+    """Refuses a form that a page of another site sends. Raises `ApiError` 403."""
+    site = request.headers.get("sec-fetch-site", "same-origin")
+    origin = request.headers.get(hdrs.ORIGIN)
+    is_own = origin is None or URL(origin).authority == request.host
+    if site not in {"same-origin", "none"} or not is_own:
+        raise errors.forbidden("other_site", "This form was sent by a page of another site.")
+
+
+def _shown(handler: Handler) -> Handler:
+    """Adds the headers of a page, and turns a refusal into a page."""
+
+    @functools.wraps(handler)
+    async def shown(request: web.Request) -> web.StreamResponse:
+        try:
+            response = await handler(request)
+        except errors.ApiError as error:
+            response = _refusal(request, error.status, error.message, None)
+        if not response.prepared:
+            for name, value in HEADERS.items():
+                response.headers.setdefault(name, value)
+        return response
+
+    return shown
+
+
+async def _viewer_of(request: web.Request) -> Viewer | None:
+    session = await sessions.find(request.app[REDIS], request.cookies.get(COOKIE, ""))
+    if session is None:
+        return None
+    try:
+        principal = await request.app[AUTH].authenticate(key_headers(session.key), address_of(request))
+    except errors.ApiError as error:
+        if error.status == 401:
+            return None
+        raise
+    return Viewer(request, session, principal)
+
+
+def key_headers(key: str) -> CIMultiDictProxy[str]:
+    return CIMultiDictProxy(CIMultiDict({hdrs.AUTHORIZATION: f"Bearer {key}"}))
+
+
+def address_of(request: web.Request) -> str:
+    forwarded_for = request.headers.getall("x-forwarded-for", ())
+    return client_address(request.remote or "", forwarded_for, request.app[SETTINGS].trusted_networks)
+
+
+def _to_sign_in(request: web.Request) -> web.Response:
+    goes_on_at = request.rel_url.raw_path_qs if request.method == "GET" else None
+    target = URL.build(path=SIGN_IN, query={"next": goes_on_at} if goes_on_at not in {None, ROOT} else {})
+    return web.Response(status=303, headers={hdrs.LOCATION: str(target)})
+
+
+def _refusal(request: web.Request, status: int, message: str, viewer: Viewer | None) -> web.Response:
+    return _page(request, "refusal.html", status=status, viewer=viewer, message=message)
+
+
+def open_page(request: web.Request, template: str, status: int = 200, **values: Any) -> web.Response:
+    return _page(request, template, status=status, viewer=None, **values)
+
+
+def _page(
+    request: web.Request, template: str, *, status: int = 200, viewer: Viewer | None, **values: Any
+) -> web.Response:
+    text = _ENVIRONMENT.get_template(template).render(
+        viewer=viewer,
+        role_name=viewer and ROLE_NAMES[viewer.role],
+        screens=screens_of(viewer.role) if viewer else [],
+        path=request.path,
+        query=request.query,
+        here=request.rel_url,
+        **values,
+    )
+    return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")

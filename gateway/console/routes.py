@@ -1,0 +1,8 @@
+"""Every route of the console."""
+
+from __future__ import annotations
+
+from gateway.console import signing_in
+from gateway.console.screens import home, requests
+
+ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES]

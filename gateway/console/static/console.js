@@ -1,0 +1,20 @@
+// The few lines that pages gain with a script. Everything works without them.
+"use strict";
+
+// Times are written in the viewer's zone; UTC stays in the title.
+const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+for (const element of document.querySelectorAll("time[datetime]")) {
+  element.textContent = zoned.format(new Date(element.dateTime));
+}
+
+// A click copies a text block.
+for (const block of document.querySelectorAll("pre.copy")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(block.textContent);
+    button.textContent = "Copied";
+  });
+  block.before(button);
+}
