@@ -57,6 +57,11 @@ from gateway.telemetry.keys import OBSERVERS
 
 def routes() -> list[Route]:
     """Returns every route of the base URL. Other routes do not exist."""
+    return [*api_routes(), *console.ROUTES]
+
+
+def api_routes() -> list[Route]:
+    """Returns the routes for programs."""
     return [
         *health.ROUTES,
         *description.ROUTES,
@@ -85,7 +90,6 @@ def routes() -> list[Route]:
         *tenants.ROUTES,
         *budgets.ROUTES,
         *limits.ROUTES,
-        *console.ROUTES,
     ]
 
 
@@ -115,5 +119,5 @@ def add_routes(app: web.Application, table: Sequence[Route]) -> None:
     app[ROUTES] = {
         app.router.add_route(method, route.path, route.handler): route
         for route in table
-        for method in ((route.method, "HEAD") if route.scope == "none" and route.method == "GET" else (route.method,))
+        for method in ((route.method, "HEAD") if route.scope == "none" else (route.method,))
     }
