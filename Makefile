@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -37,6 +37,11 @@ test-rest: setup ## the remainder: end-to-end, chaos, PostgreSQL everywhere, lon
 
 test-all: setup ## both
 	$(PYTEST) $(ARGS)
+
+# Chromium comes from the system (Debian: apt-get install chromium); pictures of all screens go to .headgate-screenshots.
+test-browser: setup ## the console in a real browser: every screen, axe, pictures
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx

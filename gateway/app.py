@@ -58,6 +58,11 @@ from gateway.telemetry.keys import OBSERVERS
 
 def routes() -> list[Route]:
     """Returns every route of the base URL. Other routes do not exist."""
+    return [*api_routes(), *console.ROUTES]
+
+
+def api_routes() -> list[Route]:
+    """Returns the routes for programs."""
     return [
         *health.ROUTES,
         *description.ROUTES,
@@ -87,7 +92,6 @@ def routes() -> list[Route]:
         *tenants.ROUTES,
         *budgets.ROUTES,
         *limits.ROUTES,
-        *console.ROUTES,
     ]
 
 
@@ -117,5 +121,5 @@ def add_routes(app: web.Application, table: Sequence[Route]) -> None:
     app[ROUTES] = {
         app.router.add_route(method, route.path, route.handler): route
         for route in table
-        for method in ((route.method, "HEAD") if route.scope == "none" and route.method == "GET" else (route.method,))
+        for method in ((route.method, "HEAD") if route.scope == "none" else (route.method,))
     }

@@ -29,7 +29,7 @@ from accounting.values.types import OPERATOR_TENANT, ApiKeyInfo, KeyChanges, Lim
 TENANT_SCOPES = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
 ADMIN_SCOPES = frozenset({"admin", "admin:read"})
 ALL_OF_ADMIN = frozenset({"admin"})
-"""What an admin key may do that was asked for without scopes: everything."""
+"""The scopes of an admin key that was asked for without any."""
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
 MAX_NETWORKS = 100

@@ -6,6 +6,7 @@ shows and a form does what the key may, and no more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +61,7 @@ async def forward(
 def _request(
     request: web.Request, method: str, target: URL, headers: CIMultiDictProxy[str], data: bytes
 ) -> web.Request:
-    loop = request.loop
+    loop = asyncio.get_running_loop()
     payload = EMPTY_PAYLOAD
     if data:
         payload = StreamReader(request.protocol, limit=len(data), loop=loop)

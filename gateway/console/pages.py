@@ -1,4 +1,4 @@
-"""What every page shares: who looks, the frame around the content, the headers that keep other sites out.
+"""The parts that all pages share: who looks, the frame around the content, the headers that keep other sites out.
 
 A screen is a function of the request and its viewer that returns a response. Refusals of the API become a page that
 says the same sentence. Nothing is loaded from another host, and no script or style stands inside a page.
@@ -75,21 +75,21 @@ _ENVIRONMENT.globals |= {"root": ROOT, "version": VERSION}
 
 def get(path: str, screen: Screen) -> Route:
     """Returns the route of a screen. Without a session it leads to the sign-in page."""
-    return Route("GET", ROOT + path, _for_viewers(screen), "none")
+    return Route("GET", ROOT + path, _for_viewers(screen), "console")
 
 
 def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
     """Returns the route of a form. A form without its session's token is refused."""
-    return Route("POST", ROOT + path, _for_viewers(_checked(action)), "none", max_body_bytes, json_body=False)
+    return Route("POST", ROOT + path, _for_viewers(_checked(action)), "console", max_body_bytes, json_body=False)
 
 
 def open_get(path: str, handler: Handler) -> Route:
     """Returns the route of a page that needs no session."""
-    return Route("GET", ROOT + path, _shown(handler), "none")
+    return Route("GET", ROOT + path, _shown(handler), "console")
 
 
 def open_post(path: str, handler: Handler) -> Route:
-    return Route("POST", ROOT + path, _shown(handler), "none", MAX_FORM_BYTES, json_body=False)
+    return Route("POST", ROOT + path, _shown(handler), "console", MAX_FORM_BYTES, json_body=False)
 
 
 def show(request: web.Request, viewer: Viewer, template: str, **values: Any) -> web.Response:
@@ -227,6 +227,7 @@ def _page(
         path=request.path,
         query=request.query,
         here=request.rel_url,
+        status=status,
         **values,
     )
     return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")

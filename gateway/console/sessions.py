@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from redis.exceptions import RedisError
 
 from gateway.base import errors
+from gateway.limiter.redis_keys import CONSOLE_SESSION, CONSOLE_SESSIONS
 
 LIFE_S = 12 * 3600
 MAX_SESSIONS = 20
@@ -57,7 +58,7 @@ async def begin(client: redis.asyncio.Redis, key: str) -> Session:
 
 
 async def _end_oldest(client: redis.asyncio.Redis, key: str, newest: str) -> None:
-    of_key = "hg:console:sessions:" + _derived(key, b"sessions").hex()
+    of_key = CONSOLE_SESSIONS + _derived(key, b"sessions").hex()
     await client.lpush(of_key, newest)
     await client.expire(of_key, LIFE_S)
     oldest = await cast(Awaitable[list[bytes]], client.lrange(of_key, MAX_SESSIONS, -1))
@@ -92,7 +93,7 @@ async def end(client: redis.asyncio.Redis, secret: str) -> None:
 
 
 def _name(secret: str) -> str:
-    return "hg:console:session:" + _derived(secret, b"name").hex()
+    return CONSOLE_SESSION + _derived(secret, b"name").hex()
 
 
 def _derived(secret: str, purpose: bytes) -> bytes:

@@ -38,7 +38,7 @@ class Table:
     rows: Sequence[Mapping[str, Any]]
     """Each row maps the columns' names to text, numbers or None. Further keys serve links."""
     empty: str
-    """What to do next, where there are no rows."""
+    """The sentence that stands where there are no rows; it says what to do next."""
     next_page: Mapping[str, str] = field(default_factory=dict)
     """The values of the query that lead to the next page; empty on the last one."""
 

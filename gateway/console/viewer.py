@@ -1,4 +1,4 @@
-"""Who looks at a page: the session, the role that the key's scopes give, and calls of the API with that key."""
+"""The person who looks at a page: the session, the role that the key's scopes give, and calls of the API with that key."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
@@ -59,7 +59,8 @@ class _State:
     final: Finished | Failed | None = None
     lost: bool = False
     abort_bound: int | None = None
-    lease_tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    lease_task: asyncio.Task[None] | None = None
+    """The newest task that extends the lease; it may be done."""
 
 
 class Generation:
@@ -232,11 +233,9 @@ class Generation:
         )
 
     def _keep_lease(self) -> None:
-        if self._state.lease_tasks or not self._lease_is_due:
-            return
-        task = asyncio.create_task(self._extend_until_enough())
-        self._state.lease_tasks.add(task)
-        task.add_done_callback(self._state.lease_tasks.discard)
+        extending = self._state.lease_task
+        if (extending is None or extending.done()) and self._lease_is_due:
+            self._state.lease_task = asyncio.create_task(self._extend_until_enough())
 
     async def _extend_until_enough(self) -> None:
         cached = self._state.prompt.cache_read if self._state.prompt else None
@@ -344,8 +343,8 @@ class Generation:
         return self.call is not None and not self.has_final and not self._state.lost and not self.is_over
 
     def close(self) -> None:
-        for task in self._state.lease_tasks:
-            task.cancel()
+        if self._state.lease_task is not None:
+            self._state.lease_task.cancel()
         if self.call is not None:
             self.call.close()
 

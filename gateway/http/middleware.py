@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 READS_ALL = "admin:read"
 """The scope of an operator's key that reads everything and changes nothing."""
+KEYLESS = frozenset({"none", "console"})
+"""The scopes of routes that are asked without an API key."""
 RETRY_COUNT = "x-stainless-retry-count"
 _COUNT = re.compile(r"[0-9]{1,4}")
 _SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
@@ -114,7 +116,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     route = request.app[ROUTES].get(request.match_info.route)
     if route is not None:
         request[RECORD].route = route.path
-    if route is None or route.scope != "none":
+    if route is None or route.scope not in KEYLESS:
         await _authenticate(request)
     if request.match_info.http_exception is not None:
         raise request.match_info.http_exception
@@ -148,7 +150,7 @@ async def _authenticate(request: web.Request) -> None:
 
 
 def _authorize(request: web.Request, route: Route) -> None:
-    if route.scope == "none":
+    if route.scope in KEYLESS:
         return
     if not allows(route, request[PRINCIPAL]):
         raise errors.forbidden("insufficient_scope", "This API key may not do this.")

@@ -15,6 +15,7 @@ from aiohttp import web
 
 Scope = Literal[
     "none",  # anyone: probes
+    "console",  # pages for people: a page finds its session by itself and checks that session's key
     "any",  # any tenant key
     "chat",
     "embeddings",

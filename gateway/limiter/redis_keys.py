@@ -11,6 +11,11 @@ LIFE_PREFIX = "hg:life:"
 REVOKED_CHANNEL = "hg:revoked"
 """Any message on this channel means that identities changed and cached ones must be dropped."""
 
+CONSOLE_SESSION = "hg:console:session:"
+"""Prefix of a key that holds a session of the console: the API key that signed in, encrypted."""
+CONSOLE_SESSIONS = "hg:console:sessions:"
+"""Prefix of a key that lists the sessions of one API key, the newest first."""
+
 _TENANT_PREFIX = "hg:{t:"
 
 

@@ -13,7 +13,7 @@ PATH = "/openapi.json"
 
 
 async def describe(request: web.Request) -> web.Response:
-    table = list(request.app[TABLE].values())
+    table = [route for route in request.app[TABLE].values() if route.scope != "console"]
     text = msgspec.json.encode(openapi.document(table))
     return web.Response(body=text, content_type="application/json")
 

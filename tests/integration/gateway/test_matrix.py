@@ -17,7 +17,7 @@ from gateways import MODEL, RunningGateway, running_gateway
 from accounting.access import api_keys
 from accounting.lifecycle import tenant_status
 from accounting.values.types import KeyChanges
-from gateway.app import routes
+from gateway.app import api_routes
 from gateway.base.addresses import LOOPBACK
 from gateway.base.app_keys import DATABASE
 from gateway.http.route_table import Route
@@ -130,7 +130,7 @@ async def ask(gateway: RunningGateway, key: str, route: Route, fields: Any = Non
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("route", routes(), ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize("route", api_routes(), ids=lambda route: f"{route.method} {route.path}")
 async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identities, route):
     expected = EXPECTED[route.scope]
     assert set(identities) == set(expected)
@@ -144,7 +144,7 @@ async def test_attack_C05_each_identity_gets_what_the_table_says(gateway, identi
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_401_is_the_same_whatever_was_wrong_with_the_key(gateway, identities):
-    for route in routes():
+    for route in api_routes():
         if EXPECTED[route.scope]["none"] == IN:
             continue
         answers = [(await ask(gateway, identities[name], route)).all for name in NOBODY]
@@ -178,10 +178,10 @@ async def owned(gateway: RunningGateway) -> dict[str, str]:
     }
 
 
-OWNED_BY_TENANTS = [route for route in routes() if set(_PART.findall(route.path)) & {"file", "batch"}]
+OWNED_BY_TENANTS = [route for route in api_routes() if set(_PART.findall(route.path)) & {"file", "batch"}]
 IN_A_PROJECT = [
     route
-    for route in routes()
+    for route in api_routes()
     if "{project_id}" in route.path and set(_PART.findall(route.path)) & {"account_id", "key_id", "alert_id"}
 ]
 
@@ -222,6 +222,6 @@ async def test_the_description_is_served_to_anyone_and_names_every_route(gateway
     async with gateway.session("") as session, session.get("/openapi.json") as answer:
         described = await answer.json()
     assert described["openapi"].startswith("3.1")
-    served = {(_PART.sub(r"{\1}", route.path), route.method.lower()) for route in routes()}
+    served = {(_PART.sub(r"{\1}", route.path), route.method.lower()) for route in api_routes()}
     listed = {(path, method) for path, methods in described["paths"].items() for method in methods}
     assert listed == served

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.app import routes
+from gateway.app import api_routes
 from gateway.schema import openapi
 
-DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.document(routes())))
+DOCUMENT: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(openapi.document(api_routes())))
 
 
 def operation(route: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def operation(route: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("route", routes(), ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize("route", api_routes(), ids=lambda route: f"{route.method} {route.path}")
 def test_every_route_is_described_with_its_scope_and_parameters(route):
     described = operation(route)
     assert described["x-headgate-scope"] == route.scope
@@ -35,7 +35,7 @@ def test_whatever_reads_a_body_says_what_it_takes():
     readers = ("json_object(request)", "convert(", "_fields(")
     silent = [
         f"{route.method} {route.path}"
-        for route in routes()
+        for route in api_routes()
         if route.method in ("POST", "PUT", "PATCH")
         and route.takes is None
         and any(reader in inspect.getsource(route.handler) for reader in readers)
@@ -52,7 +52,7 @@ def test_budgets_and_quotas_are_described_with_their_bounds():
 
 
 def test_operations_have_names_of_their_own():
-    names = [operation(route)["operationId"] for route in routes()]
+    names = [operation(route)["operationId"] for route in api_routes()]
     assert len(set(names)) == len(names)
 
 

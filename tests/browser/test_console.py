@@ -1,0 +1,91 @@
+"""The console in a real browser: every screen of every role at two widths, and one journey from a key to an invoice."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from running import Server
+
+from gateway.console.navigation import screens_of
+
+from .conftest import SHOTS, SIZES
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Visitor:
+    """One person's browser window. It notes what a page logged as an error and what it asked other hosts for."""
+
+    def __init__(self, page: Any, base: str) -> None:
+        self.page = page
+        self.base = base
+        self.errors: list[str] = []
+        self.elsewhere: list[str] = []
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", self._note)
+
+    def _note(self, request: Any) -> None:
+        if urlsplit(request.url).scheme != "data" and not request.url.startswith(self.base):
+            self.elsewhere.append(request.url)
+
+    def sign_in(self, key: str) -> None:
+        self.page.goto(self.base + "/console")
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(self.base + "/console")
+
+    def open(self, path: str) -> None:
+        answer = self.page.goto(self.base + "/console" + path)
+        assert answer.status < 400, (path, answer.status, self.page.inner_text("main"))
+
+    def check(self, name: str) -> None:
+        """axe finds nothing, nothing was logged, nothing came from elsewhere; a picture is kept."""
+        from axe_playwright_python.sync_playwright import Axe
+
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+        found = Axe().run(self.page)
+        assert found.violations_count == 0, f"{name}: {found.generate_report()}"
+        assert self.errors == []
+        assert self.elsewhere == []
+        wide = self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, f"{name}: the page is {wide} px too wide"
+
+
+@contextlib.contextmanager
+def visitor(chromium: Any, server: Server, key: str, size: str, **options: Any) -> Iterator[Visitor]:
+    context = chromium.new_context(viewport=SIZES[size], accept_downloads=True, **options)
+    try:
+        one = Visitor(context.new_page(), server.ready["base_url"])
+        one.sign_in(key)
+        yield one
+    finally:
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def used_server(server: Server) -> Server:
+    """With some requests, so that no screen is empty."""
+    client = server.client()
+    for number in range(3):
+        client.chat.completions.create(
+            model=server.model, max_tokens=8, user="maria", messages=[{"role": "user", "content": f"Hello {number}"}]
+        )
+    return server
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("who", "role"), [("admin_key", "operator"), ("api_key", "admin")])
+def test_every_screen_is_readable_and_stays_on_this_host(
+    chromium: Any, used_server: Server, who: str, role: str, size: str, scheme: str
+) -> None:
+    with visitor(chromium, used_server, used_server.ready[who], size, color_scheme=scheme) as one:
+        for screen in screens_of(role):
+            one.open(screen.path)
+            one.check(f"{role}-{size}-{scheme}{screen.path.replace('/', '-') or '-home'}")

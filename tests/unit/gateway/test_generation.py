@@ -1,0 +1,60 @@
+"""A request keeps its lease while it runs, however late the loop comes to it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.generation.generation import Generation
+from gateway.metering.leases import LOW_WATER, Extension
+from gateway.routing.upstream.base import Mailbox
+from workers.protocol.messages import TokenDelta
+
+STEP = 2 * LOW_WATER
+
+
+class Admitted:
+    """An admission whose limiter grants `STEP` tokens a time. `on_extended` is called two rounds of the loop later:
+    after the task that extends has ended, and before anybody was told."""
+
+    def __init__(self) -> None:
+        self.lease_bound = STEP
+        self.budget_stop = None
+        self.on_extended = lambda: None
+
+    def progress(self, num_received: int) -> None:
+        pass
+
+    async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension:
+        self.lease_bound += STEP
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(self.on_extended))
+        return Extension(1, self.lease_bound)
+
+
+async def test_tokens_that_come_in_the_round_in_which_an_extension_ends_start_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nothing = SimpleNamespace(text="", entries=())
+    monkeypatch.setattr("gateway.generation.generation.ChoiceText", lambda *_: SimpleNamespace(stop=None))
+    monkeypatch.setattr(Generation, "_to_text", lambda *_: nothing)
+    order = SimpleNamespace(num_choices=1, max_tokens=10 * STEP, beams=None, form=None)
+    order.model, order.rules = SimpleNamespace(tokenizer=None), None
+    admitted = Admitted()
+    generation = Generation(order, admitted, Mailbox(), 0)
+    received = STEP - LOW_WATER
+
+    def receive_all() -> None:
+        """After a stall all tokens up to the bound come in one read; then the worker waits for the next bound."""
+        admitted.on_extended = lambda: None
+        rest = admitted.lease_bound - received
+        generation.handle(TokenDelta("r", 0, 0, received, (1,) * rest))
+
+    admitted.on_extended = receive_all
+    generation.handle(TokenDelta("r", 0, 0, 0, (1,) * received))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert admitted.lease_bound == 3 * STEP
+    generation.close()
