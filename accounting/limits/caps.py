@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.limits import budgets, spend, spend_limits
 from accounting.prices import prices
-from accounting.values.budget_types import Budget, Period
+from accounting.values.budget_types import Budget, Period, PeriodKind
 from accounting.values.errors import NotFoundError
 from accounting.values.types import OPERATOR_TENANT
 
@@ -25,6 +25,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str | None = None
     model: str | None = None
     tier: str | None = None
+    kind: PeriodKind
     period: Period
     limit: int
     used: int
@@ -70,6 +71,7 @@ async def _budgets(conn: AsyncConnection, now_ms: int, tenant_id: str | None) ->
             key_id=budget.key_id,
             model=budget.model,
             tier=budget.tier,
+            kind=budget.period,
             period=period,
             limit=budget.limit_at(now_ms),
             used=used,
@@ -86,7 +88,15 @@ async def _of_all(conn: AsyncConnection, now_ms: int) -> Sequence[Cap]:
         return []
     month = spend_limits.month(now_ms)
     used = await spend_limits.spent_by_all(conn, month)
-    return [Cap(period=month, limit=found.cents * spend_limits.MICRO_UNITS_PER_CENT, used=used, currency=prices.DEFAULT_CURRENCY)]
+    return [
+        Cap(
+            kind="month",
+            period=month,
+            limit=found.cents * spend_limits.MICRO_UNITS_PER_CENT,
+            used=used,
+            currency=prices.DEFAULT_CURRENCY,
+        )
+    ]
 
 
 def _left_in_millions(cap: Cap) -> int:

@@ -1,4 +1,6 @@
-"""How many of the newest requests failed, and why, from the request log. A bounded number of rows is looked at."""
+"""How many of the newest requests for work failed, and why, from the request log. A bounded number of rows is looked
+at. Requests that only read, such as those of dashboards, do not count.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from accounting.requests.request_log import id_at
 from accounting.tables.request_models import RequestLog
 
 MAX_REQUESTS = 10_000
+WORK = "POST /v1/%"
+"""The endpoints that do work for a tenant."""
 FAILED_FROM = 400
 """The first status of a failed request; 499 stands for a client that left."""
 
@@ -27,7 +31,7 @@ class Cause(msgspec.Struct, frozen=True):
 
 class Failures(msgspec.Struct, frozen=True):
     num_requests: int
-    """The number of requests that were looked at."""
+    """The number of requests for work among those that were looked at."""
     num_failed: int
     since_ms: int
     """The start of the oldest request that was looked at; the asked start if all of them were."""
@@ -41,24 +45,30 @@ async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None,
     runs = [_newest(since_ms, tenant_id, is_tail).subquery() for is_tail in (True, False)]
     both = union_all(*(select(run) for run in runs)).subquery()
     newest = select(both).order_by(both.c.request_id.desc()).limit(MAX_REQUESTS).subquery()
-    kinds = (newest.c.status, newest.c.outcome, newest.c.error_code)
-    query = select(*kinds, func.count(literal(1)), func.min(newest.c.started_at_ms)).group_by(*kinds)
-    rows = (await conn.execute(query)).all()
-    num_requests = sum(row[3] for row in rows)
-    failed = [Cause(*row[:4]) for row in rows if row[0] >= FAILED_FROM]
+    kinds = (newest.c.status, newest.c.outcome, newest.c.error_code, newest.c.endpoint.like(WORK).label("is_work"))
+    query = select(*kinds, func.count(literal(1)).label("count"), func.min(newest.c.started_at_ms).label("oldest_ms"))
+    rows = (await conn.execute(query.group_by(*kinds))).all()
+    num_looked_at = sum(row._mapping["count"] for row in rows)
+    found = [Cause(*row[:3], row._mapping["count"]) for row in rows if row.is_work]
+    failed = [cause for cause in found if cause.status >= FAILED_FROM]
     failed.sort(key=lambda cause: (-cause.num_requests, cause.status, cause.error_code))
     return Failures(
-        num_requests,
+        sum(cause.num_requests for cause in found),
         sum(cause.num_requests for cause in failed),
-        since_ms if num_requests < MAX_REQUESTS else min(row[4] for row in rows),
+        since_ms if num_looked_at < MAX_REQUESTS else min(row.oldest_ms for row in rows),
         failed[:num_causes],
     )
 
 
-def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Select[tuple[str, int, int, str, str]]:
+def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Select[tuple[str, int, str, int, str, str]]:
     """Select the newest rows of one run of an index."""
     query = select(
-        RequestLog.request_id, RequestLog.started_at_ms, RequestLog.status, RequestLog.outcome, RequestLog.error_code
+        RequestLog.request_id,
+        RequestLog.started_at_ms,
+        RequestLog.endpoint,
+        RequestLog.status,
+        RequestLog.outcome,
+        RequestLog.error_code,
     ).where(RequestLog.is_tail == is_tail, RequestLog.request_id >= id_at(since_ms))
     if tenant_id is not None:
         query = query.where(RequestLog.tenant_id == tenant_id)

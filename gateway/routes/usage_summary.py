@@ -58,9 +58,7 @@ def _spending(currency: str, charges: Mapping[int, int], first: int, now: int) -
     spent = sum(amount for day, amount in days if day >= month)
     recent = [amount for day, amount in days if day < today]
     _, month_end = bounds(period_of(now))
-    return Spending(
-        currency, charges.get(today, 0), spent, days, forecasts.forecast(spent, recent, now, month_end)
-    )
+    return Spending(currency, charges.get(today, 0), spent, days, forecasts.forecast(spent, recent, now, month_end))
 
 
 ROUTES = [route("GET", "/admin/v1/usage/summary", show), Route("GET", "/v1/usage/summary", show, "usage:read")]

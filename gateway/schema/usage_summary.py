@@ -107,6 +107,7 @@ def _cap(cap: Cap, now_ms: int) -> dict[str, Any]:
         "api_key_id": cap.key_id,
         "model": cap.model,
         "tier": cap.tier,
+        "period": cap.kind,
         "start": cap.period.start_ms // 1000,
         "end": cap.period.end_ms // 1000,
         "limit_micro_units": cap.limit,

@@ -69,6 +69,7 @@ def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> T
     caps = [
         {
             "name": _name_of(cap),
+            "subject": cap["api_key_id"] or cap["project_id"],
             "used": formats.money(cap["used_micro_units"], cap["currency"]),
             "limit": formats.money(cap["limit_micro_units"], cap["currency"]),
             "used_share": _share(cap["used_micro_units"], cap["limit_micro_units"]),
@@ -80,6 +81,7 @@ def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> T
     others = [
         {
             "name": _window_name(one),
+            "subject": None,
             "used": formats.count(one["used"] + one["reserved"]),
             "limit": formats.count(one["limit"]),
             "used_share": _share(one["used"] + one["reserved"], one["limit"]),
@@ -95,6 +97,7 @@ def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> T
 
 _LIMIT_COLUMNS = (
     Column("name", "Limit"),
+    Column("subject", "Of tenant or key", "code"),
     Column("used", "Used"),
     Column("limit", "Of"),
     Column("used_share", "Share", "share"),
@@ -125,14 +128,12 @@ def _day(second: int) -> str:
 
 
 def _name_of(cap: Mapping[str, Any]) -> str:
-    """Returns what a cap is called: its period, its scope and its id."""
+    """Returns what a cap is called: its period and what it is for."""
     if cap["project_id"] is None:
-        return "Spend limit of all tenants together"
-    scope = [
-        f"key {cap['api_key_id']}" if cap["api_key_id"] else f"tenant {cap['project_id']}",
-        *(cap[name] for name in ("model", "tier") if cap[name]),
-    ]
-    return f"Budget {cap['budget']} of {', '.join(scope)}"
+        return "Spend limit of all tenants by month"
+    period = "for a fixed time" if cap["period"] == "fixed" else f"by {cap['period']}"
+    scope = ["one key" if cap["api_key_id"] else "the tenant", *(cap[name] for name in ("model", "tier") if cap[name])]
+    return f"Budget {period} of {', '.join(scope)}"
 
 
 def _window_name(one: Mapping[str, Any]) -> str:
