@@ -68,9 +68,8 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
     if tenant_id is not None:
         query = query.where(RollupMonth.tenant_id == tenant_id)
     found: dict[str, Prompts] = {}
-    for version, model, tier, currency, num_requests, cached, written, uncached, cost in (
-        await conn.execute(query.group_by(*keys))
-    ).all():
+    rows = (await conn.execute(query.group_by(*keys))).all()
+    for version, model, tier, currency, num_requests, cached, written, uncached, cost in rows:
         rates = await prices.rates_of(conn, version, model, tier)
         num_tokens = cached + written + uncached
         saved = 0 if rates is None else num_tokens * rates.uncached // PER_MILLION - cost

@@ -5,6 +5,7 @@ at. Requests that only read, such as those of dashboards, do not count.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Select, func, literal, select, union_all
@@ -49,7 +50,7 @@ async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None,
     query = select(*kinds, func.count(literal(1)).label("count"), func.min(newest.c.started_at_ms).label("oldest_ms"))
     rows = (await conn.execute(query.group_by(*kinds))).all()
     num_looked_at = sum(row._mapping["count"] for row in rows)
-    found = [Cause(*row[:3], row._mapping["count"]) for row in rows if row.is_work]
+    found = [Cause(row.status, row.outcome, row.error_code, row._mapping["count"]) for row in rows if row.is_work]
     failed = [cause for cause in found if cause.status >= FAILED_FROM]
     failed.sort(key=lambda cause: (-cause.num_requests, cause.status, cause.error_code))
     return Failures(
@@ -60,7 +61,7 @@ async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None,
     )
 
 
-def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Select[tuple[str, int, str, int, str, str]]:
+def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Select[Any]:
     """Select the newest rows of one run of an index."""
     query = select(
         RequestLog.request_id,
