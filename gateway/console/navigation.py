@@ -19,7 +19,12 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"), ScreenLink("Usage", "/usage"))
+SCREENS = (
+    ScreenLink("Home", ""),
+    ScreenLink("Requests", "/requests"),
+    ScreenLink("Usage", "/usage"),
+    ScreenLink("Invoices", "/invoices"),
+)
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:
