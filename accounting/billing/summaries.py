@@ -63,7 +63,8 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
     keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
     sums = (RollupMonth.num_requests, *(getattr(RollupMonth, name) for name in INPUT))
     paid = sum((getattr(RollupMonth, f"charge_{name}") for name in INPUT[1:]), RollupMonth.charge_cache_read)
-    query = select(*keys, *(cast(func.sum(one), BigInteger) for one in (*sums, paid)))
+    totals = [cast(func.sum(one), BigInteger) for one in (*sums, paid)]
+    query = select(*keys, *totals)
     query = query.where(RollupMonth.bucket == month)
     if tenant_id is not None:
         query = query.where(RollupMonth.tenant_id == tenant_id)

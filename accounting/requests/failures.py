@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, func, literal, select, union_all
+from sqlalchemy import func, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.requests.request_log import id_at
@@ -61,7 +61,7 @@ async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None,
     )
 
 
-def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Select[Any]:
+def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Any:
     """Select the newest rows of one run of an index."""
     query = select(
         RequestLog.request_id,

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import home, invoices, requests, usage
+from gateway.console.screens import home, invoices, prices, requests, usage
 
-ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *usage.ROUTES, *invoices.ROUTES]
+ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *usage.ROUTES, *invoices.ROUTES, *prices.ROUTES]

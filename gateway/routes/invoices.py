@@ -130,7 +130,7 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
     )
     # The first page is read before the head leaves, so that a database that does not answer is an error and no file.
     with translated():
-        first = await anext(pages, [])
+        first = [*await anext(pages, ())]
     await response.prepare(request)
     await response.write(csv_text.lines([focus.COLUMNS, *first]).encode())
     async for page in pages:

@@ -48,6 +48,7 @@ LISTED = {
     "POST /admin/v1/credits": "admin",
     "GET /admin/v1/credits": "admin",
     "POST /admin/v1/price-sheets": "admin",
+    "POST /admin/v1/price-sheets/preview": "admin",
     "GET /admin/v1/price-sheets": "admin",
     "GET /admin/v1/price-sheets/{sheet}/{version}": "admin",
     "PUT /admin/v1/tenants/{tenant_id}/price-sheet": "admin",

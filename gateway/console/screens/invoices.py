@@ -31,16 +31,16 @@ async def show_invoice(request: web.Request, viewer: Viewer) -> web.StreamRespon
 
 
 async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _file(viewer, _path(viewer, request.match_info["number"]), format=request.match_info["kind"])
+    return await _file(viewer, _path(viewer, request.match_info["number"]), "format", request.match_info["kind"])
 
 
 async def export_focus(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _file(viewer, "/admin/v1/exports/focus", period=request.query.get("period", ""))
+    return await _file(viewer, "/admin/v1/exports/focus", "period", request.query.get("period", ""))
 
 
-async def _file(viewer: Viewer, path: str, **query: str) -> web.StreamResponse:
+async def _file(viewer: Viewer, path: str, name: str, value: str) -> web.StreamResponse:
     """Returns a file of the API. Raises `Refused`, so that a refusal is a page and no file."""
-    answer = await viewer.forward("GET", path, **query)
+    answer = await viewer.forward("GET", path, b"", "", **{name: value})
     if isinstance(answer, web.Response) and answer.status >= 400:
         error = msgspec.json.decode(answer.body)["error"]  # type: ignore[arg-type]  # errors of the API have JSON bodies
         raise Refused(answer.status, error["message"], error.get("code") or "")
