@@ -45,6 +45,7 @@ LISTED = {
     "GET /v1/credits": "usage:read",
     "GET /admin/v1/exports/focus": "admin",
     "POST /admin/v1/verify-books": "admin",
+    "GET /admin/v1/books": "admin",
     "POST /admin/v1/credits": "admin",
     "GET /admin/v1/credits": "admin",
     "POST /admin/v1/price-sheets": "admin",
