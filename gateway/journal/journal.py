@@ -70,7 +70,7 @@ class Journal:
         self._sync = sync
         self._loop = asyncio.get_running_loop()
         self._open = running  # OPEN payloads without an ending; owned by the writer
-        self._failure: Exception | None = None
+        self._failure: OSError | None = None
         self._closing = False
         self._writer_ended = False
         self._queue: deque[_Entry] = deque()
@@ -222,6 +222,9 @@ class Journal:
                     self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
                 seq, waiting, file = self._unsynced_seq, self._waiting, self._log.file
                 self._waiting = []
+                if self._failure is not None:  # nothing in this segment is synced again, and its file may be closed
+                    self._tell(waiting, self._failure)
+                    continue
                 if self._synced_seq >= seq:  # a rotation synced them
                     self._tell(waiting, None)
                     continue

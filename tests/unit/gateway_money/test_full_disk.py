@@ -89,3 +89,22 @@ async def test_a_disk_that_stays_full_is_not_littered_with_beginnings(small_disk
     theirs.unlink()
     assert await journal.revive() is True
     await journal.close()
+
+
+async def test_a_sync_that_waits_as_the_disk_fills_does_not_end_the_syncer(
+    small_disk: Path, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It woke to a file that was closed meanwhile. Its thread ended, and later endings waited for it for ever."""
+    monkeypatch.setattr("gateway.journal.journal.OPEN_SYNC_S", 0.3)
+    journal = await open_journal(small_disk / "journal", 0, ballast_bytes=BALLAST)
+    fill(small_disk)
+    await until_poisoned(journal, opened)
+    (small_disk / "journal" / NAME).unlink()
+    theirs = fill(small_disk)
+    assert await journal.revive() is False
+    await asyncio.sleep(0.5)
+    theirs.unlink()
+    assert await journal.revive() is True
+    async with asyncio.timeout(10):
+        await journal.end(opened(1).void("ok", "internal", 1))
+    await journal.close()
