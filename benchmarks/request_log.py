@@ -93,12 +93,12 @@ DIALECTS = {
 TENANT = f"proj_{'0' * 44}"
 
 
-def fill(url: str, num_rows: int) -> None:
-    """Makes the rows by SQL; indexes are made afterwards, because that is faster."""
+def fill(url: str, num_rows: int, start_ms: int = START_MS, tenant: str = TENANT) -> None:
+    """Makes the rows by SQL, ten a second from `start_ms`; indexes are made afterwards, because that is faster."""
     engine = create_engine(url.replace("+aiosqlite", ""))
     parts = DIALECTS[engine.dialect.name]
     series = parts["series"].format(rows=num_rows)
-    values = {**parts, "series": series, "start": START_MS, "rare": NUM_RARE, "tenant": TENANT, "timeline": TIMELINE}
+    values = {**parts, "series": series, "start": start_ms, "rare": NUM_RARE, "tenant": tenant, "timeline": TIMELINE}
     with engine.begin() as conn:
         for index in RequestLog.__table__.indexes:
             index.drop(conn)

@@ -72,14 +72,14 @@ QUERIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def fill(url: str, num_rows: int) -> dict[str, int]:
-    """Rows and their sums. Returns the number of rows of each table."""
+def fill(url: str, num_rows: int, start_s: int = START, end_s: int = END) -> dict[str, int]:
+    """Rows of a time and their sums. Returns the number of rows of each table."""
     engine = create_engine(url)
     dialect = engine.dialect.name
-    span = (END - START) * 1000
+    span = (end_s - start_s) * 1000
     for start in range(0, num_rows, CHUNK):
         series = SERIES[dialect].format(a=start, b=min(start + CHUNK, num_rows))
-        _run(engine, ENTRY.format(start=START * 1000, span=span, rows=num_rows, series=series))
+        _run(engine, ENTRY.format(start=start_s * 1000, span=span, rows=num_rows, series=series))
     counts = {"ledger_entry": num_rows}
     minute = "opened_at_ms / 60000 * 60"
     _run(

@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
 
 from gateway.base.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart, redis_fault
-from gateway.base.lifecycle import heed_cancellation
 from gateway.http.auth import Authenticator
 from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
 from gateway.routing.upstream.native import WorkerLink
+from workers.process.rounds import heed_cancellation
 
 EVERY_S = 1.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}

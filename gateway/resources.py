@@ -42,7 +42,7 @@ from gateway.base.app_keys import (
 )
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import ask_sql, heed_cancellation, uninterrupted
+from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.running import Running
 from gateway.base.settings import SettingsError
@@ -79,7 +79,7 @@ from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
-from workers.process.rounds import repeat
+from workers.process.rounds import heed_cancellation, repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 
@@ -406,6 +406,7 @@ async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) ->
                 while True:
                     if await channel.get_message(ignore_subscribe_messages=True, timeout=REDIS_S):
                         auth.forget()
+                    heed_cancellation()
         except (RedisError, OSError, TimeoutError):
             heed_cancellation()
             await asyncio.sleep(REDIS_S)

@@ -97,13 +97,6 @@ async def ask_sql(
     await repeat(every_s, lambda: uninterrupted(work()), forgives=forgiven, waits_first=waits_first)
 
 
-def heed_cancellation() -> None:
-    """Raises the cancellation that redis-py has mistaken for a failed connection: the caller must end."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
-
-
 class Detached:
     """Owns tasks that must outlive a client that has gone: settlements, aborts. They are awaited at the end."""
 

@@ -70,7 +70,7 @@ class Journal:
         self._sync = sync
         self._loop = asyncio.get_running_loop()
         self._open = running  # OPEN payloads without an ending; owned by the writer
-        self._failure: Exception | None = None
+        self._failure: OSError | None = None
         self._closing = False
         self._writer_ended = False
         self._queue: deque[_Entry] = deque()
@@ -225,7 +225,7 @@ class Journal:
                 if self._synced_seq >= seq:  # a rotation synced them
                     self._tell(waiting, None)
                     continue
-                if self._failure is not None:  # a revival that failed has closed the file, perhaps
+                if self._failure is not None:  # the file may be closed: its segment ended with the failure
                     self._tell(waiting, self._failure)
                     continue
                 duplicate = os.dup(file)  # a rotation may close the original
@@ -255,7 +255,7 @@ class Journal:
             logger.critical("journal %s is poisoned: %s", self.directory, failure)
         self._tell([done for done in waiting if done is not None], failure)
 
-    def _tell(self, done: list[asyncio.Future[None]], failure: Exception | None) -> None:
+    def _tell(self, done: list[asyncio.Future[None]], failure: OSError | None) -> None:
         if done:
             self._loop.call_soon_threadsafe(_resolve, done, failure)
 
@@ -335,7 +335,7 @@ def _unended(left: Left) -> dict[str, Opened]:
     return running
 
 
-def _resolve(futures: list[asyncio.Future[None]], failure: Exception | None) -> None:
+def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:
     for future in futures:
         if future.done():  # its waiter was cancelled
             continue

@@ -31,7 +31,7 @@ from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
-from workers.process.rounds import repeat
+from workers.process.rounds import heed_cancellation, repeat
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.frames import FrameError
@@ -278,6 +278,9 @@ class Service:
         if link not in self._links:
             if not isinstance(message, Hello):
                 raise FrameError("the first frame was no hello")
+            if self._server is None or not self._server.is_serving():
+                connection.abort()  # it came as the links were closed, and the end of this process waits for it
+                return
             self._links[link] = connection
             connection.send(self._status_now())
             if message.adapters:
@@ -378,6 +381,7 @@ class Service:
                     if not away:
                         logger.warning("registry away: %s", error, extra={"event": "registry_away"})
                     away = True
+                heed_cancellation()
                 await asyncio.sleep(registry.REGISTRATION_REFRESH_S)
         finally:
             await self._deregister(client, key, value)

@@ -15,7 +15,8 @@ async def repeat(
     waits_first: bool = False,
 ) -> None:
     """Does a round of work, waits `every_s` seconds, and so on until the task is cancelled. A round that raises an error
-    of `forgives` is left to the next one; every other error ends the task.
+    of `forgives` is left to the next one; every other error ends the task. A cancellation ends it even if the round
+    swallowed it (`heed_cancellation`).
     """
     if waits_first:
         await asyncio.sleep(every_s)
@@ -26,4 +27,14 @@ async def repeat(
         except forgives as failure:
             if on_failure is not None:
                 on_failure(failure)
+        heed_cancellation()
         await asyncio.sleep(every_s)
+
+
+def heed_cancellation() -> None:
+    """Raises the cancellation that a library has swallowed: the caller must end. redis-py takes one for a failed
+    connection, or, under Python 3.11, loses one that comes just as a command was sent (`asyncio.wait_for`).
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError

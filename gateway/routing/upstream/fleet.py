@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.base.lifecycle import heed_cancellation
 from gateway.routing.upstream.native import KeepRecords, LinkDown, WorkerLink, new_process_id
+from workers.process.rounds import heed_cancellation
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 

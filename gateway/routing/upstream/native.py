@@ -245,22 +245,25 @@ class WorkerLink:
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                beats = tasks.create_task(self._beat(self._connection))
-                shipping = tasks.create_task(self._ship_records())
+        async with asyncio.TaskGroup() as tasks:
+            beats = tasks.create_task(self._beat(self._connection))
+            shipping = tasks.create_task(self._ship_records())
+            try:
                 await self._listen(self._connection)
-                beats.cancel()
-                shipping.cancel()
-        finally:
-            self._connection.abort()
-            self._connection = None
-            self.hello = None
-            for call in list(self._calls.values()):
-                call.deliver(Lost("the worker was lost"))
-            for answer in self._peeks.values():
-                if not answer.done():
-                    answer.set_exception(LinkDown())
+            finally:
+                # This does not wait for the records that are being written: SQL may take seconds.
+                self._connection.abort()
+                self._lose_calls()
+            beats.cancel()
+            shipping.cancel()
+
+    def _lose_calls(self) -> None:
+        self.hello = None
+        for call in list(self._calls.values()):
+            call.deliver(Lost("the worker was lost"))
+        for answer in self._peeks.values():
+            if not answer.done():
+                answer.set_exception(LinkDown())
 
     async def _beat(self, connection: Connection) -> None:
         while True:

@@ -202,6 +202,18 @@ async def test_the_drain_limit_hands_running_requests_back_with_their_usage(tmp_
         await asyncio.wait_for(worker._task, 3)
 
 
+async def test_a_gateway_that_is_heard_first_as_the_links_close_is_hung_up(tmp_path):
+    async with ScriptedWorker(tmp_path / "w.sock") as worker:
+        late = await GatewayLink.dial(worker.address, hello=False, alive=False)
+        await late.of(Hello)
+        worker.service.drain()
+        await until(lambda: not worker.service._server.is_serving())
+        late.send(Hello(1, "gateway"))
+        await asyncio.wait_for(late.closed.wait(), 2)  # sooner than by silence
+        assert not worker.service._links
+        await late.close()
+
+
 # --- Redis ---
 
 
@@ -216,6 +228,15 @@ async def test_a_worker_registers_with_an_expiry_and_deregisters_at_its_end(tmp_
         assert 0 < client.ttl(key) <= registry.REGISTRATION_TTL_S
     assert client.get(key) is None
     client.close()
+
+
+@pytest.mark.timeout(60)
+async def test_a_worker_that_is_stopped_while_it_registers_ends(tmp_path, redis_url, monkeypatch):
+    """Under Python 3.11 redis-py lost a cancellation that came just as a command was sent. The worker never ended."""
+    monkeypatch.setattr(registry, "REGISTRATION_REFRESH_S", 0.0)
+    for _ in range(20):
+        async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_worker_without_its_redis_serves_all_the_same(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -46,3 +47,20 @@ async def test_a_plain_call_is_a_round_and_a_pause_comes_first_or_last() -> None
     await run_for(0.1, 10, lambda: now.append(time.monotonic()))
     await run_for(0.1, 10, lambda: later.append(time.monotonic()), waits_first=True)
     assert (len(now), later) == (1, [])
+
+
+async def test_a_cancellation_that_a_round_swallowed_ends_the_work_all_the_same() -> None:
+    work = Work()
+
+    async def deaf() -> None:
+        await work.round()
+        if work.num_rounds == 1:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10)
+
+    task = asyncio.create_task(repeat(0.0, deaf))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task], timeout=0.2)
+    assert task.cancelled()
+    assert work.num_rounds == 1

@@ -185,6 +185,31 @@ async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(pair: tuple[
     assert not link.takes_work
 
 
+async def test_a_call_is_lost_at_once_though_records_are_being_written(tmp_path: Path) -> None:
+    """SQL may take long. The clients of a lost worker do not wait for it."""
+    worker, written = HandWorker(), asyncio.Event()
+
+    async def keep(_: EngineRecords) -> None:
+        await written.wait()
+
+    async with await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock"):
+        link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_up)
+        mailbox = Mailbox()
+        start(link, mailbox)
+        worker.say(EngineRecords("worker-0", (EngineRecord(1, "req_0", 0, "t", "r", TokenUsage(output=1)),)))
+        await until(lambda: link._records.empty())
+        await asyncio.sleep(0.05)
+        assert worker.connection is not None
+        worker.connection.abort()
+        [(_, event)] = await mailbox.take()
+        assert isinstance(event, Lost)
+        assert not running.done()
+        written.set()
+        await running
+
+
 async def test_a_repeated_bound_has_a_number_of_its_own(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     call = start(link, Mailbox())
