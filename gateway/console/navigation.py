@@ -24,6 +24,8 @@ SCREENS = (
     ScreenLink("Requests", "/requests"),
     ScreenLink("Usage", "/usage"),
     ScreenLink("Invoices", "/invoices"),
+    ScreenLink("Prices", "/prices", OPERATORS),
+    ScreenLink("Books", "/books", OPERATORS),
 )
 
 

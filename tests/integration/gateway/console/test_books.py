@@ -30,6 +30,7 @@ async def test_the_operator_verifies_and_finance_reads_the_verdict(shared_gatewa
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         page = await operator.get("/books")
         assert "The books were not verified" in page.words
+        assert 'href="/console/books"' in page.text
         page = await operator.submit("/books/verify")
         assert (page.status, page.path) == (200, "/console/books")
         assert "The books are right." in page.words

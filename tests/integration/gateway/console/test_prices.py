@@ -41,7 +41,9 @@ async def test_the_next_version_is_made_from_the_current_one_and_shows_what_chan
     assert "0.400000 USD 0.800000 USD 100.0 %" in made.words
     csv = await operator.get("/prices/gold/2?table=changes&format=csv")
     assert '"m","batch","output",200000,"",""' in csv.text
-    assert "gold@2" in (await operator.get("/prices")).words
+    listed = await operator.get("/prices")
+    assert "gold@2" in listed.words
+    assert 'href="/console/prices"' in listed.text
     assert (await operator.get("/prices/gold/9")).status == 404
     assert (await operator.get("/prices/gold/2?against=x")).status == 404
 
