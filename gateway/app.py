@@ -50,6 +50,7 @@ from gateway.routes import (
     tenants,
     tokenize,
     usage,
+    usage_summary,
     webhooks,
 )
 from gateway.telemetry.keys import OBSERVERS
@@ -80,6 +81,7 @@ def api_routes() -> list[Route]:
         *spending.ROUTES,
         *admin_keys.ROUTES,
         *usage.ROUTES,
+        *usage_summary.ROUTES,
         *requests.ROUTES,
         *prefixes.ROUTES,
         *adapters.ROUTES,

@@ -99,9 +99,10 @@ async def close(
         return made
 
 
-async def get(conn: AsyncConnection, number: str) -> InvoiceInfo:
+async def get(conn: AsyncConnection, number: str, tenant_id: str | None = None) -> InvoiceInfo:
+    """Return the invoice with its lines. With `tenant_id` another tenant's invoice is unknown. Raises NotFoundError."""
     row = (await conn.execute(select(Invoice.__table__).where(Invoice.number == number))).first()
-    if row is None:
+    if row is None or tenant_id not in (None, row.tenant_id):
         raise NotFoundError("No such invoice.")
     return _info(row, await invoice_lines.of_invoice(conn, number))
 

@@ -22,7 +22,7 @@ Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier"
 USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier")
 COST_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "line_item")
 USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
-COST_LIMITS: dict[Width, tuple[int, int]] = {"1d": (7, 180)}
+COST_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 180)}
 
 MAX_TIME = 2**40
 """A bound far beyond any date, and small enough for every sum of times in BIGINT."""
@@ -108,7 +108,7 @@ async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
 
 async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
     """Settled charges and charges for kept KV, split into line items if the query wants it. No key keeps KV, so charges
-    for kept KV are under no key."""
+    for kept KV are under no key. They are charged by the hour, and stand in the first minute of it."""
     page = _plan(query, now, COST_LIMITS, COST_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     if query.line_items is not None:

@@ -36,6 +36,14 @@ from accounting.values.types import (
 Records = Mapping[tuple[str, int], LedgerRow]
 
 
+class JournalPlace(msgspec.Struct, frozen=True):
+    """How far the journal of a gateway's slot is posted, and when that was."""
+
+    slot: int
+    offset: int
+    posted_at_ms: int
+
+
 async def post(
     conn: AsyncConnection, slot: int, offset: int, postings: Sequence[Posting], *, now_ms: int | None = None
 ) -> PostResult:
@@ -106,6 +114,13 @@ async def post_engine_records(
 async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
     """Return the offset at which the shipper of that slot continues, or None if nothing of it was ever posted."""
     return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
+
+
+async def journal_offsets(conn: AsyncConnection) -> list[JournalPlace]:
+    """Return how far the journal of each slot is posted, by slot."""
+    table = JournalOffset
+    rows = await conn.execute(select(table.slot, table.offset, table.posted_at_ms).order_by(table.slot))
+    return [JournalPlace(row.slot, row.offset, row.posted_at_ms) for row in rows]
 
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, LedgerRow]:

@@ -15,6 +15,7 @@ import msgspec
 from accounting.books import books
 from accounting.books.equations import DOCUMENTED_IN, BooksReport
 from accounting.database.db import Database
+from accounting.ledger.write_off_sums import written_off
 from accounting.requests import request_postings
 from gateway.base.redis_link import RedisLink
 from gateway.books.limiter_truth import limiter_equals_books
@@ -22,11 +23,15 @@ from gateway.journal.journal_truth import shipped_whole
 from gateway.journal.journals import gateway_journals
 from gateway.journal.unshipped import unshipped
 
+FOR_EVER_MS = 2**62
+
 
 class Verified(msgspec.Struct, frozen=True):
     report: BooksReport
     unreplayed: tuple[int, ...]
     """Gateway slots with requests that are not in SQL yet."""
+    written_off: dict[str, int]
+    """The tokens that nobody paid for, by reason, over the whole ledger."""
 
     def shape(self) -> dict[str, Any]:
         return {
@@ -45,6 +50,7 @@ class Verified(msgspec.Struct, frozen=True):
                 for e in self.report.equations
             ],
             "unreplayed": self.unreplayed,
+            "written_off_tokens": self.written_off,
         }
 
 
@@ -62,9 +68,10 @@ async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verifi
     async with database.read() as conn:
         report = await books.verify(conn, running=running)
         shipped = await shipped_whole(conn, journals)
+        lost = await written_off(conn, 0, FOR_EVER_MS)
     limited = await limiter_equals_books(database, link, journals)
     slots = sorted(slot for slot, found in left.items() if found.requests)
-    return Verified(BooksReport((*report.equations, limited, shipped)), tuple(slots))
+    return Verified(BooksReport((*report.equations, limited, shipped)), tuple(slots), lost)
 
 
 async def _offset(database: Database, slot: int) -> int:

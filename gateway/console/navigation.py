@@ -19,7 +19,14 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"))
+SCREENS = (
+    ScreenLink("Home", ""),
+    ScreenLink("Requests", "/requests"),
+    ScreenLink("Usage", "/usage"),
+    ScreenLink("Invoices", "/invoices"),
+    ScreenLink("Prices", "/prices", OPERATORS),
+    ScreenLink("Books", "/books", OPERATORS),
+)
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:

@@ -91,3 +91,8 @@ def _file(table: Table, ending: str, kind: str, data: bytes) -> web.Response:
         content_type=kind,
         headers={hdrs.CONTENT_DISPOSITION: f'attachment; filename="headgate-{table.name}.{ending}"'},
     )
+
+
+def chosen(tables: Sequence[Table], name: str | None) -> Table:
+    """Returns the table that a page with several exports: the named one, or the first."""
+    return next((table for table in tables if table.name == name), tables[0])

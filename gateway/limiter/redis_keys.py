@@ -15,6 +15,8 @@ CONSOLE_SESSION = "hg:console:session:"
 """Prefix of a key that holds a session of the console: the API key that signed in, encrypted."""
 CONSOLE_SESSIONS = "hg:console:sessions:"
 """Prefix of a key that lists the sessions of one API key, the newest first."""
+VERDICT_KEY = "hg:books:verified"
+"""The last verdict on the books, as JSON."""
 
 _TENANT_PREFIX = "hg:{t:"
 

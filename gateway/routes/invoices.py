@@ -1,4 +1,6 @@
-"""`/admin/v1/invoices` and `/admin/v1/credits`: closed periods, credits and prepaid grants. Operator keys only."""
+"""`/admin/v1/invoices`, `/admin/v1/credits` and `/admin/v1/exports/focus`: closed periods, credits, prepaid grants, and
+rows for other programs. A tenant reads its own invoices and credits at `/v1/invoices` and `/v1/credits`.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import asyncio
 
 from aiohttp import web
 
-from accounting.billing import credits, invoices
-from accounting.values import clock
+from accounting.billing import credits, csv_text, focus, invoices
+from accounting.values import clock, periods
 from accounting.values.errors import KeyReusedError
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, SETTINGS
@@ -22,7 +24,10 @@ from gateway.schema.convert import convert
 from gateway.schema.organization import listing, page_of, reply
 
 INVOICES, CREDITS = "/admin/v1/invoices", "/admin/v1/credits"
+OWN_INVOICES, OWN_CREDITS = "/v1/invoices", "/v1/credits"
+FOCUS = "/admin/v1/exports/focus"
 JSON = "application/json"
+KINDS = {"json": JSON} | {kind.rpartition("/")[2]: kind for kind in RENDERERS}
 MAX_KEY_CHARS = 255
 
 
@@ -45,7 +50,7 @@ async def list_all(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await invoices.list_invoices(
             conn,
-            tenant_id=query.text(asked, "project_id"),
+            tenant_id=_only_of(request) or query.text(asked, "project_id"),
             period=query.text(asked, "period"),
             after=query.text(asked, "after"),
             limit=limit,
@@ -54,9 +59,12 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    kind = _kind(request.headers.get("accept", "*/*"))
+    """Show an invoice: JSON, CSV, HTML or PDF by `?format=` or by the header Accept."""
+    query.refuse_unknown(request.query, {"format"})
+    wanted = query.choice(request.query, "format", tuple(KINDS))
+    kind = _kind(request.headers.get("accept", "*/*")) if wanted is None else KINDS[wanted]
     async with reading(request) as conn:
-        found = await invoices.get(conn, request.match_info["number"])
+        found = await invoices.get(conn, request.match_info["number"], _only_of(request))
     if kind == JSON:
         return reply(shapes.invoice(found))
     content = await asyncio.to_thread(RENDERERS[kind], found)
@@ -102,9 +110,39 @@ async def list_credits(request: web.Request) -> web.Response:
     limit = query.limit(asked, 20, 100)
     async with reading(request) as conn:
         page = await credits.list_credits(
-            conn, tenant_id=query.text(asked, "project_id"), after=query.text(asked, "after"), limit=limit
+            conn,
+            tenant_id=_only_of(request) or query.text(asked, "project_id"),
+            after=query.text(asked, "after"),
+            limit=limit,
         )
     return reply(page_of(page, shapes.credit))
+
+
+async def export_focus(request: web.Request) -> web.StreamResponse:
+    """Export a month in the format FOCUS 1.2, as CSV."""
+    query.refuse_unknown(request.query, {"period"})
+    with translated():
+        start, end = periods.bounds(query.text(request.query, "period") or "")
+    pages = focus.rows(request.app[DATABASE], start, end, request.app[SETTINGS].invoice_issuer)
+    name = f"focus-{periods.period_of(start)}.csv"
+    response = web.StreamResponse(
+        headers={"content-type": "text/csv; charset=utf-8", "content-disposition": f'attachment; filename="{name}"'}
+    )
+    # The first page is read before the head leaves, so that a database that does not answer is an error and no file.
+    with translated():
+        first = [*await anext(pages, ())]
+    await response.prepare(request)
+    await response.write(csv_text.lines([focus.COLUMNS, *first]).encode())
+    async for page in pages:
+        await response.write(csv_text.lines(page).encode())
+    await response.write_eof()
+    return response
+
+
+def _only_of(request: web.Request) -> str | None:
+    """Returns the tenant whose rows the caller may see. None stands for all tenants."""
+    principal = request[PRINCIPAL]
+    return None if principal.kind == "operator" else principal.tenant_id
 
 
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:
@@ -136,4 +174,8 @@ ROUTES = [
     Route("GET", INVOICES + "/{number}", get, "admin"),
     Route("POST", CREDITS, give_credit, "admin", takes=shapes.CreditFields),
     Route("GET", CREDITS, list_credits, "admin"),
+    Route("GET", FOCUS, export_focus, "admin"),
+    Route("GET", OWN_INVOICES, list_all, "usage:read"),
+    Route("GET", OWN_INVOICES + "/{number}", get, "usage:read"),
+    Route("GET", OWN_CREDITS, list_credits, "usage:read"),
 ]

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from accounting.database import auth_epoch as changes
-from accounting.prices import price_lists, prices
+from accounting.prices import previews, price_lists, prices
 from accounting.values import clock
 from accounting.values.errors import ConflictError, NotFoundError
 from gateway.base import errors
@@ -32,13 +32,23 @@ async def create(request: web.Request) -> web.Response:
 
     Its predecessor, if open, ends where it begins. `unpriced` lists the served models that it has no price for.
     """
-    wanted = convert(await common.json_object(request), shapes.NewSheetVersion)
-    if len(wanted.table()) != len(wanted.rates):
-        raise errors.invalid("A model and tier has one set of rates.", "rates")
+    wanted = _checked(convert(await common.json_object(request), shapes.NewSheetVersion))
     async with writing(request, changes_identities=False) as conn:
         made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
     gaps = price_lists.unpriced(made, request.app[MODELS].ids)
     return reply(shapes.sheet_version(made) | shapes.unpriced(gaps))
+
+
+async def preview(request: web.Request) -> web.Response:
+    """Price the usage of the last 7 days under the sheet by the rates of a version that is not created."""
+    wanted = _checked(convert(await common.json_object(request), shapes.NewSheetVersion))
+    async with reading(request) as conn:
+        try:
+            currency = await prices.currency_of(conn, wanted.sheet)
+        except NotFoundError:
+            currency = (wanted.currency or prices.DEFAULT_CURRENCY).upper()
+        found = await previews.effects(conn, wanted.sheet, wanted.table(), int(time.time()))
+    return reply(shapes.preview(wanted.sheet, currency, found))
 
 
 async def list_all(request: web.Request) -> web.Response:
@@ -88,6 +98,13 @@ async def assignments(request: web.Request) -> web.Response:
         return reply(shapes.assigned(tenant_id, await price_lists.assignments(conn, tenant_id)))
 
 
+def _checked(wanted: shapes.NewSheetVersion) -> shapes.NewSheetVersion:
+    """Raises `ApiError` if a model and tier is named twice."""
+    if len(wanted.table()) != len(wanted.rates):
+        raise errors.invalid("A model and tier has one set of rates.", "rates")
+    return wanted
+
+
 async def _create(conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: str) -> price_lists.SheetVersion:
     await _sheet(conn, wanted, now)
     start = now if wanted.from_ is None else wanted.from_
@@ -117,6 +134,7 @@ async def _sheet(conn: Any, wanted: shapes.NewSheetVersion, now: int) -> None:
 
 ROUTES = [
     Route("POST", PATH, create, "admin", takes=shapes.NewSheetVersion),
+    Route("POST", PATH + "/preview", preview, "admin", takes=shapes.NewSheetVersion),
     Route("GET", PATH, list_all, "admin"),
     Route("GET", PATH + "/{sheet}/{version}", get, "admin"),
     Route("PUT", OF_TENANT, assign, "admin", takes=shapes.NewAssignment),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from accounting.prices.previews import NUM_DAYS, Effect
 from accounting.prices.price_lists import Assignment, SheetVersion
 from accounting.prices.pricing import MAX_RATE
 from accounting.values.types import Rates, Tier
@@ -76,6 +77,27 @@ def sheet_version(found: SheetVersion) -> dict[str, Any]:
 def unpriced(found: Sequence[tuple[str, Tier]]) -> dict[str, Any]:
     """Returns the models and tiers without a price; requests for these are refused."""
     return {"unpriced": [{"model": model, "tier": tier} for model, tier in found]}
+
+
+def preview(sheet: str, currency: str, found: Sequence[Effect]) -> dict[str, Any]:
+    return {
+        "object": "price_sheet.preview",
+        "sheet": sheet,
+        "currency": currency,
+        "num_days": NUM_DAYS,
+        "data": [
+            {
+                "model": one.model,
+                "tier": one.tier,
+                "num_requests": one.num_requests,
+                "quantity": sum(msgspec.structs.astuple(one.usage)),
+                "charged_micro_units": one.charged,
+                "priced_micro_units": one.priced,
+                "difference_micro_units": None if one.priced is None else one.priced - one.charged,
+            }
+            for one in found
+        ],
+    }
 
 
 def assigned(tenant_id: str, intervals: list[Assignment]) -> dict[str, Any]:

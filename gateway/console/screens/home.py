@@ -2,14 +2,147 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from aiohttp import web
 
-from gateway.console import pages
+from accounting.values import periods
+from gateway.console import charts, formats, pages
+from gateway.console.calls import Refused
+from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
+
+NUM_LIMITS = 10
 
 
 async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return pages.show(request, viewer, "home.html")
+    try:
+        found = await viewer.get("/admin/v1/usage/summary" if viewer.sees_all else "/v1/usage/summary")
+    except Refused as refused:
+        if refused.status != 403:
+            raise
+        return pages.show(request, viewer, "home.html", found=None)
+    windows = [] if viewer.sees_all else await _windows(viewer)
+    tables = [_limits(found, windows), *([_spenders(found)] if viewer.sees_all else [])]
+    return pages.show(
+        request,
+        viewer,
+        "home.html",
+        found=found,
+        month_caps={one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]},
+        charts={one["currency"]: _spending_chart(one) for one in found["spending"]},
+        first=next(iter(found["caps"]), None),
+        name_of=_name_of,
+        tables=tables,
+        table=chosen(tables, request.query.get("table")),
+    )
+
+
+async def _windows(viewer: Viewer) -> Sequence[Mapping[str, Any]]:
+    """Returns the limits of the signed-in key that are no budget; none while the limiter does not answer."""
+    try:
+        found = await viewer.get("/v1/me/limits")
+    except Refused as refused:
+        if refused.status != 503:
+            raise
+        return []
+    return [one for one in found["data"] if one["enforced"] and "budget" not in one]
+
+
+def _month_cap(found: Mapping[str, Any], currency: str, sees_all: bool) -> Mapping[str, Any] | None:
+    """Returns the lowest cap of the whole month that binds all requests of the tenant, or of all tenants."""
+    start, _ = periods.bounds(found["period"])
+    caps = [
+        cap
+        for cap in found["caps"]
+        if cap["start"] == start
+        and cap["currency"] == currency
+        and (cap["project_id"] is None) == sees_all
+        and not any((cap["api_key_id"], cap["model"], cap["tier"]))
+    ]
+    return min(caps, key=lambda cap: int(cap["limit_micro_units"]), default=None)
+
+
+def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> Table:
+    caps = [
+        {
+            "name": _name_of(cap),
+            "subject": cap["api_key_id"] or cap["project_id"],
+            "used": formats.money(cap["used_micro_units"], cap["currency"]),
+            "limit": formats.money(cap["limit_micro_units"], cap["currency"]),
+            "used_share": _share(cap["used_micro_units"], cap["limit_micro_units"]),
+            "reached_at": cap["reached_at"],
+            "renewed_at": cap["end"],
+        }
+        for cap in found["caps"]
+    ]
+    others = [
+        {
+            "name": _window_name(one),
+            "subject": None,
+            "used": formats.count(one["used"] + one["reserved"]),
+            "limit": formats.count(one["limit"]),
+            "used_share": _share(one["used"] + one["reserved"], one["limit"]),
+            "reached_at": None,
+            "renewed_at": one["resets_at"],
+        }
+        for one in windows
+    ]
+    rows = sorted([*caps, *others], key=lambda row: -row["used_share"])[:NUM_LIMITS]
+    empty = "Nothing limits spending. Set a budget, so that a mistake cannot cost more than you want."
+    return Table("limits", _LIMIT_COLUMNS, rows, empty)
+
+
+_LIMIT_COLUMNS = (
+    Column("name", "Limit"),
+    Column("subject", "Of tenant or key", "code"),
+    Column("used", "Used"),
+    Column("limit", "Of"),
+    Column("used_share", "Share", "share"),
+    Column("reached_at", "Reached at this pace", "moment"),
+    Column("renewed_at", "Free again", "moment"),
+)
+
+
+def _spenders(found: Mapping[str, Any]) -> Table:
+    columns = (
+        Column("project_name", "Tenant", link=lambda row: f"{pages.ROOT}/usage?project_id={row['project_id']}"),
+        Column("project_id", "Id", "code"),
+        Column("num_requests", "Requests", "count"),
+        Column("month_micro_units", "This month", "money", currency="currency"),
+    )
+    return Table("top-tenants", columns, found["top_tenants"], "No tenant has used anything this month.")
+
+
+def _spending_chart(one: Mapping[str, Any]) -> charts.Bars:
+    amounts = [(_day(day["start_time"]), {"spent": max(0, day["amount_micro_units"])}) for day in one["days"]]
+    highest = max((parts["spent"] for _, parts in amounts), default=0)
+    labelled = [(f"{day}: {formats.money(parts['spent'], one['currency'])}", parts) for day, parts in amounts]
+    return charts.stacked(labelled, ("spent",), formats.money(highest, one["currency"]))
+
+
+def _day(second: int) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(second))
+
+
+def _name_of(cap: Mapping[str, Any]) -> str:
+    """Returns what a cap is called: its period and what it is for."""
+    if cap["project_id"] is None:
+        return "Spend limit of all tenants by month"
+    period = "for a fixed time" if cap["period"] == "fixed" else f"by {cap['period']}"
+    scope = ["one key" if cap["api_key_id"] else "the tenant", *(cap[name] for name in ("model", "tier") if cap[name])]
+    return f"Budget {period} of {', '.join(scope)}"
+
+
+def _window_name(one: Mapping[str, Any]) -> str:
+    words = [one["dimension"].replace("_", " "), "of this key" if one["level"] == "key" else f"of the {one['level']}"]
+    return " ".join([*words, *([one["model"]] if one["model"] else [])]).capitalize()
+
+
+def _share(used: int, limit: int) -> float:
+    return used / limit if limit > 0 else 1.0
 
 
 ROUTES = [pages.get("", show_home)]

@@ -204,7 +204,7 @@ async def test_line_items_filter_with_and_without_grouping(posted):
 @pytest.mark.parametrize(
     ("options", "param"),
     [
-        ({"width": "1h"}, "bucket_width"),
+        ({"width": "1h", "limit": 169}, "limit"),
         ({"limit": 181}, "limit"),
         ({"limit": 0}, "limit"),
         ({"group_by": ("model",)}, "group_by"),

@@ -1,0 +1,101 @@
+"""What a home page says of money: charges by day, the month's prompts and what the cache saved on them, and the tenants
+that spent most. Everything is read from rollups, and charges for kept KV from their own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.billing import residency_sums
+from accounting.prices import prices
+from accounting.prices.pricing import PER_MILLION
+from accounting.tables.invoice_models import RollupMonth
+from accounting.tables.models import RollupDay, Tenant
+from accounting.values.periods import DAY_S
+
+INPUT = ("cache_read", "cache_write", "uncached")
+
+
+class Prompts(msgspec.Struct, frozen=True):
+    """The prompts of a month in one currency. `saved` is what they would have cost with all tokens uncached, less what
+    they did cost. It is below 0 where writing into the cache cost more than reading from it gave back."""
+
+    num_requests: int
+    num_tokens: int
+    num_cached: int
+    saved: int
+
+
+class Spender(msgspec.Struct, frozen=True):
+    tenant_id: str
+    name: str
+    currency: str
+    num_requests: int
+    charge: int
+
+
+async def charges_by_day(
+    conn: AsyncConnection, start: int, end: int, tenant_id: str | None
+) -> dict[str, dict[int, int]]:
+    """Return the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without a
+    charge are left out. Without `tenant_id` they are those of all tenants."""
+    query = select(RollupDay.currency, RollupDay.bucket, cast(func.sum(RollupDay.charge), BigInteger)).where(
+        RollupDay.bucket >= start, RollupDay.bucket < end
+    )
+    if tenant_id is not None:
+        query = query.where(RollupDay.tenant_id == tenant_id)
+    found: dict[str, dict[int, int]] = {}
+    for currency, day, charge in await conn.execute(query.group_by(RollupDay.currency, RollupDay.bucket)):
+        found.setdefault(currency, {})[day] = charge
+    mine = None if tenant_id is None else [tenant_id]
+    async for kept in residency_sums.by_bucket(conn, start, end, DAY_S, mine):
+        days = found.setdefault(kept.currency, {})
+        days[kept.start] = days.get(kept.start, 0) + kept.kept.amount
+    return found
+
+
+async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> dict[str, Prompts]:
+    """Return the prompts of the month that begins at `month`, by currency."""
+    keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
+    sums = (RollupMonth.num_requests, *(getattr(RollupMonth, name) for name in INPUT))
+    paid = sum((getattr(RollupMonth, f"charge_{name}") for name in INPUT[1:]), RollupMonth.charge_cache_read)
+    totals = [cast(func.sum(one), BigInteger) for one in (*sums, paid)]
+    query = select(*keys, *totals)
+    query = query.where(RollupMonth.bucket == month)
+    if tenant_id is not None:
+        query = query.where(RollupMonth.tenant_id == tenant_id)
+    found: dict[str, Prompts] = {}
+    rows = (await conn.execute(query.group_by(*keys))).all()
+    for version, model, tier, currency, num_requests, cached, written, uncached, cost in rows:
+        rates = await prices.rates_of(conn, version, model, tier)
+        num_tokens = cached + written + uncached
+        saved = 0 if rates is None else num_tokens * rates.uncached // PER_MILLION - cost
+        before = found.get(currency, Prompts(0, 0, 0, 0))
+        found[currency] = Prompts(
+            before.num_requests + num_requests,
+            before.num_tokens + num_tokens,
+            before.num_cached + cached,
+            before.saved + saved,
+        )
+    return found
+
+
+async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence[Spender]:
+    """Return the tenants with the highest charges of the month that begins at `month`, without those for kept KV."""
+    charge = cast(func.sum(RollupMonth.charge), BigInteger)
+    num_requests = cast(func.sum(RollupMonth.num_requests), BigInteger)
+    sums = (
+        select(RollupMonth.tenant_id, RollupMonth.currency, num_requests.label("num_requests"), charge.label("charge"))
+        .where(RollupMonth.bucket == month)
+        .group_by(RollupMonth.tenant_id, RollupMonth.currency)
+        .order_by(charge.desc(), RollupMonth.tenant_id)
+        .limit(limit)
+        .subquery()
+    )
+    query = select(sums.c.tenant_id, Tenant.name, sums.c.currency, sums.c.num_requests, sums.c.charge)
+    query = query.outerjoin(Tenant, Tenant.id == sums.c.tenant_id).order_by(sums.c.charge.desc(), sums.c.tenant_id)
+    return [Spender(row[0], row[1] or "", *row[2:]) for row in await conn.execute(query)]

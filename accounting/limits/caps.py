@@ -1,0 +1,103 @@
+"""Caps: the budgets that refuse requests, and the limit of all tenants together, with what is spent of each.
+
+Amounts are the ledger's. The limiter also holds what open requests may still cost, so it refuses a little earlier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.limits import budgets, spend, spend_limits
+from accounting.prices import prices
+from accounting.values.budget_types import Budget, Period, PeriodKind
+from accounting.values.errors import NotFoundError
+from accounting.values.types import OPERATOR_TENANT
+
+
+class Cap(msgspec.Struct, frozen=True, kw_only=True):
+    """One cap in its current period. Without a tenant it is that of all tenants together."""
+
+    budget_id: str | None = None
+    tenant_id: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    tier: str | None = None
+    kind: PeriodKind
+    period: Period
+    limit: int
+    used: int
+    currency: str
+
+    def reached_at_ms(self, now_ms: int) -> int | None:
+        """Return when the cap is reached at the mean pace of its period so far. None means that it lasts until its
+        period ends."""
+        if self.used >= self.limit:
+            return now_ms
+        if self.used <= 0:
+            return None
+        passed_ms = max(1, now_ms - self.period.start_ms)
+        at_ms = now_ms + (self.limit - self.used) * passed_ms // self.used
+        return at_ms if at_ms < self.period.end_ms else None
+
+
+async def nearest(conn: AsyncConnection, now_ms: int, tenant_id: str | None, limit: int) -> Sequence[Cap]:
+    """Return the caps of which the least share is left, the nearest first. Without `tenant_id` they are those of all
+    tenants."""
+    found = [*await _budgets(conn, now_ms, tenant_id)]
+    if tenant_id is None:
+        found += await _of_all(conn, now_ms)
+    return sorted(found, key=_left_in_millions)[:limit]
+
+
+async def _budgets(conn: AsyncConnection, now_ms: int, tenant_id: str | None) -> Sequence[Cap]:
+    if tenant_id is None:
+        known = [budget for each in (await budgets.of_all(conn)).values() for budget in each]
+    else:
+        known = [*await budgets.of_tenant(conn, tenant_id)]
+    uses: list[tuple[Budget, Period]] = []
+    for budget in known:
+        period = budget.period_at(now_ms)
+        if budget.hardness == "hard" and period is not None:
+            uses.append((budget, period))
+    spent = await spend.spent_of(conn, uses)
+    currencies = await prices.currencies(conn, {budget.tenant_id for budget, _ in uses}, now_ms)
+    return [
+        Cap(
+            budget_id=budget.id,
+            tenant_id=budget.tenant_id,
+            key_id=budget.key_id,
+            model=budget.model,
+            tier=budget.tier,
+            kind=budget.period,
+            period=period,
+            limit=budget.limit_at(now_ms),
+            used=used,
+            currency=currencies[budget.tenant_id],
+        )
+        for (budget, period), used in zip(uses, spent, strict=True)
+    ]
+
+
+async def _of_all(conn: AsyncConnection, now_ms: int) -> Sequence[Cap]:
+    try:
+        found = await spend_limits.get(conn, OPERATOR_TENANT, now_ms)
+    except NotFoundError:
+        return []
+    month = spend_limits.month(now_ms)
+    used = await spend_limits.spent_by_all(conn, month)
+    return [
+        Cap(
+            kind="month",
+            period=month,
+            limit=found.cents * spend_limits.MICRO_UNITS_PER_CENT,
+            used=used,
+            currency=prices.DEFAULT_CURRENCY,
+        )
+    ]
+
+
+def _left_in_millions(cap: Cap) -> int:
+    return 0 if cap.limit <= 0 else (cap.limit - cap.used) * 1_000_000 // cap.limit

@@ -1,0 +1,76 @@
+"""Books: whether they are right, what nobody paid for, and how far each gateway's journal is posted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from gateway.console import pages
+from gateway.console.tables import Column, Table, chosen
+from gateway.console.viewer import Viewer
+
+NUM_NAMED = 5
+"""The failures of an equation that the page names. The command line names them all."""
+
+
+async def show_books(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    found = await viewer.get("/admin/v1/books")
+    verified = found["verified"]
+    tables = [_equations(verified), _write_offs(verified), _journals(found)]
+    return pages.show(
+        request,
+        viewer,
+        "books.html",
+        found=found,
+        verified=verified,
+        tables=tables,
+        table=chosen(tables, request.query.get("table")),
+    )
+
+
+async def verify(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    await viewer.post("/admin/v1/verify-books", {})
+    return pages.see_other("/books")
+
+
+def _equations(verified: Mapping[str, Any] | None) -> Table:
+    rows = [
+        {
+            **one,
+            "verdict": "holds" if one["ok"] else "FAILS",
+            "num_failures": len(one["failures"]),
+            "named": ", ".join(one["failures"][:NUM_NAMED]),
+        }
+        for one in (verified or {}).get("equations", ())
+    ]
+    columns = (
+        Column("id", "Id"),
+        Column("name", "Equation"),
+        Column("verdict", "Verdict"),
+        Column("num_checked", "Checked", "count"),
+        Column("num_failures", "Failures", "count"),
+        Column("named", "The first of them"),
+        Column("meaning", "Meaning"),
+    )
+    return Table("equations", columns, rows, "The books were not verified since Redis was started. Run the check.")
+
+
+def _write_offs(verified: Mapping[str, Any] | None) -> Table:
+    lost = (verified or {}).get("written_off_tokens", {})
+    rows = [{"reason": reason, "num_tokens": lost[reason]} for reason in sorted(lost, key=lambda one: -lost[one])]
+    columns = (Column("reason", "Reason"), Column("num_tokens", "Tokens", "count"))
+    return Table("write-offs", columns, rows, "Nothing was written off, as far as the books were verified.")
+
+
+def _journals(found: Mapping[str, Any]) -> Table:
+    columns = (
+        Column("slot", "Gateway slot", "count"),
+        Column("posted_seq", "Posted up to record", "count"),
+        Column("posted_at", "Last posting", "moment"),
+    )
+    return Table("journals", columns, found["journals"], "No gateway has posted anything yet.")
+
+
+ROUTES = [pages.get("/books", show_books), pages.post("/books/verify", verify)]

@@ -1,0 +1,178 @@
+"""Invoices and credits: the list, one invoice with its lines and files, the close of a month, the FOCUS export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+from yarl import URL
+
+from accounting.values import periods
+from gateway.console import pages
+from gateway.console.calls import Refused
+from gateway.console.tables import Column, Table, chosen
+from gateway.console.viewer import Viewer
+
+FILTERS = ("project_id", "period")
+FILES = {"pdf": "PDF", "html": "HTML", "csv": "CSV"}
+PAGE_ROWS = 100
+
+
+async def list_invoices(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _list(request, viewer)
+
+
+async def show_invoice(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    found = await viewer.get(_path(viewer, request.match_info["number"]))
+    return pages.show(request, viewer, "invoice.html", found=found, files=FILES, table=_lines(found, viewer))
+
+
+async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _file(viewer, _path(viewer, request.match_info["number"]), "format", request.match_info["kind"])
+
+
+async def export_focus(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _file(viewer, "/admin/v1/exports/focus", "period", request.query.get("period", ""))
+
+
+async def _file(viewer: Viewer, path: str, name: str, value: str) -> web.StreamResponse:
+    """Returns a file of the API. Raises `Refused`, so that a refusal is a page and no file."""
+    answer = await viewer.forward("GET", path, b"", "", **{name: value})
+    if isinstance(answer, web.Response) and answer.status >= 400:
+        error = msgspec.json.decode(answer.body)["error"]  # type: ignore[arg-type]  # errors of the API have JSON bodies
+        raise Refused(answer.status, error["message"], error.get("code") or "")
+    return answer
+
+
+async def close_period(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Closes a month of one tenant, or of every tenant with usage in it."""
+    form = await pages.fields_of(request)
+    if form.get("is_sure") != "yes":
+        return await _list(request, viewer, "Confirm that the month is closed for ever.", form)
+    try:
+        made = await viewer.post(
+            "/admin/v1/invoices", {"period": form.get("period", ""), "project_id": form.get("project_id") or None}
+        )
+    except Refused as refused:
+        return await _list(request, viewer, refused.message, form)
+    if made["object"] == "list":
+        return pages.see_other("/invoices", period=form["period"], num_closed=str(len(made["data"])))
+    return pages.see_other(f"/invoices/{made['number']}")
+
+
+async def _list(
+    request: web.Request, viewer: Viewer, message: str = "", form: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    asked = (
+        {name: request.query[name] for name in (*FILTERS, "after") if request.query.get(name)} if not message else {}
+    )
+    found = await viewer.get(_path(viewer), limit=PAGE_ROWS, **asked)
+    given = await viewer.get(
+        "/admin/v1/credits" if viewer.sees_all else "/v1/credits", limit=PAGE_ROWS, project_id=asked.get("project_id")
+    )
+    tables = [_invoices(found, viewer), _credits(given, viewer)]
+    page = pages.show(
+        request,
+        viewer,
+        "invoices.html",
+        message=message,
+        form=form or {},
+        filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
+        tables=tables,
+        table=chosen(tables, request.query.get("table")),
+    )
+    if message:
+        page.set_status(400)
+    return page
+
+
+def _path(viewer: Viewer, number: str | None = None) -> str:
+    path = "/admin/v1/invoices" if viewer.sees_all else "/v1/invoices"
+    return path if number is None else f"{path}/{number}"
+
+
+def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
+    project = [Column("project_name", "Tenant"), Column("project_id", "Id", "code")] if viewer.sees_all else []
+    columns = (
+        Column("number", "Number", link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}"),
+        Column("period", "Month"),
+        *project,
+        Column("created_at", "Closed", "moment"),
+        Column("num_requests", "Requests", "count"),
+        Column("subtotal_micro_units", "Subtotal", "money", currency="currency"),
+        Column("prepaid_micro_units", "Prepaid", "money", currency="currency"),
+        Column("total_micro_units", "Total", "money", currency="currency"),
+    )
+    following = {"after": found["last_id"]} if found["has_more"] else {}
+    empty = "There is no invoice yet. A month can be closed 48 hours after its end."
+    return Table("invoices", columns, found["data"], empty, following)
+
+
+def _credits(found: Mapping[str, Any], viewer: Viewer) -> Table:
+    project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
+    columns = (
+        Column("created_at", "Given", "moment"),
+        Column("type", "Kind"),
+        *project,
+        Column("amount_micro_units", "Amount", "money", currency="currency"),
+        Column("remaining_micro_units", "Left", "money", currency="currency"),
+        Column("expires_at", "Expires", "moment"),
+        Column(
+            "corrects",
+            "Corrects request",
+            "code",
+            link=lambda row: f"{pages.ROOT}/requests/{quote(row['corrects'])}" if row["corrects"] else None,
+        ),
+        Column(
+            "number",
+            "Credit note",
+            link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}" if row["number"] else None,
+        ),
+        Column("note", "Note"),
+    )
+    empty = "No credit was given. The operator gives one with: headgate credits grant TENANT AMOUNT"
+    return Table("credits", columns, found["data"], empty)
+
+
+def _lines(found: Mapping[str, Any], viewer: Viewer) -> Table:
+    columns = (
+        Column("kind", "Kind"),
+        Column("period", "Month of use"),
+        Column("model", "Model", link=_requests_of(found, viewer)),
+        Column("tier", "Tier"),
+        Column("token_class", "Class"),
+        Column("price_version", "Price"),
+        Column("rate_micro_units_per_million", "Rate per million", "money"),
+        Column("num_requests", "Requests", "count"),
+        Column("quantity", "Quantity", "count"),
+        Column("amount_micro_units", "Amount", "money", currency="currency"),
+        Column("note", "Note"),
+    )
+    rows = [{**line, "currency": found["currency"]} for line in found["lines"]]
+    return Table(f"invoice-{found['number']}", columns, rows, "This invoice has no lines.")
+
+
+def _requests_of(found: Mapping[str, Any], viewer: Viewer) -> Any:
+    """Returns the link from a line of usage to its requests."""
+    owner = {"project_id": found["project_id"]} if viewer.sees_all else {}
+
+    def link(line: Mapping[str, Any]) -> str | None:
+        if line["kind"] != "usage" or not line["model"]:
+            return None
+        start, end = periods.bounds(line["period"])
+        asked = owner | {"model": line["model"], "start_time": str(start), "end_time": str(end)}
+        return str(URL(pages.ROOT + "/requests").with_query(asked))
+
+    return link
+
+
+ROUTES = [
+    pages.get("/invoices", list_invoices),
+    pages.post("/invoices/close", close_period),
+    pages.get("/invoices/focus", export_focus),
+    pages.get("/invoices/{number}", show_invoice),
+    pages.get("/invoices/{number}/{kind}", download),
+]

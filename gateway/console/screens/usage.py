@@ -1,0 +1,196 @@
+"""Usage and cost over time: bars of days, hours or minutes, and tables by group and by time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+from yarl import URL
+
+from gateway.base import errors
+from gateway.console import charts, formats, pages, spans
+from gateway.console.spans import Span
+from gateway.console.tables import Column, Kind, Table, chosen
+from gateway.console.usage_sums import GROUPS, Group, Item, Measure, Sums
+from gateway.console.usage_sums import Table as SumsTable
+from gateway.console.viewer import Viewer
+
+PATH = pages.ROOT + "/usage"
+MEASURES: Sequence[Measure] = ("cost", "tokens", "requests")
+FILTERS = ("project_id", "api_key_id", "model", "tier")
+COST_DIMENSIONS: Mapping[str, str] = {"tenant": "project_id", "key": "api_key_id"}
+EMPTY = "Nothing was used in this time. Send a request with an API key, or choose another time."
+
+
+async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    asked = request.query
+    try:
+        span = spans.span_of(asked.get("width", ""), asked.get("start", ""), asked.get("end", ""), int(time.time()))
+    except ValueError as error:
+        raise errors.invalid(str(error), "start") from None
+    group: Group = asked.get("group", "")  # type: ignore[assignment]  # it is looked up below
+    measure: Measure = asked.get("measure", "cost")  # type: ignore[assignment]  # the same
+    groups = [name for name in GROUPS if viewer.sees_all or name != "tenant"]
+    if group not in groups or measure not in MEASURES:
+        raise errors.invalid("This grouping is not known.", "group")
+    sums = await _sums(viewer, span, group, {name: asked[name] for name in FILTERS if asked.get(name)})
+    currency = _currency(sums, asked.get("currency", ""))
+    names = await _tenant_names(viewer) if group == "tenant" else {}
+    tables = [_by_group(sums, group, names, request.rel_url), _by_time(sums, span, request.rel_url)]
+    return pages.show(
+        request,
+        viewer,
+        "usage.html",
+        span=span,
+        group=group,
+        measure=measure,
+        groups=groups,
+        measures=MEASURES,
+        currency=currency,
+        currencies=sums.currencies,
+        filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
+        bars=_bars(sums, span, measure, currency, names),
+        targets=[_into(request.rel_url, span, start) for start in _starts(span)],
+        totals=_totals(sums, currency),
+        written=spans.written,
+        tables=tables,
+        table=chosen(tables, asked.get("table")),
+    )
+
+
+async def _sums(viewer: Viewer, span: Span, group: Group, filters: Mapping[str, str]) -> SumsTable:
+    """Returns the sums of the span by time and group, from two calls of the API."""
+    width, most = spans.API_WIDTHS[span.width], spans.MOST[span.width]
+    common = {"start_time": span.start, "end_time": span.end, "bucket_width": width, "limit": most}
+    common |= {f"{name}s": filters[name] for name in ("project_id", "api_key_id") if name in filters}
+    tier, model = filters.get("tier"), filters.get("model")
+    batch = {"batch": "true", "default": "false"}.get(tier or "")
+    dimension = GROUPS[group]
+    used, cost = await asyncio.gather(
+        viewer.get(
+            "/v1/organization/usage/completions",
+            **common,
+            models=model,
+            batch=batch,
+            group_by=[] if dimension is None else [dimension],
+        ),
+        viewer.get("/v1/organization/costs", **common, group_by=_cost_groups(group, filters)),
+    )
+    sums = SumsTable(group)
+    sums.add_usage(used["data"])
+
+    def is_asked(item: Item) -> bool:
+        return model in {None, item.model} and tier in {None, item.tier}
+
+    sums.add_costs(cost["data"], is_asked)
+    return sums
+
+
+def _cost_groups(group: Group, filters: Mapping[str, str]) -> Sequence[str]:
+    """Returns what costs are asked by. Line items are many, so they are asked for only where they are needed."""
+    own = [COST_DIMENSIONS[group]] if group in COST_DIMENSIONS else []
+    return own if own and not {"model", "tier"} & set(filters) else [*own, "line_item"]
+
+
+def _currency(sums: SumsTable, asked: str) -> str:
+    known = sums.currencies
+    return asked if asked in known else next(iter(known), "USD")
+
+
+async def _tenant_names(viewer: Viewer) -> Mapping[str, str]:
+    found = await viewer.get("/v1/organization/projects", limit=100)
+    return {one["id"]: one["name"] for one in found["data"]}
+
+
+def _bars(sums: SumsTable, span: Span, measure: Measure, currency: str, names: Mapping[str, str]) -> charts.Bars:
+    starts = _starts(span)
+    parts, bars = sums.parts(starts, measure, currency)
+    highest = max((sum(bar.values()) for bar in bars), default=0)
+    labels = [
+        f"{spans.label(span.width, start)}: {_measured(sum(bar.values()), measure, currency)}"
+        for start, bar in zip(starts, bars, strict=True)
+    ]
+    drawn = charts.stacked(list(zip(labels, bars, strict=True)), parts, _measured(highest, measure, currency))
+    return charts.Bars(drawn.bars, [names.get(name, name) or "all" for name in parts], drawn.highest)
+
+
+def _measured(value: float, measure: Measure, currency: str) -> str:
+    if measure == "cost":
+        return formats.money(int(value), currency)
+    return f"{int(value):,} {measure}"
+
+
+def _starts(span: Span) -> Sequence[int]:
+    return range(span.start, span.end, spans.SECONDS[span.width])
+
+
+def _into(here: URL, span: Span, start: int) -> str:
+    """Returns the address of one bar: the page of its finer bars, or the requests of its minute."""
+    seconds = spans.SECONDS[span.width]
+    if span.width == "minute":
+        kept = {name: here.query[name] for name in ("project_id", "api_key_id", "model") if here.query.get(name)}
+        return str(URL(pages.ROOT + "/requests").with_query(kept | {"start_time": start, "end_time": start + seconds}))
+    finer = {"width": spans.FINER[span.width], "start": spans.written(start), "end": spans.written(start + seconds)}
+    return str(here.without_query_params("format", "table").update_query(finer))
+
+
+def _by_group(sums: SumsTable, group: Group, names: Mapping[str, str], here: URL) -> Table:
+    rows = []
+    for name, total in sums.by("group").items():
+        rows += [{"group": name, "name": names.get(name, ""), **row} for row in _rows(total)]
+    rows.sort(key=lambda row: (-(row["cost"] or 0), -row["output"], row["group"]))
+    kind: Kind = "code" if group in {"tenant", "key"} else "text"
+    by = {"tenant": "project_id", "key": "api_key_id", "model": "model", "tier": "tier"}.get(group)
+    own = [] if by is None else [Column("group", group.capitalize(), kind, link=_only(here, by))]
+    named = [Column("name", "Name")] if group == "tenant" else []
+    return Table("usage-by-group", [*own, *named, *_COLUMNS], rows, EMPTY)
+
+
+def _only(here: URL, name: str) -> Any:
+    """Returns the link of a row: the same page with this group alone."""
+    plain = here.without_query_params("format", "table", "group")
+    return lambda row: str(plain.update_query({name: row["group"]})) if row["group"] else None
+
+
+def _by_time(sums: SumsTable, span: Span, here: URL) -> Table:
+    totals = sums.by("time")
+    rows = [
+        {"start": start, "time": spans.label(span.width, start), **row}
+        for start in sorted(totals)
+        for row in _rows(totals[start])
+    ]
+    # Days are UTC's, so their names must not move with the viewer's zone.
+    into = Column("time", f"{span.width.capitalize()} (UTC)", link=lambda row: _into(here, span, row["start"]))
+    return Table("usage-by-time", [into, *_COLUMNS], rows, EMPTY)
+
+
+def _rows(total: Sums) -> Sequence[dict[str, Any]]:
+    """Returns a row for each currency; tokens stand in the first of them."""
+    first, *others = [*total.amounts, ""][: max(1, len(total.amounts))]
+    empty = dict.fromkeys(("cached", "written", "uncached", "output", "requests"), 0)
+    return [total.row(first), *(total.row(currency) | empty for currency in others)]
+
+
+_COLUMNS = (
+    Column("requests", "Requests", "count"),
+    Column("cached", "Prompt, cached", "count"),
+    Column("written", "Prompt, written", "count"),
+    Column("uncached", "Prompt, uncached", "count"),
+    Column("output", "Output", "count"),
+    Column("cost", "Cost", "money", currency="currency"),
+)
+
+
+def _totals(sums: SumsTable, currency: str) -> Mapping[str, Any]:
+    total = Sums()
+    for one in sums.by("group").values():
+        for name, number in one.counts.items():
+            total.counts[name] = total.counts.get(name, 0) + number
+        total.charge(currency, "", one.amount(currency))
+    return total.row(currency)
+
+
+ROUTES = [pages.get("/usage", show_usage)]

@@ -1,0 +1,77 @@
+"""The books in the console: the verdict with each equation's meaning, what was written off, and the journals."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from console_pages import signed_in
+from console_world import spend
+
+from accounting.access import api_keys
+from accounting.books.equations import EQUATIONS
+from accounting.values.types import OPERATOR_TENANT
+from gateway.base.app_keys import DATABASE, REDIS
+from gateway.limiter.redis_keys import VERDICT_KEY
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def finance_key(gateway) -> str:
+    async with gateway.app[DATABASE].write() as conn:
+        made = await api_keys.create(
+            conn, b"p" * 32, kind="admin", tenant_id=OPERATOR_TENANT, now=int(time.time()), scopes=("admin:read",)
+        )
+    return made.value
+
+
+async def test_the_operator_verifies_and_finance_reads_the_verdict(shared_gateway):
+    await shared_gateway.app[REDIS].delete(VERDICT_KEY)
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get("/books")
+        assert "The books were not verified" in page.words
+        assert 'href="/console/books"' in page.text
+        page = await operator.submit("/books/verify")
+        assert (page.status, page.path) == (200, "/console/books")
+        assert "The books are right." in page.words
+        for equation in EQUATIONS:
+            assert equation.meaning in page.words
+    async with signed_in(shared_gateway, await finance_key(shared_gateway)) as finance:
+        page = await finance.get("/books")
+        assert "The books are right." in page.words
+        assert "Verify again" not in page.words
+        assert "may not do this" in (await finance.submit("/books/verify", form_token=page.form_token)).words
+        csv = await finance.get("/books?table=equations&format=csv")
+        assert len(csv.text.splitlines()) == 1 + len(EQUATIONS)
+
+
+async def test_what_is_wrong_is_named(shared_gateway):
+    tenant, _ = await shared_gateway.new_tenant("unwitnessed")
+    await spend(shared_gateway, tenant)  # the engine has not counted it, and its key does not exist
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        await operator.get("/books")
+        page = await operator.submit("/books/verify")
+        assert "The books are wrong." in page.words
+        rows = await shared_gateway.sql("SELECT request_id FROM ledger_entry WHERE tenant_id = :t", t=tenant)
+        assert rows[0][0] in page.words
+
+
+async def test_a_tenant_sees_no_books(shared_gateway):
+    async with signed_in(shared_gateway) as tenant:
+        page = await tenant.get("/books")
+        assert "may not do this" in page.words
+        assert 'href="/console/books"' not in page.text
+        refused = await tenant.submit("/books/verify")
+        assert "may not do this" in refused.words
+
+
+async def test_journals_show_how_far_they_are_posted(shared_gateway):
+    async with shared_gateway.session() as session:
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        async with session.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200
+    await shared_gateway.settled()
+    async with shared_gateway.session(shared_gateway.keys.admin_key) as admin, admin.get("/admin/v1/books") as answer:
+        found = await answer.json()
+    assert found["this_gateway"]["num_unshipped"] == 0
+    assert 0 in [journal["slot"] for journal in found["journals"]]

@@ -1,0 +1,127 @@
+"""Invoices: the list, one with its files, the close of a month, the FOCUS export, and what tenants see of it."""
+
+from __future__ import annotations
+
+import pytest
+import pytest_asyncio
+from billing_world import PERIOD, used
+from console_pages import signed_in
+
+from accounting.access import api_keys
+from gateway.base.app_keys import DATABASE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROBE = "<script>alert(1)</script>\"'=cmd|' /C calc'!A0"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def closed(shared_gateway):
+    """(tenant, its key, number of its invoice), closed in the console by the operator."""
+    tenant = await used(shared_gateway, PROBE)
+    async with shared_gateway.app[DATABASE].write() as conn:
+        made = await api_keys.create(conn, b"p" * 32, tenant_id=tenant, now=1)
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        await operator.get("/invoices")
+        page = await operator.submit("/invoices/close", period=PERIOD, project_id=tenant, is_sure="yes")
+        assert page.status == 200, page.words
+        number = page.path.rpartition("/")[2]
+    return tenant, made.value, number
+
+
+async def test_a_close_needs_the_checkbox_and_a_month_that_is_over(shared_gateway):
+    before = await shared_gateway.sql("SELECT count(*) FROM invoice")
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        await operator.get("/invoices")
+        unsure = await operator.submit("/invoices/close", period=PERIOD)
+        assert unsure.status == 400
+        assert f'value="{PERIOD}"' in unsure.text
+        for period, sentence in (("2099-01", "closes 48 hours after its end"), (PROBE, "period")):
+            page = await operator.submit("/invoices/close", period=period, is_sure="yes")
+            assert page.status == 400
+            assert sentence in page.words
+            assert "<script>alert" not in page.text
+    assert await shared_gateway.sql("SELECT count(*) FROM invoice") == before
+
+
+async def test_an_invoice_shows_its_lines_and_comes_as_pdf_html_and_csv(shared_gateway, closed):
+    tenant, key, number = closed
+    for path, who in (("/admin/v1/invoices", shared_gateway.keys.admin_key), ("/v1/invoices", key)):
+        async with shared_gateway.session(who) as session, session.get(f"{path}/{number}") as answer:
+            invoice = await answer.json()
+            assert invoice["project_id"] == tenant
+    for who in (key, shared_gateway.keys.admin_key):
+        async with signed_in(shared_gateway, who) as browser:
+            page = await browser.get(f"/invoices/{number}")
+            assert f"Invoice {number}" in page.words
+            assert "<script>alert" not in page.text
+            assert "cache_read" in page.words
+            assert f"/console/invoices/{number}/pdf" in page.text
+            assert "start_time=1756684800" in page.text
+            pdf = await browser.get(f"/invoices/{number}/pdf")
+            assert (pdf.headers["content-type"], pdf.text[:5]) == ("application/pdf", "%PDF-")
+            html = await browser.get(f"/invoices/{number}/html")
+            assert "default-src 'none'" in html.headers["content-security-policy"]
+            assert "<script>alert" not in html.text
+            assert number in (await browser.get(f"/invoices/{number}/csv")).text
+            assert (await browser.get(f"/invoices/{number}/exe")).status == 400
+
+
+async def test_a_tenant_sees_its_own_invoices_alone_and_closes_none(shared_gateway, closed):
+    tenant, key, number = closed
+    _, stranger = await shared_gateway.new_tenant("stranger")
+    async with signed_in(shared_gateway, stranger) as browser:
+        listed = await browser.get(f"/invoices?project_id={tenant}")
+        assert number not in listed.text
+        assert "There is no invoice yet." in listed.words
+        assert "Close a month" not in listed.words
+        for path in (f"/invoices/{number}", f"/invoices/{number}/pdf"):
+            assert (await browser.get(path)).status == 404
+        await browser.get("/invoices")
+        refused = await browser.submit("/invoices/close", period=PERIOD, is_sure="yes")
+        assert "may not do this" in refused.words
+        assert "may not do this" in (await browser.get(f"/invoices/focus?period={PERIOD}")).words
+    async with signed_in(shared_gateway, key) as browser:
+        assert number in (await browser.get("/invoices")).words
+        csv = (await browser.get("/invoices?format=csv")).text
+        assert number in csv
+    async with shared_gateway.session(stranger) as session:
+        async with session.get(f"/v1/invoices/{number}") as answer:
+            assert answer.status == 404
+        async with session.get(f"/v1/invoices?project_id={tenant}") as answer:
+            assert (await answer.json())["data"] == []
+
+
+async def test_focus_is_a_file_of_the_month(shared_gateway, closed):
+    tenant, _, number = closed
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get(f"/invoices/focus?period={PERIOD}")
+        assert page.headers["content-disposition"] == f'attachment; filename="focus-{PERIOD}.csv"'
+        head, *rows = page.text.splitlines()
+        assert head.startswith('"BillingAccountId"')
+        mine = [row for row in rows if tenant in row]
+        assert len(mine) == 8  # two days, four classes
+        assert all(number in row for row in mine)
+        assert "A period is a month" in (await operator.get("/invoices/focus?period=x")).words
+
+
+async def test_credits_show_what_is_left_and_their_notes_stay_text(shared_gateway, closed):
+    tenant, key, _ = closed
+    body = {
+        "type": "grant",
+        "project_id": tenant,
+        "amount_micro_units": 5_000_000,
+        "note": "=cmd|' /C calc'!A0<script>alert(1)",
+    }
+    async with (
+        shared_gateway.session(shared_gateway.keys.admin_key) as admin,
+        admin.post("/admin/v1/credits", json=body, headers={"idempotency-key": "one"}) as answer,
+    ):
+        assert answer.status == 200
+    _, stranger = await shared_gateway.new_tenant("without credit")
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get("/invoices")
+        assert "5.000000 USD" in page.words
+        assert "<script>alert" not in page.text
+        assert "\"'=cmd" in (await browser.get("/invoices?table=credits&format=csv")).text
+    async with signed_in(shared_gateway, stranger) as browser:
+        assert "5.000000 USD" not in (await browser.get("/invoices")).words

@@ -1,0 +1,83 @@
+"""Usage and cost: the sums of the API as bars and tables, by day, hour and minute."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from console_pages import signed_in
+from console_world import spend
+
+from gateway.console import spans
+from gateway.console.formats import money
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROBE = "<script>alert(1)</script>%22'"
+
+
+async def test_a_day_its_hours_and_its_minutes_cost_the_same(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("user")
+    charge = await spend(shared_gateway, tenant) + await spend(shared_gateway, tenant, tier="batch")
+    now = int(time.time())
+    async with signed_in(shared_gateway, key) as browser:
+        for width in ("day", "hour", "minute"):
+            start = spans.written(now - 3600 if width != "day" else now - 86_400)
+            page = await browser.get(f"/usage?width={width}&start={start}&end={spans.written(now + 120)}")
+            assert f"Cost {money(charge, 'USD')}" in page.words, width
+            assert "Requests 2" in page.words
+        by_tier = await browser.get("/usage?group=tier&measure=tokens&format=csv")
+        assert '"batch",1,6000000,1000000,2000000,500000' in by_tier.text
+        batch = await browser.get("/usage?tier=batch&format=csv")
+        assert batch.text.splitlines()[1].startswith("1,6000000,1000000,2000000,500000,")
+        by_time = await browser.get("/usage?table=usage-by-time&format=csv")
+        assert f'"{time.strftime("%Y-%m-%d", time.gmtime(now))}",2,' in by_time.text
+
+
+async def test_a_bar_leads_to_finer_bars_and_a_minute_to_its_requests(shared_gateway):
+    _, key = await shared_gateway.new_tenant("clicker")
+    async with signed_in(shared_gateway, key) as browser:
+        day = await browser.get("/usage?start=2026-11-01&end=2026-11-02&model=m")
+        assert "start=2026-11-01T00:00&amp;end=2026-11-02T00:00&amp;model=m&amp;width=hour" in day.text
+        assert "model=m" in day.text
+        minute = await browser.get("/usage?width=minute&start=2026-11-01T10:00&end=2026-11-01T10:01&model=m")
+        start = spans.read("2026-11-01T10:00")
+        assert f"/console/requests?model=m&amp;start_time={start}&amp;end_time={start + 60}" in minute.text
+        assert "Nothing was used in this time." in day.words
+
+
+async def test_a_tenant_cannot_see_another_ones_usage(shared_gateway):
+    rich, _ = await shared_gateway.new_tenant("rich")
+    await spend(shared_gateway, rich)
+    _, key = await shared_gateway.new_tenant("curious")
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get(f"/usage?project_id={rich}&measure=tokens")
+        assert "Requests 0" in page.words
+        assert (await browser.get("/usage?group=tenant")).status == 400
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as browser:
+        page = await browser.get(f"/usage?group=tenant&project_id={rich}")
+        assert "Requests 1" in page.words
+        assert "rich" in page.words
+
+
+async def test_what_is_typed_stays_text_and_what_cannot_be_is_a_sentence(shared_gateway):
+    async with signed_in(shared_gateway) as browser:
+        for name in ("api_key_id", "model", "table", "currency"):
+            page = await browser.get(f"/usage?{name}={PROBE}")
+            assert (page.status, "<script>alert" in page.text) == (200, False), name
+        for wrong in ("start=yesterday", "start=2026-01-01&end=2026-12-01", "group=x", "measure=x"):
+            page = await browser.get(f"/usage?{wrong}")
+            assert page.status == 400, wrong
+            assert "<script>" not in page.text
+
+
+async def test_costs_come_by_hour_and_by_minute(shared_gateway):
+    tenant, key = await shared_gateway.new_tenant("hourly")
+    charge = await spend(shared_gateway, tenant)
+    now = int(time.time())
+    async with shared_gateway.session(key) as session:
+        for width, limit in (("1h", 2), ("1m", 120)):
+            query = {"start_time": now - 3_600, "bucket_width": width, "limit": limit}
+            async with session.get("/v1/organization/costs", params=query) as answer:
+                found = await answer.json()
+        amounts = [one["amount"]["value"] for bucket in found["data"] for one in bucket["results"]]
+        assert amounts == [charge / 10**6]
