@@ -336,9 +336,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
 async def journals(app: web.Application) -> AsyncIterator[None]:
     """Watches for journals that nobody replays, and for damaged ones."""
     settings = app[SETTINGS]
-    watch = journal_watch.JournalWatch(
-        app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir
-    )
+    watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
     async with _background(ask_sql(journal_watch.EVERY_S, watch.look)):
         yield
 
