@@ -34,6 +34,7 @@ import socket
 import statistics
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,7 @@ REST_S = 6.0
 STEP_S = 0.004
 """The time of a worker's step. A worker without pace would send tokens faster than the gateway takes them."""
 BAR = 1.01
+MIN_ROUNDS = 5
 GATEWAY = "gateway"
 PARTS = {"both": {"spans", "rows"}, "spans": {"spans"}, "rows": {"rows"}, "none": set()}
 
@@ -167,10 +169,12 @@ async def measure(sides: dict[str, dict[str, Any]], told: argparse.Namespace) ->
     await asyncio.sleep(REST_S)
     print("warm", file=sys.stderr, flush=True)
     read: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(told.rounds):
+    until = time.monotonic() + told.seconds
+    while time.monotonic() < until or len(read["with"]) < MIN_ROUNDS:
         for name in sides:
             read[name].append(cpu(sides[name]))
             await send(sides[name], keys[name], told, told.requests)
+        print(json.dumps(read), file=sys.stderr, flush=True)
     await asyncio.sleep(REST_S)
     for name, ready in sides.items():
         read[name].append(cpu(ready))
@@ -223,9 +227,9 @@ def main() -> int:
     parser.add_argument("--part", choices=PARTS, default="both", help="what the one side has: spans, rows of the log")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--whole", action="store_true", help="answers are bodies, not streams")
-    parser.add_argument("--rounds", type=int, default=30, help="of each side")
+    parser.add_argument("--seconds", type=float, default=90, help="of all rounds together; there are five at least")
     parser.add_argument("--requests", type=int, default=64, help="of a round")
-    parser.add_argument("--warm-up", type=int, default=300)
+    parser.add_argument("--warm-up", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--output", type=Path, help="JSON; figures of other loads stay in it")
     told = parser.parse_args()
@@ -239,7 +243,7 @@ def main() -> int:
         load = f"{told.part}: {told.database}, {told.tokens} tokens, {form}"
         machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version()}
         date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        options = {"rounds": told.rounds, "requests": told.requests, "concurrency": told.concurrency}
+        options = {"requests": told.requests, "concurrency": told.concurrency}
         known[load] = {"date": date, "machine": machine, **options, **figures}
         told.output.write_text(json.dumps(known, indent=2) + "\n")
     return 0
