@@ -208,7 +208,7 @@ def summary(found: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-def run(told: argparse.Namespace) -> dict[str, Any]:
+def run(told: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         endpoint, num_spans = stack.enter_context(collector())
         traced = {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "HEADGATE_TRACE_RATIO": str(RATIO)}
@@ -222,7 +222,21 @@ def run(told: argparse.Namespace) -> dict[str, Any]:
                 env = {**env, "HEADGATE_DATABASE_URL": stack.enter_context(postgresql())}
             sides[name] = stack.enter_context(serving(folder / "home", env, [__file__, up]))
         found = uvloop.run(measure(sides, told))
-        return {**summary(found), "num_spans": num_spans.value}
+        report({**summary(found), "num_spans": num_spans.value}, told)
+
+
+def report(figures: dict[str, Any], told: argparse.Namespace) -> None:
+    print(json.dumps(figures, indent=2), flush=True)
+    if told.output is None:
+        return
+    known = json.loads(told.output.read_text()) if told.output.exists() else {}
+    form = "whole" if told.whole else "streamed"
+    machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version()}
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    options = {"requests": told.requests, "concurrency": told.concurrency}
+    load = f"{told.part}: {told.database}, {told.tokens} tokens, {form}"
+    known[load] = {"date": date, "machine": machine, **options, **figures}
+    told.output.write_text(json.dumps(known, indent=2) + "\n")
 
 
 def main() -> int:
@@ -245,17 +259,7 @@ def main() -> int:
     told = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, set(cores[:1]))  # and so is all that is started from here, but for the gateways
-    figures = run(told)
-    print(json.dumps(figures, indent=2))
-    if told.output is not None:
-        known = json.loads(told.output.read_text()) if told.output.exists() else {}
-        form = "whole" if told.whole else "streamed"
-        load = f"{told.part}: {told.database}, {told.tokens} tokens, {form}"
-        machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version()}
-        date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        options = {"requests": told.requests, "concurrency": told.concurrency}
-        known[load] = {"date": date, "machine": machine, **options, **figures}
-        told.output.write_text(json.dumps(known, indent=2) + "\n")
+    run(told)
     return 0
 
 
