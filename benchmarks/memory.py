@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -47,10 +47,12 @@ LIMITS = {"max_requests_per_1_minute": 10**8, "max_tokens_per_1_minute": 10**10}
 
 
 @contextlib.contextmanager
-def serving(home: Path, env: dict[str, str]) -> Iterator[dict[str, Any]]:
+def serving(
+    home: Path, env: dict[str, str], script: Sequence[str] = (mock_server.__file__,)
+) -> Iterator[dict[str, Any]]:
     """The ready file's content and the supervisor's pid; stopped by it."""
     ready_file = home.parent / "ready.json"
-    command = [sys.executable, mock_server.__file__, "--home", str(home), "--ready-file", str(ready_file)]
+    command = [sys.executable, *script, "--home", str(home), "--ready-file", str(ready_file)]
     with (home.parent / "up.log").open("wb") as log:
         process = subprocess.Popen(command, env={**os.environ, **env}, stdout=log, stderr=log)
     try:

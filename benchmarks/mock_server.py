@@ -28,6 +28,8 @@ from gateway.cli.up import Options, Up
 
 MODEL = "mock"
 WORKER = "worker"
+STEP_S = "MOCK_STEP_S"
+"""The variable with the seconds of a step. Without it the worker is as fast as it can be."""
 
 
 class UpWithMock(Up):
@@ -43,7 +45,7 @@ def write_model(directory: Path) -> Path:
     return directory
 
 
-async def up(home: Path, ready_file: Path) -> None:
+async def up(home: Path, ready_file: Path, kind: type[UpWithMock]) -> None:
     """Runs until a signal."""
     Home(home).prepare()
     options = Options(
@@ -57,14 +59,14 @@ async def up(home: Path, ready_file: Path) -> None:
         database_url=os.environ.get("HEADGATE_DATABASE_URL"),
         redis_url=os.environ.get("HEADGATE_REDIS_URL"),
     )
-    await UpWithMock(options).run()
+    await kind(options).run()
 
 
 async def serve_worker() -> None:
     """Runs until a signal."""
     address = Path(os.environ["HEADGATE_WORKER_ADDRESS"].removeprefix("unix:"))
     journal = Home(Path(os.environ["HEADGATE_HOME"])).state / "worker-0" / "journal"
-    runner = ScriptedRunner()
+    runner = ScriptedRunner(step_s=float(os.environ.get(STEP_S, "0")))
     runner.steps = collections.deque(maxlen=1)  # type: ignore[assignment]  # tests look at all of them
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,11 +80,16 @@ def main() -> None:
     if sys.argv[1:] == [WORKER]:
         asyncio.run(serve_worker())
         return
+    serve(UpWithMock, sys.argv[1:])
+
+
+def serve(kind: type[UpWithMock], arguments: list[str]) -> None:
+    """Runs until a signal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--ready-file", type=Path, required=True)
-    told = parser.parse_args()
-    asyncio.run(up(told.home.resolve(), told.ready_file.resolve()))
+    told = parser.parse_args(arguments)
+    asyncio.run(up(told.home.resolve(), told.ready_file.resolve(), kind))
 
 
 if __name__ == "__main__":

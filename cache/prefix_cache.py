@@ -83,6 +83,11 @@ class PrefixCache:
         return self.num_free + self._usage.available(reach)
 
     @property
+    def num_moving(self) -> int:
+        """Number of private blocks that a copy from another tier is filling."""
+        return len(self.owners.moving)
+
+    @property
     def num_pinned(self) -> int:
         return self.retention.num_blocks
 

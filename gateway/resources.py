@@ -46,7 +46,7 @@ from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.running import Running
 from gateway.base.settings import SettingsError
-from gateway.books import spending
+from gateway.books import journal_watch, spending
 from gateway.books.bookkeeping import Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
@@ -333,6 +333,14 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+async def journals(app: web.Application) -> AsyncIterator[None]:
+    """Watches for journals that nobody replays, and for damaged ones."""
+    settings = app[SETTINGS]
+    watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
+    async with _background(ask_sql(journal_watch.EVERY_S, watch.look)):
+        yield
+
+
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     telemetry,
     secrets,
@@ -349,6 +357,7 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     adapters,
     idempotency_keys,
     bookkeeping,
+    journals,
 ]
 
 

@@ -242,7 +242,7 @@ def _watch_order(scheduler):
     enters in a step that preempted, nor past one of its tier that was preempted."""
     preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
 
-    def watched(sequence, now, plan=None):
+    def watched(sequence, now, cause, plan=None):
         tier = sequence.attempt.message.tier
         if plan is not None:
             assert not plan.ahead, "preempted while a step is in flight"
@@ -250,7 +250,7 @@ def _watch_order(scheduler):
             assert sequence is not running[0] or len(running) == 1
             assert tier == "batch" or scheduler.ranks.batch_victim() is None
             assert all(sequence is not work.sequence for work in plan.work)
-        preempt(sequence, now, plan)
+        preempt(sequence, now, cause, plan)
 
     def watched_entry(sequence, plan):
         tier = sequence.attempt.message.tier
@@ -296,14 +296,14 @@ def watch_arrivals(engine, broken=None):
         else:
             assert holds, otherwise
 
-    def watched_preempt(sequence, now, plan=None):
+    def watched_preempt(sequence, now, cause, plan=None):
         tier = sequence.attempt.message.tier
         # Without a plan it is at its bound, or the latest row of a step that did not fit.
         beside = [s for s in rows if s.attempt.message.tier == tier] if plan is None else scheduler.running[tier]
         own = sequence.attempt.together(sequence)
         later = [s for s in beside if s.order > sequence.order and s not in own]
         law(all(s.status is not Status.RUNNING for s in later), "a later one keeps its blocks")
-        preempt(sequence, now, plan)
+        preempt(sequence, now, cause, plan)
 
     def watched_shrink(plan, live):
         rows[:] = [work.sequence for work in live]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
 from typing import Any, Literal
@@ -237,9 +237,20 @@ async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Ma
 
 async def insert_absent(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert those rows that do not exist, many at once, without finding out which they are."""
-    if rows:
+    if not rows:
+        return
+    if conn.dialect.name == "sqlite":
+        await _insert_absent_by_driver(conn, table, rows)
+    else:
         statement = _inserting_absent(conn.dialect.name, table, tuple(rows[0]))
         await conn.execute(statement, _parameters(conn, rows))
+
+
+async def _insert_absent_by_driver(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Hand the values to SQLite's driver, as SQLAlchemy would: for a wide row it takes four times as long."""
+    statement, columns = _driver_insert(table, tuple(rows[0]))
+    values = [tuple(row[name] if bind is None else bind(row[name]) for name, bind in columns) for row in rows]
+    await conn.exec_driver_sql(statement, values)
 
 
 async def add_up(
@@ -264,6 +275,18 @@ def _inserting_new(
 @cache
 def _inserting_absent(dialect: str, table: FromClause, names: tuple[str, ...]) -> Any:
     return _inserting(dialect, table, names).on_conflict_do_nothing()
+
+
+@cache
+def _driver_insert(
+    table: FromClause, names: tuple[str, ...]
+) -> tuple[str, list[tuple[str, Callable[[Any], Any] | None]]]:
+    """Return the statement of `_inserting_absent` as SQLite's driver takes it, and its columns in order with what makes
+    a driver's value of one."""
+    dialect = sqlite.dialect(paramstyle="qmark")
+    compiled = _inserting_absent("sqlite", table, names).compile(dialect=dialect, column_keys=names)
+    types = {name: table.c[name].type.dialect_impl(dialect) for name in names}
+    return str(compiled), [(name, types[name].bind_processor(dialect)) for name in compiled.positiontup]
 
 
 @cache

@@ -12,7 +12,7 @@ import msgspec
 
 from gateway.journal.poster import DEAD_LETTERS
 from gateway.journal.unshipped import unshipped
-from workers.protocol.segments import list_segments
+from workers.protocol.segments import SET_ASIDE, list_segments
 
 GATEWAY = "gateway-"
 
@@ -67,5 +67,10 @@ def of_worker(slot: str, directory: Path) -> JournalState:
         slot=slot,
         segments=len(segments),
         bytes=sum(segment.path.stat().st_size for segment in segments),
-        quarantined=sum(1 for path in directory.iterdir() if path.suffix == ".quarantined"),
+        quarantined=len(list(directory.glob(f"*{SET_ASIDE}"))),
     )
+
+
+def num_set_aside(state_dir: Path) -> int:
+    """Returns the number of damaged segments of all journals, gateways' and workers'."""
+    return len(list(state_dir.glob(f"*/journal/*{SET_ASIDE}")))

@@ -16,6 +16,7 @@ from gateway.telemetry.exposition import Labelled, Page, expose
 from gateway.telemetry.labels import OTHER, FirstSeen
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
+from workers.protocol.trace_context import exemplar
 
 DURATION_BUCKETS = tuple(0.01 * 2**i for i in range(14))
 PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
@@ -107,25 +108,25 @@ class Metrics:
         operation = _OPERATIONS.get(record.route)
         if operation is None:
             return
-        self._admitted_or_not(record)
+        traced = exemplar(record.outgoing_traceparent)
+        self._admitted_or_not(record, traced)
         if record.status != 200:
             return
-        exemplar = _exemplar(record)
         end_ms, first_ms = record.offset_ms("last_byte"), record.offset_ms("first_byte")
         if end_ms is not None:
-            self.duration.labels(operation, model).observe(end_ms / 1e3, exemplar)
+            self.duration.labels(operation, model).observe(end_ms / 1e3, traced)
         if record.stream and end_ms is not None and first_ms is not None:
-            self.first_token.labels(operation, model).observe(first_ms / 1e3, exemplar)
+            self.first_token.labels(operation, model).observe(first_ms / 1e3, traced)
             if record.usage.output > 1:
                 per_token = (end_ms - first_ms) / 1e3 / (record.usage.output - 1)
-                self.per_token.labels(operation, model).observe(per_token, exemplar)
+                self.per_token.labels(operation, model).observe(per_token, traced)
 
-    def _admitted_or_not(self, record: RequestRecord) -> None:
+    def _admitted_or_not(self, record: RequestRecord, traced: dict[str, str] | None) -> None:
         admitted_ms, tokenized_ms = record.offset_ms("admitted"), record.offset_ms("tokenized")
         if admitted_ms is not None:
             self.admissions.labels("admitted", "").inc()
             if tokenized_ms is not None:
-                self.admission_wait.labels(record.tier or "none").observe((admitted_ms - tokenized_ms) / 1e3)
+                self.admission_wait.labels(record.tier or "none").observe((admitted_ms - tokenized_ms) / 1e3, traced)
         elif record.error_code:
             self.admissions.labels("refused", self._reasons.label(record.error_code)).inc()
 
@@ -143,13 +144,6 @@ def outcome_of(record: RequestRecord) -> str:
     if record.status == 429:
         return "refused"
     return "client_error" if record.status >= 400 else "ok"
-
-
-def _exemplar(record: RequestRecord) -> dict[str, str] | None:
-    """Returns the trace of a request whose spans are exported whatever becomes of it: no other trace can be opened."""
-    if not record.outgoing_traceparent.endswith("-01"):
-        return None
-    return {"trace_id": record.outgoing_traceparent.split("-")[1]}
 
 
 class TracingMetrics(Collector):

@@ -1,4 +1,4 @@
-"""The request log's writer: rows of ended requests wait in memory and go to SQL in batches, each second.
+"""The request log's writer: rows of ended requests wait in memory and go to SQL in batches, every two seconds.
 
 No request waits for it, and it is never in the ledger's transaction. While SQL is away rows wait; beyond a bound they
 are dropped and counted. A tenant may have no more rows waiting than there is room left, so that one tenant's flood
@@ -30,7 +30,8 @@ from workers.process.logs import clean
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 1.0
+EVERY_S = 2.0
+"""A transaction costs as much as fifty rows of it, so rows are not written as they come."""
 BATCH_ROWS = 200
 """The rows of one transaction. On SQLite the ledger's writer waits for it, so it is short."""
 MAX_WAITING_ROWS = 20_000

@@ -65,7 +65,13 @@ ENGINE = Dashboard(
                     ("sum by (phase) (rate(headgate_step_tokens_total[$rate]))", "{{phase}} per second"),
                 ),
                 heatmap("Tokens of a step", "short", "vllm:iteration_tokens_total", where=NAMED),
-                panel("Preemptions", "ops", ("sum by (tier) (rate(headgate_preemptions_total[$rate]))", "{{tier}}")),
+                panel(
+                    "Preemptions by cause",
+                    "ops",
+                    ("sum by (cause) (rate(headgate_preemptions_total[$rate]))", "{{cause}}"),
+                    text="For a sequence that grows (blocks), for a chat (tier), at the bound of a lease, or in a step too large"
+                    " for the device (memory).",
+                ),
                 panel(
                     "Computed in vain",
                     "short",
@@ -87,9 +93,10 @@ ENGINE = Dashboard(
                 heatmap("Output length", "short", "vllm:request_generation_tokens", where=NAMED),
                 panel("Slots in running blocks", "short", ("sum by (kind) (headgate_kv_slots)", "{{kind}}")),
                 panel(
-                    "Steps out of memory",
+                    "Failed steps",
                     "short",
-                    ("sum(increase(headgate_out_of_memory_steps_total[$rate]))", "steps"),
+                    ("sum(increase(headgate_out_of_memory_steps_total[$rate]))", "steps out of memory"),
+                    ("sum(increase(headgate_poisoned_attempts_total[$rate]))", "requests that made one fail"),
                 ),
                 panel("Kernels", "none", ("headgate_kernel_info", "{{op}} {{implementation}} {{state}}"), kind="table"),
                 panel(
@@ -152,7 +159,7 @@ FAIRNESS = Dashboard(
                 panel(
                     "Computed tokens",
                     "short",
-                    ("sum by (tier) (rate(headgate_tier_tokens_total[$rate]))", "{{tier}} per second"),
+                    ("sum by (tier) (rate(headgate_step_tokens_total[$rate]))", "{{tier}} per second"),
                 ),
                 panel("Preemptions", "ops", ("sum by (tier) (rate(headgate_preemptions_total[$rate]))", "{{tier}}")),
                 panel(

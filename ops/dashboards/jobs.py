@@ -53,6 +53,12 @@ JOBS = Dashboard(
                     ("sum(increase(headgate_batch_fence_rejects_total[$rate]))", "lost before a write"),
                 ),
                 panel(
+                    "Lines given up",
+                    "short",
+                    ("sum(increase(headgate_batch_lines_quarantined_total[$rate]))", "lines"),
+                    text="They crashed their runner three times.",
+                ),
+                panel(
                     "Last message received",
                     "s",
                     ("max by (instance) (headgate_jobs_last_consume_age_seconds)", "{{instance}}"),
@@ -71,8 +77,8 @@ JOBS = Dashboard(
                     "Share of batch in the computed tokens",
                     "percentunit",
                     (
-                        'sum(rate(headgate_tier_tokens_total{tier="batch"}[$rate])) / '
-                        "sum(rate(headgate_tier_tokens_total[$rate]))",
+                        'sum(rate(headgate_step_tokens_total{tier="batch"}[$rate])) / '
+                        "sum(rate(headgate_step_tokens_total[$rate]))",
                         "batch",
                     ),
                 ),

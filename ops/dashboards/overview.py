@@ -100,6 +100,12 @@ OVERVIEW = Dashboard(
                     "short",
                     ("sum by (gateway) (headgate_journal_unshipped_records)", "gateway {{gateway}}"),
                 ),
+                panel(
+                    "Journals to look after",
+                    "short",
+                    ("max(headgate_journals_unreplayed)", "that nobody replays"),
+                    ("max(headgate_journal_quarantined_segments)", "damaged segments set aside"),
+                ),
                 quantiles("Event loop lag", "headgate_event_loop_lag_seconds", "gateway"),
                 panel(
                     "Bodies in work",

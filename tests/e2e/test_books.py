@@ -96,7 +96,8 @@ def assert_no_block_is_held(server) -> None:
     """At idle every block is free or evictable."""
     deadline = time.monotonic() + 5
     while True:
-        held = server.engine_counters()['headgate_cache_blocks{state="held"}']
+        blocks = server.engine_counters()
+        held = sum(blocks[f'headgate_cache_blocks{{state="{state}"}}'] for state in ("held", "private", "moving"))
         if held == 0 or time.monotonic() > deadline:
             assert held == 0
             return

@@ -57,10 +57,8 @@ def test_prefill_work_falls_by_what_was_cached(server, system_prompt):
     hits = after["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"]
     assert hits == reply.usage.prompt_tokens_details.cached_tokens
     assert computed in (reply.usage.prompt_tokens, reply.usage.prompt_tokens - hits)
-    prefilled = (
-        after['headgate_step_tokens_total{phase="prefill"}'] - before['headgate_step_tokens_total{phase="prefill"}']
-    )
-    assert prefilled == reply.usage.prompt_tokens - hits
+    prefilled = 'headgate_step_tokens_total{phase="prefill",tier="interactive"}'
+    assert after[prefilled] - before[prefilled] == reply.usage.prompt_tokens - hits
 
 
 def test_a_salt_divides_a_tenants_own_region_and_nothing_else(server, system_prompt):

@@ -36,8 +36,8 @@ def long_prompt(server, word: str) -> str:
 
 
 def prefilled(server) -> float:
-    counters = server.engine_counters()
-    return counters.get('headgate_step_tokens_total{phase="prefill"}', 0.0)  # absent before the first step
+    name = 'headgate_step_tokens_total{phase="prefill",tier="interactive"}'
+    return server.engine_counters().get(name, 0.0)  # absent before the first step
 
 
 def ask_all(server, keys: list[str], system: str) -> tuple[list[int], float]:

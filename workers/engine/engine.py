@@ -103,6 +103,8 @@ class StepOutput:
     """Records of the steps that were collected in this round."""
     num_out_of_memory: int = 0
     """Number of steps that did not fit the device."""
+    num_poisoned: int = 0
+    """Number of attempts that were ended because their own row made a step fail."""
     token_gaps: dict[float, int] = field(default_factory=dict)
     """Map from the seconds since a sequence's token before to the number of sequences."""
     ended: list[Attempt] = field(default_factory=list)
@@ -386,7 +388,7 @@ class Engine:
             self._journal.flush()
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
         out.token_gaps = token_gaps
-        out.num_out_of_memory = self.failures.take_out_of_memory()
+        out.num_out_of_memory, out.num_poisoned = self.failures.take_counts()
         out.messages = self._outbox.take(out.steps[-1].step if out.steps else self._step)
         out.messages += self._feed.take()
         out.adapters = self._adapters.take()

@@ -28,7 +28,8 @@ KEEP_S = 7 * 24 * 3600.0
 SMALLEST_RECORD_BYTES = 26
 _ENDS_OF_BEGINNINGS = (Kind.SEAL, Kind.ACKED)
 """The kinds of record that end the beginning of a gateway's and of an engine's segment. Later they may stand again."""
-_SET_ASIDE = ".quarantined"
+SET_ASIDE = ".quarantined"
+"""What the name of a damaged segment ends in that was set aside."""
 
 
 class SlotTaken(Exception):
@@ -43,7 +44,7 @@ class Segment:
     @property
     def set_aside(self) -> Path:
         """The name that the damaged file gets if this segment is damaged."""
-        return self.path.with_name(self.path.name + _SET_ASIDE)
+        return self.path.with_name(self.path.name + SET_ASIDE)
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,8 @@ def _damaged(directory: Path) -> list[tuple[int, int]]:
     at most as many as its bytes allow."""
     return [
         (first_seq, first_seq + path.stat().st_size // SMALLEST_RECORD_BYTES + 1)
-        for path in directory.glob(f"*{_SET_ASIDE}")
-        if (first_seq := parse_segment_name(path.name.removesuffix(_SET_ASIDE))) is not None
+        for path in directory.glob(f"*{SET_ASIDE}")
+        if (first_seq := parse_segment_name(path.name.removesuffix(SET_ASIDE))) is not None
     ]
 
 

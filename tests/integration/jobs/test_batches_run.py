@@ -207,7 +207,12 @@ async def look(home, gateway, jobs):
     """One ring's worth of work in this process, while no jobs process is there to take it."""
     await asyncio.to_thread(jobs.stop)
     settings = JobsSettings(
-        home=home.path, url=gateway.url, broker_url="redis://", jobs_process="me", test_time_scale=0.01
+        home=home.path,
+        url=gateway.url,
+        broker_url="redis://",
+        jobs_process="me",
+        jobs_pulse=home.path / "jobs.pulse",
+        test_time_scale=0.01,
     )
     traces = provider()
     yield lambda: Look(settings, lambda: False, traces.get_tracer("test")).run()
@@ -230,6 +235,7 @@ async def test_a_line_that_crashed_three_runners_is_quarantined_and_the_others_g
     assert custom_ids(output) == ["line-0", "line-2"]
     assert [(e["custom_id"], e["error"]["code"]) for e in errors] == [("line-1", "line_quarantined")]
     assert 2 not in gateway.tries
+    assert Tally(home.path / "jobs.counts").read()["quarantined"] == 1
 
 
 async def test_claims_of_a_dead_process_are_no_crashes(home, gateway, look):

@@ -103,7 +103,7 @@ def test_a_search_that_loses_its_blocks_at_any_step_finds_the_same(tiny_model: T
         drive.step()
         running = drive.scheduler.running["interactive"]
         if running and source.random() < 0.3:
-            drive.scheduler.ranks.preempt(source.choice(running), drive.now)
+            drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
         if source.random() < 0.3:
             drive.cache.free(drive.cache.allocate(drive.cache.num_available))
     drive.check_idle()

@@ -233,7 +233,7 @@ def test_preempted_choices_keep_their_place(model, grammars):
             drive.step()
             running = drive.scheduler.running["interactive"]
             if number % every == every - 1 and running:
-                drive.scheduler.ranks.preempt(running[-1], drive.now)
+                drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
         drive.check_idle()
         outputs.append((dict(drive.tokens), drive.endings[LINK, "r"].usage.recomputed))
     assert outputs[0][0] == outputs[1][0]

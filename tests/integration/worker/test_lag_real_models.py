@@ -62,7 +62,7 @@ def play(runner, seed, lag, **device):
         drive.step()
         running = drive.scheduler.ranks.running["interactive"]
         if round_ % 13 == 7 and running:  # with a step of its in flight or not
-            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
             drive.num_forced += 1
         for (_, request_id), attempt in list(drive.engine.attempts.items()):
             lease = attempt.lease

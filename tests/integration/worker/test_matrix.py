@@ -146,7 +146,7 @@ def check_together(model, alone, num_batch_tokens, preempts, speculates, **setti
         drive.step()
         running = drive.scheduler.running["interactive"]
         if preempts and running and source.random() < 0.3:
-            drive.scheduler.ranks.preempt(source.choice(running), drive.now)
+            drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
             drive.cache.free(drive.cache.allocate(drive.cache.num_available // 2))
     drive.check_idle()
     for name, (kind, _) in names.items():

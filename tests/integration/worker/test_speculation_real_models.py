@@ -74,7 +74,7 @@ def play(runner, seed, lag, speculate):
         drive.step()
         running = drive.scheduler.ranks.running["interactive"]
         if round_ % 11 == 5 and running:  # somebody loses its blocks in the middle of its guesses
-            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
             drive.num_forced += 1
         for (_, request_id), attempt in list(drive.engine.attempts.items()):
             lease = attempt.lease

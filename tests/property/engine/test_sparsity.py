@@ -93,7 +93,7 @@ def test_no_sparse_block_reaches_the_tree(arrivals, budget, num_blocks, policy, 
         for sequence in drive.scheduler.all_running:
             assert not drive.scheduler.layout.num_dropped(sequence) or len(sequence.block_ids) <= budget
         if number in preempt_at and drive.scheduler.all_running:
-            drive.scheduler.ranks.preempt(drive.scheduler.all_running[-1], drive.now)
+            drive.scheduler.ranks.preempt(drive.scheduler.all_running[-1], drive.now, "blocks")
         if drive.idle and not todo:
             break
     drive.check_idle()

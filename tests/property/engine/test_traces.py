@@ -75,7 +75,7 @@ def test_no_order_of_extensions_buys_a_token_above_the_highest_newer_bound(
         for _ in range(4 if pause else 1):
             drive.step()
             if preempt and drive.scheduler.running["interactive"]:
-                drive.scheduler.ranks.preempt(drive.scheduler.running["interactive"][-1], drive.now)
+                drive.scheduler.ranks.preempt(drive.scheduler.running["interactive"][-1], drive.now, "blocks")
             spent = sum(len(tokens) for tokens in drive.tokens.values())
             assert spent <= bound
     for _ in range(100):

@@ -232,7 +232,7 @@ def test_leases_cancels_and_preemption_go_on_while_the_one_to_blame_is_looked_fo
             drive.send(Cancel("v0"))
         running = drive.scheduler.ranks.running["interactive"]
         if round_ % 3 == 1 and running and not drive.engine.num_in_flight:
-            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
     drive.send(ExtendLease("leased", 1, 12))
     drive.run().check_idle()
     assert isinstance(drive.endings[LINK, "leased"], Finished)

@@ -143,7 +143,7 @@ def test_every_draw_is_banned_what_its_own_output_says(name, proposer, lag):
         drive.step()
         running = drive.scheduler.running["interactive"]
         if running and source.random() < 0.1:
-            drive.scheduler.ranks.preempt(source.choice(running), drive.now)
+            drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
             num_preempted += 1
     drive.check_idle()
     assert num_preempted

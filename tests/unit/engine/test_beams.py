@@ -51,7 +51,7 @@ def test_a_search_beside_others_finds_what_it_finds_alone(lag):
         drive.step()
         running = drive.scheduler.running["interactive"]
         if running and source.random() < 0.2:
-            drive.scheduler.ranks.preempt(source.choice(running), drive.now)
+            drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
     drive.check_idle()
     assert drive.engine.totals.num_recomputed > 0
     for request in others:
@@ -177,7 +177,7 @@ def test_a_search_that_fills_the_pool_alone_comes_to_its_end():
         drive.step()
         running = drive.scheduler.running["interactive"]
         if running and step % 2:
-            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
             drive.cache.free(drive.cache.allocate(drive.cache.num_available))
     drive.run()
     drive.check_idle()

@@ -27,7 +27,7 @@ def preempt_everything(drive):
     """As if blocks were short: every running sequence loses its own."""
     for sequences in drive.scheduler.running.values():
         for sequence in tuple(sequences):
-            drive.scheduler.ranks.preempt(sequence, drive.now)
+            drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
 
 
 # --- the same tokens, however the work is cut up ---
@@ -590,7 +590,7 @@ def test_statuses_follow_a_sequence_through_its_life(lag):
     attempt = drive.attempt("r")
     sequence = attempt.sequences[0]
     assert sequence.status is Status.RUNNING
-    drive.scheduler.ranks.preempt(sequence, drive.now)
+    drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
     assert sequence.status is Status.PREEMPTED
     for _ in range(8):
         drive.step()

@@ -255,7 +255,7 @@ def test_blocks_in_flight_come_back_only_when_the_step_is_collected(how, at):
     assert in_flight == (at < 12)
     events = {"cancel": Cancel("r"), "link": LinkClosed(), "drain": Drain(now=True)}
     if how == "preempt":
-        drive.scheduler.ranks.preempt(sequence, drive.now)
+        drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
     elif how in events:
         drive.engine._drain_inbox([(2, events[how])], drive.now)
     else:
@@ -294,7 +294,7 @@ def test_a_preempted_sequence_keeps_what_is_in_flight():
             break
         drive.step()
         for sequence in tuple(drive.scheduler.running["interactive"]):
-            drive.scheduler.ranks.preempt(sequence, drive.now)
+            drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
     drive.check_idle()
     for index in range(2):
         drive.check_alone(request, index=index)

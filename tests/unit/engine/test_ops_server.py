@@ -27,7 +27,7 @@ def metrics():
     made = Metrics("model", 1, 4, 64)
     drive = Driver(ScriptedRunner(num_blocks=64, block_size=4))
     drive.send(*[generate_request(f"r{i}", range(97, 120), 9, seed=i) for i in range(3)])
-    drive.run()
+    drive.run().step(after_s=1.1)
     for output in drive.outputs:
         made.observe(output)
     return made

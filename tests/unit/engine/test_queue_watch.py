@@ -51,12 +51,14 @@ def test_a_scrape_shows_them_and_the_tokens_of_each_tier():
     for _ in range(20):
         metrics.observe(drive.step(after_s=1.1))
     value = metrics.registry.get_sample_value
-    computed = {tier: value("headgate_tier_tokens_total", {"tier": tier}) for tier in ("interactive", "batch")}
-    phases = sum(value("headgate_step_tokens_total", {"phase": phase}) for phase in ("prefill", "decode"))
-    assert computed["interactive"] == 8 + 3
-    assert computed["batch"] == 6 + 3
-    assert phases == sum(computed.values())
+    computed = {
+        (phase, tier): value("headgate_step_tokens_total", {"phase": phase, "tier": tier})
+        for phase in ("prefill", "decode")
+        for tier in ("interactive", "batch")
+    }
+    assert (computed["prefill", "interactive"], computed["prefill", "batch"]) == (8, 6)
+    assert computed["decode", "interactive"] == computed["decode", "batch"] == 3
     assert value("headgate_active_tenants") == 0
-    assert value("headgate_preemptions_total", {"tier": "batch"}) == 0
+    assert value("headgate_preemptions_total", {"cause": "blocks", "tier": "batch"}) == 0
     assert value("headgate_cache_match_seconds_count") == 2
     assert value("headgate_cache_nodes") >= 1

@@ -287,7 +287,7 @@ def test_everybody_preempted_at_every_step_still_gets_the_same_tokens(preempt, l
         drive.step()
         for sequences in drive.scheduler.running.values():
             for sequence in [s for s in sequences if not s.restoring]:
-                drive.scheduler.ranks.preempt(sequence, drive.now)
+                drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
     drive.check_idle()
     for request in drive.requests.values():
         for index in range(num_choices):

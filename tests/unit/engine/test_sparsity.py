@@ -233,7 +233,7 @@ def test_who_is_preempted_comes_back_in_full_sight_and_is_cut_again(num_choices)
         check_tree(drive)
         running = drive.scheduler.all_running
         if number % 9 == 0 and running:
-            drive.scheduler.ranks.preempt(running[-1], drive.now)
+            drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
     drive.check_idle()
     assert drive.engine.totals.num_recomputed > 0
     assert [len(tokens) for tokens in drive.tokens.values()] == [40] * num_choices
@@ -247,7 +247,7 @@ def test_a_thinned_sequence_is_never_swapped(preempt):
         drive.step()
     (sequence,) = drive.scheduler.all_running
     assert drive.scheduler.layout.num_dropped(sequence)
-    drive.scheduler.ranks.preempt(sequence, drive.now)
+    drive.scheduler.ranks.preempt(sequence, drive.now, "blocks")
     assert sequence.swapped is None
     run(drive)
     assert len(drive.tokens[LINK, "r", 0]) == 40

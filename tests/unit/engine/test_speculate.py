@@ -139,9 +139,9 @@ def test_nobody_loses_blocks_for_a_proposal():
     drive, proposer = driven(requests, runner=runner)
     preempt = drive.scheduler.ranks.preempt
 
-    def watched(sequence, now, plan=None):
+    def watched(sequence, now, cause, plan=None):
         assert not plan.proposals
-        preempt(sequence, now, plan)
+        preempt(sequence, now, cause, plan)
 
     drive.scheduler.ranks.preempt = watched
     drive.run().check_idle()

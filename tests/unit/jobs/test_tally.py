@@ -40,6 +40,7 @@ def test_the_page_shows_what_children_counted_and_how_long_they_were_silent(tmp_
     tally, pulse = Tally(tmp_path / "counts"), tmp_path / "pulse"
     tally.add("failed")
     tally.add("fence_reject")
+    tally.add("quarantined")
     metrics, registry = BatchMetrics(tally, pulse), CollectorRegistry()
     registry.register(metrics)
     assert registry.get_sample_value("headgate_jobs_last_consume_age_seconds") == 0  # it is starting
@@ -48,6 +49,7 @@ def test_the_page_shows_what_children_counted_and_how_long_they_were_silent(tmp_
     assert registry.get_sample_value("headgate_batch_line_retries_total", {"class": "failed"}) == 1
     assert registry.get_sample_value("headgate_batch_line_retries_total", {"class": "busy"}) == 0
     assert registry.get_sample_value("headgate_batch_fence_rejects_total") == 1
+    assert registry.get_sample_value("headgate_batch_lines_quarantined_total") == 1
     assert registry.get_sample_value("headgate_batch_claims_expired_total") == 3
     age = registry.get_sample_value("headgate_jobs_last_consume_age_seconds")
     assert age is not None and 0 <= age < 60

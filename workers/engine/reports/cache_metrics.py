@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from cache.blocks.ages import BOUNDS_S
 from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.cache_watch import CacheFigures
-from workers.engine.reports.histograms import family
+from workers.engine.reports.families import Families, histogram_family
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.tiers.tier_figures import TierFigures
 
@@ -24,10 +24,12 @@ OTHERS = "_other"
 
 
 class CacheMetrics:
-    def __init__(self, registry: CollectorRegistry, labels: dict[str, str], *, by_tenant: bool) -> None:
+    def __init__(self, families: Families, *, by_tenant: bool) -> None:
+        registry = families.registry
         self._before = CacheFigures()
-        self._ages = _Ages(labels)
+        self._ages = _Ages(families.labels)
         registry.register(self._ages)
+        self._blocks = Gauge("headgate_cache_blocks", "Blocks by their state now.", ["state"], registry=registry)
         self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree.", registry=registry)
         self._evicted = Counter(
             "headgate_cache_evicted_blocks",
@@ -84,6 +86,8 @@ class CacheMetrics:
     def observe(self, now: CacheFigures) -> None:
         before, self._before = self._before, now
         self._ages.now = now
+        for state, num_blocks in now.blocks.items():
+            self._blocks.labels(state).set(num_blocks)
         self._nodes.set(now.num_nodes)
         for cause, num_blocks in now.evicted_blocks.items():
             self._evicted.labels(cause).inc(num_blocks - before.evicted_blocks.get(cause, 0))
@@ -118,7 +122,7 @@ class _Ages(Collector):
         nothing = (0,) * (len(BOUNDS_S) + 1), 0.0
         for name, text in AGES.items():
             counts, total = now.ages.get(name, nothing)
-            yield family(f"vllm:kv_block_{name}_seconds", text, self._labels, BOUNDS_S, counts, total)
+            yield histogram_family(f"vllm:kv_block_{name}_seconds", text, self._labels, BOUNDS_S, counts, total)
         yield SummaryMetricFamily(
             "headgate_cache_match_seconds",
             "Seconds that it took to find the longest cached prefix of a prompt.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Literal
 
 from cache import invariants
 from cache.blocks.usage import TenantBlocks
@@ -21,11 +22,16 @@ logger = logging.getLogger(__name__)
 FIGURES_EVERY_S = 1.0
 LAWS_EVERY_S = 60.0
 
+BlockState = Literal["free", "evictable", "held", "private", "moving"]
+"""Each block but the null block is in one state. Of the tree: held under a sequence or a pin, or evictable. Outside of
+it: free, private to sequences, or being filled by a copy from another tier."""
+
 
 @dataclass(frozen=True, slots=True)
 class CacheFigures:
     """Counts since the process began, and the present state."""
 
+    blocks: dict[BlockState, int] = field(default_factory=dict)
     num_pinned_blocks: int = 0
     evicted_blocks: dict[str, int] = field(default_factory=dict)
     num_floor_breaches: int = 0
@@ -82,14 +88,16 @@ class CacheWatch:
     def _figures(self) -> CacheFigures:
         cache = self._cache
         counts = cache.counts
+        tenants = {tenant: cache.usage(tenant) for tenant in cache.tenants()}
         ages = {"lifetime": counts.lifetimes, "idle_before_evict": counts.idle_times, "reuse_gap": counts.reuse_gaps}
         return CacheFigures(
+            blocks=_blocks(cache, sum(blocks.num_held for blocks in tenants.values())),
             num_pinned_blocks=cache.num_pinned,
             evicted_blocks={str(cause): n for cause, n in counts.num_evicted.items()},
             num_floor_breaches=counts.num_floor_breaches,
             num_refused_inserts=counts.num_refused_inserts,
             num_broken_laws=self.num_broken_laws,
-            tenants={tenant: cache.usage(tenant) for tenant in cache.tenants()},
+            tenants=tenants,
             tiers=figures(cache, self._restores, self.shared),
             num_nodes=cache.num_nodes,
             num_matches=counts.num_matches,
@@ -101,3 +109,10 @@ class CacheWatch:
     def _swapped(self) -> dict[str, int]:
         counts = RestoreCounts() if self._restores is None else self._restores.counts
         return {"out": counts.num_swapped_out, "in": counts.num_swapped_in}
+
+
+def _blocks(cache: PrefixCache, num_held: int) -> dict[BlockState, int]:
+    """Returns the number of blocks in each state, the null block left out."""
+    free, evictable, moving = cache.num_free, cache.num_evictable, cache.num_moving
+    private = cache.num_blocks - 1 - free - evictable - num_held - moving
+    return {"free": free, "evictable": evictable, "held": num_held, "private": private, "moving": moving}

@@ -30,7 +30,10 @@ class QueueMetrics:
             "headgate_waiting_tenants", "Tenants with a request that never ran.", ["tier"], registry=registry
         )
         self._preemptions = Counter(
-            "headgate_preemptions", "Sequences that lost their blocks to others.", ["tier"], registry=registry
+            "headgate_preemptions",
+            "Sequences that lost their blocks, by the cause and by their tier.",
+            ["cause", "tier"],
+            registry=registry,
         )
         self._tenants = Gauge("headgate_active_tenants", "Tenants with a request in the worker.", registry=registry)
         self._spread = Gauge(
@@ -47,6 +50,7 @@ class QueueMetrics:
             self._oldest.labels(name).set(tier.oldest_wait_s)
             self._waiting_tenants.labels(name).set(tier.num_tenants_waiting)
             earlier = before.tiers.get(name, TierFigures())
-            self._preemptions.labels(name).inc(tier.num_preempted - earlier.num_preempted)
+            for cause, number in tier.num_preempted.items():
+                self._preemptions.labels(cause, name).inc(number - earlier.num_preempted[cause])
         self._tenants.set(now.num_tenants)
         self._spread.set(now.counter_spread)

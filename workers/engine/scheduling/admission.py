@@ -120,7 +120,7 @@ class Admission:
         if plan.ahead:
             plan.holds_next = True
         else:
-            self._ranks.preempt(victim, plan.now, plan)
+            self._ranks.preempt(victim, plan.now, "tier", plan)
 
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = [s for tier in TIERS for s in self._ranks.running[tier]]

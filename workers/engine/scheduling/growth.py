@@ -58,7 +58,7 @@ class Growth:
             if plan.ahead:
                 plan.holds_next = True
                 return None
-            self._ranks.preempt(self._victim(asker), plan.now, plan)
+            self._ranks.preempt(self._victim(asker), plan.now, "blocks", plan)
             if asker.status is not Status.RUNNING:
                 return None
         return fresh

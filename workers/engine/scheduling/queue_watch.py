@@ -24,7 +24,7 @@ def queue_figures(attempts: Iterable[Attempt], scheduler: Scheduler, now: float)
     for name, tier in found.tiers.items():
         tier.num_running = len(ranks.running[name])
         tier.num_waiting = len(ranks.waiting[name]) + len(ranks.preempted[name])
-        tier.num_preempted = ranks.num_preempted[name]
+        tier.num_preempted = dict(ranks.num_preempted[name])
         tier.num_tenants_waiting = len(waiting.get(name, ()))
     found.num_tenants = len(tenants)
     counters = [scheduler.counters[tenant] for tenant in set[str]().union(*waiting.values())]

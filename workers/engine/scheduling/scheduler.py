@@ -226,7 +226,7 @@ class Scheduler:
             for works in (plan.work[:num_interactive], plan.work[num_interactive:])
         )
         self.floor.count(plan.now, batch, interactive)
-        plan.num_tokens, plan.num_batch_tokens = interactive[0] + batch[0], batch[0]
+        plan.num_tokens = interactive[0] + batch[0]
         plan.num_kv_tokens = sum(self.layout.place(work.sequence) for work in plan.work)
         self._num_kv_tokens = plan.num_kv_tokens
 
@@ -249,10 +249,13 @@ class Scheduler:
         sequence.num_pending -= num_draws
         # The token drawn last counts as decode. All other tokens are prefill, be it of the prompt or of what was lost.
         num_prefill = num_tokens - 1 if sequence.output and end == len(sequence.tokens) else num_tokens
+        attempt = sequence.attempt
         if num_prefill < num_tokens:
             record.num_decode_seqs += 1
+        if attempt.message.tier == "batch":
+            record.num_batch_prefill_tokens += num_prefill
+            record.num_batch_decode_tokens += num_tokens - num_prefill
         if num_prefill:
-            attempt = sequence.attempt
             num_fresh = attempt.account.compute(start, start + num_prefill)
             attempt.num_recomputed += num_prefill - num_fresh
             record.num_prefill_tokens += num_prefill
@@ -333,7 +336,7 @@ class Scheduler:
             work = left.pop()
             num_lost += work.num_tokens
             if work.sequence.status is Status.RUNNING:  # another of its gang may have been preempted with it just now
-                self.ranks.preempt(work.sequence, plan.now)
+                self.ranks.preempt(work.sequence, plan.now, "memory")
             self._num_preempted_before += 1
         return None
 

@@ -18,6 +18,7 @@ from workers.engine.queueing.waiting import Waiting
 from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
+from workers.engine.values.queue_figures import CAUSES, Cause
 from workers.protocol.messages import ExtendLease, Tier
 
 TIERS: tuple[Tier, ...] = ("interactive", "batch")
@@ -38,8 +39,9 @@ class SequenceQueues:
         collected."""
         self.num_waiting_tokens = 0
         """Number of tokens of prompts that never ran."""
-        self.num_preempted: dict[Tier, int] = dict.fromkeys(TIERS, 0)
-        """Number of preemptions since the process began, by the tier of the sequence that lost its blocks."""
+        self.num_preempted: dict[Tier, dict[Cause, int]] = {tier: dict.fromkeys(CAUSES, 0) for tier in TIERS}
+        """Number of preemptions since the process began, by the tier of the sequence that lost its blocks and by
+        cause."""
         self._block_tables = block_tables
         self._deferral = deferral
         self._parked: dict[tuple[int, str], Attempt] = {}
@@ -64,16 +66,17 @@ class SequenceQueues:
 
     # --- preempted and ended sequences ---
 
-    def preempt(self, sequence: Sequence, now: float, plan: StepPlan | None = None) -> None:
+    def preempt(self, sequence: Sequence, now: float, cause: Cause, plan: StepPlan | None = None) -> None:
         """Takes back all blocks of the sequence and of those that run with it. With a plan, this happens for another
-        sequence's sake. Without one, it was at its bound, or the step it was in did not fit the device."""
+        sequence's sake: `cause` is blocks or tier. Without one, it was at its bound, or the step it was in did not
+        fit the device."""
         for one in sequence.attempt.together(sequence):
             if one.status is Status.RUNNING:
-                self._preempt(one, now, plan)
+                self._preempt(one, now, cause, plan)
 
-    def _preempt(self, sequence: Sequence, now: float, plan: StepPlan | None) -> None:
+    def _preempt(self, sequence: Sequence, now: float, cause: Cause, plan: StepPlan | None) -> None:
         step = -1
-        self.num_preempted[sequence.attempt.message.tier] += 1
+        self.num_preempted[sequence.attempt.message.tier][cause] += 1
         if plan is not None:
             step = plan.step
             plan.num_preempted += 1
@@ -143,7 +146,7 @@ class SequenceQueues:
             elif now - lease.parked_at >= limits.lease_wait_s:
                 for sequence in attempt.sequences:
                     if sequence.status is Status.RUNNING:
-                        self.preempt(sequence, now)
+                        self.preempt(sequence, now, "lease")
         return lost
 
     # --- batch below its floor ---

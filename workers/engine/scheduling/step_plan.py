@@ -70,8 +70,6 @@ class StepPlan:
     short: bool = False
     """Whether the step is kept short already. Then `keep_short`, `fill_up` and `expect_arrival` change nothing."""
     num_tokens: int = 0
-    num_batch_tokens: int = 0
-    """Number of these tokens that belong to the batch tier."""
     num_kv_tokens: int = 0
     """Number of KV tokens that attention reads: the positions before each row's own."""
 

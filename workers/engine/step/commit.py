@@ -111,6 +111,8 @@ class Commit:
         record.num_decode_seqs -= num_accepted
         record.num_proposed += num_proposed
         record.num_accepted += num_accepted
+        if sequence.attempt.message.tier == "batch":
+            record.num_batch_decode_tokens += num_proposed - num_accepted
         if self._scheduler.speculation is not None:
             self._scheduler.speculation.observe(sequence, outcome)
 

@@ -62,7 +62,6 @@ class Pipeline:
             plan.step,
             num_seqs=len(rows),
             num_tokens=plan.num_tokens,
-            num_batch_tokens=plan.num_batch_tokens,
             num_kv_tokens=plan.num_kv_tokens,
             num_cached_tokens=plan.num_cached_tokens,
             num_preempted=plan.num_preempted,

@@ -33,6 +33,7 @@ class StepFailures:
         self._pipeline = pipeline
         self._clock = clock
         self._num_out_of_memory = 0
+        self._num_poisoned = 0
         self._pulse_due = False
         """Whether a request failed alone and the device is still to be tested."""
 
@@ -63,10 +64,12 @@ class StepFailures:
         if not self.pulse.beats():
             raise EngineBroken("steps fail, and so does one that is nobody's")
 
-    def take_out_of_memory(self) -> int:
-        """Returns the number of steps that did not fit the device since the last call."""
-        number, self._num_out_of_memory = self._num_out_of_memory, 0
-        return number
+    def take_counts(self) -> tuple[int, int]:
+        """Returns the number of steps that did not fit the device since the last call, and of attempts that failed
+        alone."""
+        counts = self._num_out_of_memory, self._num_poisoned
+        self._num_out_of_memory = self._num_poisoned = 0
+        return counts
 
     def _too_large(self, plan: StepPlan, live: list[Work], error: Exception) -> None:
         unable = self._scheduler.shrink(plan, live)
@@ -98,4 +101,5 @@ class StepFailures:
                 extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
             )
             self._attempts.fail(attempt, "internal", "the model failed on this request")
+        self._num_poisoned += len(blamed)
         self._pulse_due |= bool(blamed)

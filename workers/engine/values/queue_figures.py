@@ -6,8 +6,14 @@ They show whether scheduling is fair. They name no tenant, because a worker's me
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 from workers.protocol.messages import Tier
+
+Cause = Literal["blocks", "tier", "lease", "memory"]
+"""Why a sequence lost its blocks: a sequence that runs needed them, an interactive request waited for a batch sequence's
+place, it was parked at the bound of its lease for too long, or its step did not fit the device's memory."""
+CAUSES: tuple[Cause, ...] = get_args(Cause)
 
 
 @dataclass(slots=True)
@@ -16,8 +22,8 @@ class TierFigures:
     """Number of sequences that hold blocks."""
     num_waiting: int = 0
     """Number of sequences that wait for blocks or a place."""
-    num_preempted: int = 0
-    """Number of preemptions since the process began."""
+    num_preempted: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    """Number of preemptions since the process began, by cause."""
     num_tenants_waiting: int = 0
     """Number of tenants with a request that never ran."""
     oldest_wait_s: float = 0.0

@@ -95,12 +95,14 @@ class StepRecord:
     step: int
     num_seqs: int = 0
     num_tokens: int = 0
-    num_batch_tokens: int = 0
-    """Number of these tokens that belong to the batch tier."""
     num_kv_tokens: int = 0
     """Number of positions that attention read before each row's own tokens."""
     num_decode_seqs: int = 0
     num_prefill_tokens: int = 0
+    num_batch_prefill_tokens: int = 0
+    """Number of these tokens that belong to the batch tier."""
+    num_batch_decode_tokens: int = 0
+    """Number of tokens that decode rows of the batch tier computed, wrong proposals included."""
     num_recomputed: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0

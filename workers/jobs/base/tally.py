@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-Counted = Literal["busy", "running", "failed", "fence_reject"]
+Counted = Literal["busy", "running", "failed", "fence_reject", "quarantined"]
 """A line is sent again because the gateway is busy, because its key is running, or because it failed. A claim was
-lost before a write."""
+lost before a write. A line was given up because it crashed its runner again and again."""
 NAMES: Sequence[Counted] = get_args(Counted)
 _BYTES = 8
 

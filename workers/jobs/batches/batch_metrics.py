@@ -64,6 +64,11 @@ class BatchMetrics(Collector):
             "headgate_batch_fence_rejects", "Runs that lost their claim.", value=counts["fence_reject"]
         )
         yield CounterMetricFamily(
+            "headgate_batch_lines_quarantined",
+            "Lines that were given up because they crashed their runner again and again.",
+            value=counts["quarantined"],
+        )
+        yield CounterMetricFamily(
             "headgate_batch_claims_expired", "Claims that ran out and were put back.", value=self.num_expired
         )
 

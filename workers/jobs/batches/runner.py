@@ -36,6 +36,8 @@ Left = Literal["done", "lost", "given_back", "paused"]
 MAX_FAILURES = 3
 ALONE_CRASHES, MAX_CRASHES = 2, 3
 """A line whose runner died twice runs alone. After the third time it is not run any more."""
+QUARANTINED = "line_quarantined"
+"""The error code of a line that is not run any more."""
 MAX_STARTED = 32
 FLUSH_LINES, FLUSH_S = 32, 0.2
 
@@ -135,7 +137,7 @@ class ChunkRunner:
             if state is not None:
                 line.failures, line.crashes = state.failures, state.crashes
             if line.crashes >= MAX_CRASHES:
-                line.last = Failed("line_quarantined", "The line crashed its runner three times.")
+                line.last = Failed(QUARANTINED, "The line crashed its runner three times.")
                 await self._load(line)
                 self._buffer.exhausted.append(line)
             else:
@@ -312,6 +314,9 @@ class ChunkRunner:
             await batch_lines.finish_lines(conn, self._held, ends, now, self._claim_ms)
         self._renewed = time.monotonic()
         self._buffer = _Buffer()
+        for end in ends:
+            if end.error is not None and end.error["code"] == QUARANTINED:
+                self._tally.add("quarantined")
 
     def _resolved(self, line: _Line, stored: replies.Stored | None) -> LineEnd:
         if stored is not None:

@@ -1,0 +1,31 @@
+"""What the benchmark of telemetry's cost says of its readings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def telemetry(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import telemetry
+
+    return telemetry
+
+
+def test_sides_that_cost_the_same_differ_by_nothing_whatever_a_round_takes(telemetry):
+    found = telemetry.summary({"with": [900.0, 1100.0, 1000.0], "without": [900.0, 1100.0, 1000.0]})
+    assert (found["ratio"], found["bounds"], found["is_met"]) == (1.0, [1.0, 1.0], True)
+
+
+def test_the_ratio_is_of_sums_and_its_bounds_show_how_rounds_differ(telemetry):
+    steady = telemetry.summary({"with": [1020.0] * 6, "without": [1000.0] * 6})
+    assert (steady["ratio"], steady["bounds"], steady["is_met"]) == (1.02, [1.02, 1.02], False)
+    uneven = telemetry.summary({"with": [1120.0, 920.0] * 3, "without": [1000.0] * 6})
+    low, high = uneven["bounds"]
+    assert uneven["ratio"] == 1.02
+    assert 0.92 <= low < 1.0 < 1.04 < high <= 1.12
