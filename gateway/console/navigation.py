@@ -26,6 +26,11 @@ SCREENS = (
     ScreenLink("Invoices", "/invoices"),
     ScreenLink("Prices", "/prices", OPERATORS),
     ScreenLink("Books", "/books", OPERATORS),
+    ScreenLink("Keys", "/keys", OPERATORS | {"admin"}),
+    ScreenLink("Tenants", "/tenants", OPERATORS),
+    ScreenLink("Limits", "/limits", TENANTS),
+    ScreenLink("Anomalies", "/anomalies"),
+    ScreenLink("Audit log", "/audit", OPERATORS),
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.console import signing_in
 from gateway.console.screens import books, home, invoices, prices, requests, usage
+from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -13,4 +14,9 @@ ROUTES = [
     *invoices.ROUTES,
     *prices.ROUTES,
     *books.ROUTES,
+    *keys.ROUTES,
+    *tenants.ROUTES,
+    *limits.ROUTES,
+    *audit.ROUTES,
+    *anomalies.ROUTES,
 ]

@@ -9,7 +9,7 @@ from gateway.app import routes
 from gateway.http.middleware import allows
 from gateway.http.route_table import Route
 
-TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
+TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read", "keys"}
 
 LISTED = {
     "GET /livez": "none",
@@ -64,6 +64,9 @@ LISTED = {
     "DELETE /admin/v1/webhooks/{webhook_id}": "admin",
     "POST /admin/v1/webhooks/{webhook_id}/test": "admin",
     "GET /admin/v1/webhooks/{webhook_id}/deliveries": "admin",
+    "GET /admin/v1/tenants": "admin",
+    "GET /admin/v1/tenants/{tenant_id}/limits": "admin",
+    "POST /admin/v1/tenants/{tenant_id}/limits/preview": "admin",
     "GET /admin/v1/tenants/{tenant_id}": "admin",
     "PATCH /admin/v1/tenants/{tenant_id}": "admin",
     "POST /admin/v1/tenants/{tenant_id}/purge-cache": "admin",
@@ -96,6 +99,10 @@ LISTED = {
     "POST /v1/organization/projects/{project_id}/model_permissions": "admin",
     "DELETE /v1/organization/projects/{project_id}/model_permissions": "admin",
     "GET /v1/organization/audit_logs": "admin",
+    "POST /v1/organization/admin_api_keys": "admin",
+    "GET /v1/organization/admin_api_keys": "admin",
+    "GET /v1/organization/admin_api_keys/{key_id}": "admin",
+    "DELETE /v1/organization/admin_api_keys/{key_id}": "admin",
     "GET /v1/organization/projects/{project_id}/spend_limit": "admin",
     "POST /v1/organization/projects/{project_id}/spend_limit": "admin",
     "DELETE /v1/organization/projects/{project_id}/spend_limit": "admin",
@@ -113,14 +120,25 @@ LISTED = {
     "POST /v1/organization/spend_alerts/{alert_id}": "admin",
     "DELETE /v1/organization/spend_alerts/{alert_id}": "admin",
     "DELETE /admin/v1/tenants/{tenant_id}": "admin",
+    "GET /admin/v1/keys": "admin",
+    "POST /admin/v1/keys": "admin",
     "GET /admin/v1/keys/{key_id}": "admin",
     "PATCH /admin/v1/keys/{key_id}": "admin",
+    "DELETE /admin/v1/keys/{key_id}": "admin",
+    "GET /v1/keys": "keys",
+    "POST /v1/keys": "keys",
+    "GET /v1/keys/{key_id}": "keys",
+    "PATCH /v1/keys/{key_id}": "keys",
+    "DELETE /v1/keys/{key_id}": "keys",
+    "POST /v1/keys/{key_id}/rotate": "keys",
     "POST /admin/v1/keys/{key_id}/rotate": "admin",
     "POST /admin/v1/leaked-keys": "admin",
     "GET /v1/organization/usage/completions": "usage:read",
     "GET /v1/organization/costs": "usage:read",
     "GET /admin/v1/usage/summary": "admin",
     "GET /v1/usage/summary": "usage:read",
+    "GET /admin/v1/anomalies": "admin",
+    "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/requests": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",
     "GET /v1/requests": "usage:read",
@@ -146,13 +164,17 @@ def test_every_route_is_listed_with_its_scope() -> None:
 def test_each_identity_reaches_what_its_scopes_say_and_no_more(route: Route) -> None:
     operator = principal("operator", "admin")
     assert allows(route, operator) == (route.scope in {"admin", "usage:read"})
+    finance = principal("operator", "admin:read")
+    assert allows(route, finance) == (allows(route, operator) and route.method == "GET")
+    assert not allows(route, principal("operator")) or route.scope == "none"
     for kind in ("tenant", "batch"):
         for scope in TENANT_SCOPES:
             expected = route.scope in {"any", scope}
             assert allows(route, principal(kind, scope)) == expected, (kind, scope)
         assert allows(route, principal(kind)) == (route.scope == "any")
-        # A tenant key that claims the operator's scope is still a tenant's.
-        assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, "admin"))
+        # A tenant key that claims the operator's scopes is still a tenant's.
+        for scope in ("admin", "admin:read"):
+            assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, scope))
 
 
 def test_s6_what_needs_no_key_is_probes_and_the_description_only() -> None:
