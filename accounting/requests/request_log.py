@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -119,23 +120,37 @@ async def list_requests(
 ) -> RequestPage:
     """Return one page, the newest first, without timelines. `after` is any id: the page has older requests. Raises
     InvalidError."""
-    within = _bounds(wanted, after)
-    rest = _without_index(wanted)
+    part = await part_of(conn, wanted, after, max_rows=MAX_SCANNED_ROWS if _without_index(wanted) else None)
     rows: list[Row[Any]] = []
-    looked_down_to: str | None = None
-    for run in _index_runs(wanted):
-        last = await _last_to_look_at(conn, [*run, *within]) if rest else None
-        bound = [] if last is None else [RequestLog.request_id >= last]
-        looked_down_to = max(filter(None, (looked_down_to, last)), default=None)
-        query = select(*_LISTED).where(and_(true(), *run, *within, *bound, *rest))
-        rows += await conn.execute(query.order_by(RequestLog.request_id.desc()).limit(limit + 1))
-    if looked_down_to is not None:
-        rows = [row for row in rows if row.request_id >= looked_down_to]
+    for run in part.runs:
+        query = select(*_LISTED).where(run).order_by(RequestLog.request_id.desc())
+        rows += await conn.execute(query.limit(limit + 1))
     found = sorted(rows, key=lambda row: row.request_id, reverse=True)
     items = [_request(row) for row in found[:limit]]
     if len(found) > limit:
         return RequestPage(items, items[-1].request_id)
-    return RequestPage(items, looked_down_to)
+    return RequestPage(items, part.down_to)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of the log that a query reads: conditions that no row meets twice, each of them a run of an index."""
+
+    runs: list[ColumnElement[bool]]
+    down_to: str | None
+    """The oldest id that is read. None means that nothing older is wanted."""
+
+
+async def part_of(
+    conn: AsyncConnection, wanted: RequestFilter, after: str | None = None, *, max_rows: int | None
+) -> Part:
+    """Return where the wanted requests are. With `max_rows` only so many of the newest rows of each index run are read,
+    whether they are wanted or not. Raises InvalidError."""
+    runs = [[*run, *_bounds(wanted, after)] for run in _index_runs(wanted)]
+    ends = [] if max_rows is None else [await _last_to_look_at(conn, run, max_rows) for run in runs]
+    down_to = max(filter(None, ends), default=None)
+    rest = _without_index(wanted) + ([] if down_to is None else [RequestLog.request_id >= down_to])
+    return Part([and_(true(), *run, *rest) for run in runs], down_to)
 
 
 def id_at(at_ms: int) -> str:
@@ -193,10 +208,12 @@ def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-async def _last_to_look_at(conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]]) -> str | None:
-    """Return the id of the last row that the page looks at, or None if all of them are few enough."""
+async def _last_to_look_at(
+    conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]], max_rows: int
+) -> str | None:
+    """Return the id of the last row that is looked at, or None if all of them are few enough."""
     query = select(RequestLog.request_id).where(and_(true(), *conditions))
-    query = query.order_by(RequestLog.request_id.desc()).offset(MAX_SCANNED_ROWS - 1).limit(1)
+    query = query.order_by(RequestLog.request_id.desc()).offset(max_rows - 1).limit(1)
     return await conn.scalar(query)
 
 

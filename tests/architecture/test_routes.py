@@ -114,9 +114,13 @@ LISTED = {
     "GET /v1/organization/usage/completions": "usage:read",
     "GET /v1/organization/costs": "usage:read",
     "GET /admin/v1/requests": "admin",
+    "GET /admin/v1/requests/volume": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",
+    "GET /admin/v1/requests/{request_id}/otlp": "admin",
     "GET /v1/requests": "usage:read",
+    "GET /v1/requests/volume": "usage:read",
     "GET /v1/requests/{request_id}": "usage:read",
+    "GET /v1/requests/{request_id}/otlp": "usage:read",
 }
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from accounting.database.db import Database
-from accounting.requests import request_log, request_log_pruning
+from accounting.requests import request_log, request_log_pruning, request_volume
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.values.errors import InvalidError, NotFoundError
 
@@ -218,3 +219,23 @@ async def test_gateways_that_prune_at_the_same_time_do_not_delete_twice(db: Data
     before = await pages(db)
     assert await prune(db, max_rows=1000) == 0
     assert await pages(db) == before
+
+
+async def test_the_volume_counts_per_bucket_and_no_more_rows_than_it_may(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(db, *(row(n) for n in range(10)), failed(3, request_id=f"req_{T0_MS + 3000:012x}8"), failed(20))
+    wanted = RequestFilter(tenant_id="proj_a", since_ms=T0_MS, until_ms=T0_MS + 10_000)
+
+    async def counted(**more: Any) -> tuple[list[tuple[int, int]], int]:
+        async with db.read() as conn:
+            found = await request_volume.volume(conn, msgspec.structs.replace(wanted, **more), 5)
+        return found.counts, found.counted_from_ms
+
+    assert await counted() == ([(2, 0), (3, 1), (2, 0), (2, 0), (2, 0)], T0_MS)
+    assert await counted(tenant_id="proj_b") == ([(0, 0)] * 5, T0_MS)
+    assert await counted(tenant_id=None, status_class=5) == ([(0, 0), (1, 1), (0, 0), (0, 0), (0, 0)], T0_MS)
+    monkeypatch.setattr(request_volume, "MAX_COUNTED_ROWS", 4)
+    assert await counted() == ([(0, 0), (0, 0), (0, 0), (2, 0), (2, 0)], T0_MS + 6000)
+    with pytest.raises(InvalidError):
+        await counted(until_ms=T0_MS)
