@@ -24,3 +24,8 @@ SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"))
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:
     return [screen for screen in SCREENS if role in screen.roles]
+
+
+def has_screen(path: str) -> bool:
+    """Returns whether a screen stands at this path, so that other pages may lead to it."""
+    return any(screen.path == path for screen in SCREENS)
