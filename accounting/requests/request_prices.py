@@ -57,7 +57,7 @@ async def price_of(conn: AsyncConnection, one: LoggedRequest) -> RequestPrice | 
         return None
     rates = await prices.rates_of(conn, entry.price_version, entry.model, cast(Tier, entry.tier))
     parts = [
-        PricePart(name, getattr(entry, name), rates and getattr(rates, name), getattr(entry, f"charge_{name}"))
+        PricePart(name, getattr(entry, name), getattr(rates, name, None), getattr(entry, f"charge_{name}"))
         for name in TOKEN_CLASSES
     ]
     if one.charge > entry.charge:

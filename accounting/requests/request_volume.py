@@ -10,7 +10,7 @@ from accounting.requests.request_log import RequestFilter, part_of
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError
 
-MAX_COUNTED_ROWS = 50_000
+MAX_COUNTED_ROWS = 20_000
 """The most rows of one run of an index that are counted, so that a page of a full log costs no more than one of a small
 one."""
 

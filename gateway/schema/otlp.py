@@ -80,9 +80,10 @@ def _spans(
 ) -> Iterator[dict[str, Any]]:
     """Yields a span and everything below it. `place` is its place in the tree."""
     attributes = planned.attributes | ({names.ERROR_TYPE: planned.error} if planned.error else {})
-    span = {
+    span_id = _span_id(request_id, place)
+    yield {
         "traceId": trace,
-        "spanId": _span_id(request_id, place),
+        "spanId": span_id,
         "parentSpanId": parent,
         "name": planned.name,
         "kind": _KINDS[planned.kind],
@@ -95,9 +96,8 @@ def _spans(
         ],
         "status": {"code": _ERROR} if planned.error else {},
     }
-    yield span
     for number, child in enumerate(planned.children):
-        yield from _spans(child, trace, request_id, span["spanId"], f"{place}.{number}")
+        yield from _spans(child, trace, request_id, span_id, f"{place}.{number}")
 
 
 def _span_id(request_id: str, place: str) -> str:

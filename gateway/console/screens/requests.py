@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from gateway.base import errors
@@ -95,7 +95,7 @@ async def models_of(viewer: Viewer) -> Sequence[str]:
         return [model["id"] for model in (await viewer.get("/v1/models"))["data"]]
     # The operator's key sends no requests, so it has no list of models. The probe names every model that is served.
     answer = await viewer.forward("GET", "/readyz")
-    checks = msgspec.json.decode(answer.body)["checks"] if isinstance(answer, web.Response) and answer.body else []
+    checks = json.loads(answer.text or "{}").get("checks", []) if isinstance(answer, web.Response) else []
     return [check["name"].removeprefix(MODEL) for check in checks if check["name"].startswith(MODEL)]
 
 
