@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, select, true
+from sqlalchemy import ColumnElement, Row, and_, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import insert_absent
@@ -67,6 +67,8 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     diverged_at_token: int | None = None
     """The position in the prompt at which it left what was cached."""
     trace_id: str = ""
+    session_id: str = ""
+    """The conversation that the request belongs to, as its client names it."""
     timeline: str = ""
     """The packed timeline; `timelines.unpack` reads it. Lists leave it out."""
 
@@ -78,6 +80,8 @@ class RequestFilter(msgspec.Struct, frozen=True):
     key_id: str | None = None
     model: str | None = None
     trace_id: str | None = None
+    session_id: str | None = None
+    """A conversation of `tenant_id`, which must be set with it."""
     request_id: str | None = None
     status_class: StatusClass | None = None
     outcome: RequestOutcome | None = None
@@ -94,6 +98,9 @@ class RequestPage(msgspec.Struct, frozen=True):
     next_after: str | None
     """The id after which the next page goes on. None means that there is no more. It may be set without any item."""
 
+
+HAS_SESSION = RequestLog.session_id != literal_column("''")
+"""The condition of the index of sessions. It is written out, because databases do not look into parameters."""
 
 _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeline"]
 
@@ -146,6 +153,8 @@ async def part_of(
 ) -> Part:
     """Return where the wanted requests are. With `max_rows` only so many of the newest rows of each index run are read,
     whether they are wanted or not. Raises InvalidError."""
+    if wanted.session_id is not None and wanted.tenant_id is None:
+        raise InvalidError("A session is of a tenant: 'session_id' needs 'project_id'.", "session_id")
     runs = [[*run, *_bounds(wanted, after)] for run in _index_runs(wanted)]
     ends = [] if max_rows is None else [await _last_to_look_at(conn, run, max_rows) for run in runs]
     down_to = max(filter(None, ends), default=None)
@@ -171,11 +180,17 @@ def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool
     return bounds
 
 
+def time_of(request_id: str) -> int:
+    """Return the time in the id, in Unix milliseconds."""
+    return int(request_id.removeprefix("req_")[:12], 16)
+
+
 def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
     """Return the columns with an index that the filter names, the narrowest first."""
     columns = (
         (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
+        (RequestLog.session_id, wanted.session_id),
         (RequestLog.key_id, wanted.key_id),
         (RequestLog.tenant_id, wanted.tenant_id),
         (RequestLog.model, wanted.model),
@@ -190,6 +205,8 @@ def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
     if not columns:
         return [[RequestLog.is_tail == failed_only]] if failed_only else [[]]
     column, value = columns[0]
+    if column is RequestLog.session_id:
+        return [[RequestLog.tenant_id == wanted.tenant_id, column == value, HAS_SESSION]]
     if column is RequestLog.request_id or column is RequestLog.trace_id:
         return [[column == value]]
     return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]

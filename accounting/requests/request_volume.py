@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import case, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.requests.request_log import RequestFilter, part_of
+from accounting.requests.request_log import RequestFilter, part_of, time_of
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError
 
@@ -42,5 +42,5 @@ async def volume(conn: AsyncConnection, wanted: RequestFilter, num_buckets: int)
             count = counts[min(max(bucket, 0), num_buckets - 1)]
             count[0] += num_requests
             count[1] += int(num_failed)
-    oldest_ms = since_ms if part.down_to is None else int(part.down_to.removeprefix("req_")[:12], 16)
+    oldest_ms = since_ms if part.down_to is None else time_of(part.down_to)
     return Volume(since_ms, bucket_ms, [(all_, failed) for all_, failed in counts], max(since_ms, oldest_ms))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.requests import request_log, request_prices, request_volume
+from accounting.requests import request_log, request_prices, request_volume, sessions
 from accounting.values import clock
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -51,6 +51,14 @@ async def volume(request: web.Request) -> web.Response:
     return reply(shapes.volume(found))
 
 
+async def list_sessions(request: web.Request) -> web.Response:
+    """List conversations with their sums, the newest first; their requests are listed with `session_id`."""
+    wanted = shapes.sessions_filter_of(request.query, _only_of(request))
+    async with reading(request) as conn:
+        found = await sessions.list_sessions(conn, wanted, query.limit(request.query, 20, 100))
+    return reply(shapes.sessions(found))
+
+
 def _only_of(request: web.Request) -> str | None:
     """Returns the tenant whose requests the caller may see. None stands for all tenants."""
     principal = request[PRINCIPAL]
@@ -62,6 +70,8 @@ ROUTES = [
     route("GET", "/admin/v1/requests/volume", volume),
     route("GET", "/admin/v1/requests/{request_id}", show),
     route("GET", "/admin/v1/requests/{request_id}/otlp", show_spans),
+    route("GET", "/admin/v1/sessions", list_sessions),
+    Route("GET", "/v1/sessions", list_sessions, "usage:read"),
     Route("GET", "/v1/requests", list_requests, "usage:read"),
     Route("GET", "/v1/requests/volume", volume, "usage:read"),
     Route("GET", "/v1/requests/{request_id}", show, "usage:read"),

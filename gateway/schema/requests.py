@@ -10,6 +10,7 @@ import msgspec
 from accounting.requests.request_log import LoggedRequest, RequestFilter, RequestOutcome, RequestPage, StatusClass
 from accounting.requests.request_prices import RequestPrice
 from accounting.requests.request_volume import Volume
+from accounting.requests.sessions import Sessions
 from accounting.values import timelines
 from accounting.values.timelines import Event, Phase
 from gateway.base import errors
@@ -21,6 +22,7 @@ FILTERS = (
     "api_key_id",
     "model",
     "trace_id",
+    "session_id",
     "request_id",
     "status_class",
     "outcome",
@@ -65,6 +67,7 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
         key_id=_text(asked, "api_key_id"),
         model=_text(asked, "model"),
         trace_id=_text(asked, "trace_id"),
+        session_id=_text(asked, "session_id"),
         request_id=_text(asked, "request_id"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
@@ -121,8 +124,41 @@ def summary(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
         "num_retries": one.num_retries,
         "cache": {"miss_reason": one.miss_reason or None, "diverged_at_token": one.diverged_at_token},
         "trace_id": one.trace_id or None,
+        "session_id": one.session_id or None,
     }
     return shown | {"worker": one.worker or None} if for_operator else shown
+
+
+def sessions_filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
+    """Reads the filters of sessions. Raises `ApiError` 400."""
+    query.refuse_unknown(asked, ("project_id", "model", "api_key_id", "start_time", "end_time", "limit"))
+    return _filter(asked, tenant_id)
+
+
+def sessions(found: Sessions) -> dict[str, Any]:
+    """Returns sums per conversation, the newest first. Requests before `counted_from_ms` are in none of them."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": one.session_id,
+                "object": "session",
+                "project_id": one.tenant_id,
+                "num_requests": one.num_requests,
+                "first_at_ms": one.first_ms,
+                "last_at_ms": one.last_ms,
+                "usage": {
+                    "prompt_tokens": one.prompt_tokens,
+                    "cached_tokens": one.cached_tokens,
+                    "completion_tokens": one.output_tokens,
+                },
+                "charge_micro_units": one.charge,
+                "currency": one.currency or None,
+            }
+            for one in found.items
+        ],
+        "counted_from_ms": found.counted_from_ms,
+    }
 
 
 def volume(found: Volume) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from accounting.database.db import Database
-from accounting.requests import request_log, request_log_pruning, request_volume
+from accounting.requests import request_log, request_log_pruning, request_volume, sessions
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.values.errors import InvalidError, NotFoundError
 
@@ -239,3 +239,37 @@ async def test_the_volume_counts_per_bucket_and_no_more_rows_than_it_may(
     assert await counted() == ([(0, 0), (0, 0), (0, 0), (2, 0), (2, 0)], T0_MS + 6000)
     with pytest.raises(InvalidError):
         await counted(until_ms=T0_MS)
+
+
+async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [row(n, session_id="talk", prompt_tokens=10 * n, cached_tokens=n, charge=n) for n in (1, 2, 4)]
+    other = row(3, session_id="talk", tenant_id="proj_b", charge=9)
+    await write(db, *turns, other, row(5), failed(6, session_id="late"))
+
+    async def listed(**wanted: Any) -> tuple[list[tuple[str, str, int, int, int, int]], int | None]:
+        async with db.read() as conn:
+            found = await sessions.list_sessions(conn, RequestFilter(**wanted), 10)
+        return [
+            (one.session_id, one.tenant_id, one.num_requests, one.charge, one.prompt_tokens, one.cached_tokens)
+            for one in found.items
+        ], found.counted_from_ms
+
+    talk_a, talk_b, late = (
+        ("talk", "proj_a", 3, 7, 70, 7),
+        ("talk", "proj_b", 1, 9, 0, 0),
+        ("late", "proj_a", 1, 0, 0, 0),
+    )
+    assert await listed() == ([late, talk_a, talk_b], None)
+    assert await listed(tenant_id="proj_a") == ([late, talk_a], None)
+    assert await pages(db, tenant_id="proj_a", session_id="talk") == ([one.request_id for one in turns[::-1]], 1)
+    assert await pages(db, tenant_id="proj_a", session_id="") == ([], 1)
+    assert await pages(db, limit=2, tenant_id="proj_a", session_id="talk") == (
+        [one.request_id for one in turns[::-1]],
+        2,
+    )
+    with pytest.raises(InvalidError):
+        await pages(db, session_id="talk")
+    monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)
+    assert await listed(tenant_id="proj_a") == ([late, ("talk", "proj_a", 2, 6, 60, 6)], T0_MS + 2000)

@@ -164,3 +164,30 @@ async def test_another_tenants_request_is_unknown_in_every_form(shared_gateway: 
     for path in (f"/v1/requests/{request_id}", f"/v1/requests/{request_id}/otlp"):
         status, answer = await call(shared_gateway, path, other)
         assert (status, request_id in str(answer)) == (404, False)
+
+
+async def test_a_session_is_what_the_client_names_in_three_ways(shared_gateway: RunningGateway) -> None:
+    tenant_id, key = await shared_gateway.new_tenant("talking", ["chat", "usage:read"])
+    ids = [
+        await ask(shared_gateway, key, prompt_cache_key="by key", metadata={"session_id": "x"}, user="maria"),
+        await ask(shared_gateway, key, metadata={"session_id": "by metadata"}, user="maria"),
+        await ask(shared_gateway, key, user="by user"),
+        await ask(shared_gateway, key, user="by user", safety_identifier="maria"),
+        await ask(shared_gateway, key),
+    ]
+    named = [(await logged(shared_gateway, one))["session_id"] for one in ids]
+    assert named == ["by key", "by metadata", "by user", "by user", None]
+    _, found = await call(shared_gateway, "/v1/sessions", key)
+    assert [(one["id"], one["num_requests"]) for one in found["data"]] == [
+        ("by user", 2),
+        ("by metadata", 1),
+        ("by key", 1),
+    ]
+    _, turns = await call(shared_gateway, "/v1/requests", key, session_id="by user")
+    assert [one["id"] for one in turns["data"]] == [ids[3], ids[2]]
+    assert sum(one["charge_micro_units"] for one in turns["data"]) == found["data"][0]["charge_micro_units"]
+    _, others = await call(shared_gateway, "/v1/requests", shared_gateway.keys.api_key, session_id="by user")
+    assert others["data"] == []
+    assert (await call(shared_gateway, "/admin/v1/requests", session_id="by user"))[0] == 400
+    _, all_of_it = await call(shared_gateway, "/admin/v1/requests", session_id="by user", project_id=tenant_id)
+    assert len(all_of_it["data"]) == 2
