@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import home, request, requests
+from gateway.console.screens import home, request, requests, sessions
 
-ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *request.ROUTES]
+ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *request.ROUTES, *sessions.ROUTES]

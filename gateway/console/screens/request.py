@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from aiohttp import hdrs, web
 
@@ -79,6 +80,7 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         miss=MISSES.get(found["cache"]["miss_reason"] or "", found["cache"]["miss_reason"]),
         period=time.strftime("%Y-%m", time.gmtime(found["created_at"])),
         has=navigation.has_screen,
+        session=session_address(found["session_id"], found["project_id"] if viewer.sees_all else None),
         curl=_curl(found),
     )
 
@@ -92,6 +94,12 @@ async def show_spans(request: web.Request, viewer: Viewer) -> web.StreamResponse
 
 
 _NO_EVENTS = "Nothing is known of this request: it was refused before it began."
+
+
+def session_address(session_id: str | None, project_id: str | None) -> str | None:
+    """Returns the page of a conversation. Its name is free text, so it stands in the query and not in the path."""
+    query = {"session": session_id} | ({"project_id": project_id} if project_id else {})
+    return f"{pages.ROOT}/sessions/show?{urlencode(query)}" if session_id else None
 
 
 def _no_price(found: Mapping[str, Any]) -> str:
