@@ -19,7 +19,13 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"), ScreenLink("Sessions", "/sessions"))
+SCREENS = (
+    ScreenLink("Home", ""),
+    ScreenLink("Requests", "/requests"),
+    ScreenLink("Sessions", "/sessions"),
+    ScreenLink("Batches", "/batches", TENANTS),
+    ScreenLink("Playground", "/playground", frozenset(("admin",))),
+)
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import home, request, requests, sessions
+from gateway.console.screens import batches, home, playground, request, requests, sessions
 
-ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *request.ROUTES, *sessions.ROUTES]
+ROUTES = [
+    *signing_in.ROUTES,
+    *home.ROUTES,
+    *requests.ROUTES,
+    *request.ROUTES,
+    *sessions.ROUTES,
+    *batches.ROUTES,
+    *playground.ROUTES,
+]
