@@ -24,7 +24,7 @@ from sqlalchemy import create_engine, text
 
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.requests import request_log, request_log_pruning
+from accounting.requests import request_log, request_log_pruning, request_volume
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tables.request_models import RequestLog
 from accounting.values import timelines
@@ -181,6 +181,14 @@ async def measure(database: Database, num_rows: int, repeats: int) -> dict[str, 
             await request_log.get(conn, row(num_rows // 3).request_id)
 
     found["one with its timeline"] = await _timed(one, repeats)
+    for name, tenant in (("the volume", None), ("the volume of a tenant", f"{TENANT}1000")):
+        span = RequestFilter(tenant_id=tenant, since_ms=START_MS, until_ms=START_MS + num_rows * 100)
+
+        async def volume(span: RequestFilter = span) -> None:
+            async with database.read() as conn:
+                await request_volume.volume(conn, span, 48)
+
+        found[name] = await _timed(volume, repeats)
     return found
 
 

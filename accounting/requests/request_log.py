@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, select, true
+from sqlalchemy import ColumnElement, Row, and_, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import insert_absent
@@ -66,6 +67,8 @@ class LoggedRequest(msgspec.Struct, frozen=True, kw_only=True):
     diverged_at_token: int | None = None
     """The position in the prompt at which it left what was cached."""
     trace_id: str = ""
+    session_id: str = ""
+    """The conversation that the request belongs to, as its client names it."""
     timeline: str = ""
     """The packed timeline; `timelines.unpack` reads it. Lists leave it out."""
 
@@ -77,6 +80,8 @@ class RequestFilter(msgspec.Struct, frozen=True):
     key_id: str | None = None
     model: str | None = None
     trace_id: str | None = None
+    session_id: str | None = None
+    """A conversation of `tenant_id`, which must be set with it."""
     request_id: str | None = None
     status_class: StatusClass | None = None
     outcome: RequestOutcome | None = None
@@ -93,6 +98,9 @@ class RequestPage(msgspec.Struct, frozen=True):
     next_after: str | None
     """The id after which the next page goes on. None means that there is no more. It may be set without any item."""
 
+
+HAS_SESSION = RequestLog.session_id != literal_column("''")
+"""The condition of the index of sessions. It is written out, because databases do not look into parameters."""
 
 _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeline"]
 
@@ -119,23 +127,39 @@ async def list_requests(
 ) -> RequestPage:
     """Return one page, the newest first, without timelines. `after` is any id: the page has older requests. Raises
     InvalidError."""
-    within = _bounds(wanted, after)
-    rest = _without_index(wanted)
+    part = await part_of(conn, wanted, after, max_rows=MAX_SCANNED_ROWS if _without_index(wanted) else None)
     rows: list[Row[Any]] = []
-    looked_down_to: str | None = None
-    for run in _index_runs(wanted):
-        last = await _last_to_look_at(conn, [*run, *within]) if rest else None
-        bound = [] if last is None else [RequestLog.request_id >= last]
-        looked_down_to = max(filter(None, (looked_down_to, last)), default=None)
-        query = select(*_LISTED).where(and_(true(), *run, *within, *bound, *rest))
-        rows += await conn.execute(query.order_by(RequestLog.request_id.desc()).limit(limit + 1))
-    if looked_down_to is not None:
-        rows = [row for row in rows if row.request_id >= looked_down_to]
+    for run in part.runs:
+        query = select(*_LISTED).where(run).order_by(RequestLog.request_id.desc())
+        rows += await conn.execute(query.limit(limit + 1))
     found = sorted(rows, key=lambda row: row.request_id, reverse=True)
     items = [_request(row) for row in found[:limit]]
     if len(found) > limit:
         return RequestPage(items, items[-1].request_id)
-    return RequestPage(items, looked_down_to)
+    return RequestPage(items, part.down_to)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of the log that a query reads: conditions that no row meets twice, each of them a run of an index."""
+
+    runs: list[ColumnElement[bool]]
+    down_to: str | None
+    """The oldest id that is read. None means that nothing older is wanted."""
+
+
+async def part_of(
+    conn: AsyncConnection, wanted: RequestFilter, after: str | None = None, *, max_rows: int | None
+) -> Part:
+    """Return where the wanted requests are. With `max_rows` only so many of the newest rows of each index run are read,
+    whether they are wanted or not. Raises InvalidError."""
+    if wanted.session_id is not None and wanted.tenant_id is None:
+        raise InvalidError("A session is of a tenant: 'session_id' needs 'project_id'.", "session_id")
+    runs = [[*run, *_bounds(wanted, after)] for run in _index_runs(wanted)]
+    ends = [] if max_rows is None else [await _last_to_look_at(conn, run, max_rows) for run in runs]
+    down_to = max(filter(None, ends), default=None)
+    rest = _without_index(wanted) + ([] if down_to is None else [RequestLog.request_id >= down_to])
+    return Part([and_(true(), *run, *rest) for run in runs], down_to)
 
 
 def id_at(at_ms: int) -> str:
@@ -156,11 +180,17 @@ def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool
     return bounds
 
 
+def time_of(request_id: str) -> int:
+    """Return the time in the id, in Unix milliseconds."""
+    return int(request_id.removeprefix("req_")[:12], 16)
+
+
 def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
     """Return the columns with an index that the filter names, the narrowest first."""
     columns = (
         (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
+        (RequestLog.session_id, wanted.session_id),
         (RequestLog.key_id, wanted.key_id),
         (RequestLog.tenant_id, wanted.tenant_id),
         (RequestLog.model, wanted.model),
@@ -175,6 +205,8 @@ def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
     if not columns:
         return [[RequestLog.is_tail == failed_only]] if failed_only else [[]]
     column, value = columns[0]
+    if column is RequestLog.session_id:
+        return [[RequestLog.tenant_id == wanted.tenant_id, column == value, HAS_SESSION]]
     if column is RequestLog.request_id or column is RequestLog.trace_id:
         return [[column == value]]
     return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]
@@ -193,10 +225,12 @@ def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     return conditions
 
 
-async def _last_to_look_at(conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]]) -> str | None:
-    """Return the id of the last row that the page looks at, or None if all of them are few enough."""
+async def _last_to_look_at(
+    conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]], max_rows: int
+) -> str | None:
+    """Return the id of the last row that is looked at, or None if all of them are few enough."""
     query = select(RequestLog.request_id).where(and_(true(), *conditions))
-    query = query.order_by(RequestLog.request_id.desc()).offset(MAX_SCANNED_ROWS - 1).limit(1)
+    query = query.order_by(RequestLog.request_id.desc()).offset(max_rows - 1).limit(1)
     return await conn.scalar(query)
 
 

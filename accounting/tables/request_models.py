@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, Text
+from sqlalchemy import Index, Text, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from accounting.tables.models import Base
@@ -52,6 +52,8 @@ class RequestLog(Base):
     miss_reason: Mapped[str]
     diverged_at_token: Mapped[int | None]
     trace_id: Mapped[str]
+    session_id: Mapped[str] = mapped_column(server_default="")
+    """The conversation that the request belongs to, as its client names it."""
     timeline: Mapped[str]
     """The packed timeline (accounting/values/timelines.py)."""
 
@@ -62,4 +64,12 @@ class RequestLog(Base):
         Index("ix_request_log_key_id", "key_id", "is_tail", "request_id"),
         Index("ix_request_log_model", "model", "is_tail", "request_id"),
         Index("ix_request_log_trace_id", "trace_id", "request_id"),
+        Index(
+            "ix_request_log_session_id",
+            "tenant_id",
+            "session_id",
+            "request_id",
+            sqlite_where=text("session_id <> ''"),
+            postgresql_where=text("session_id <> ''"),
+        ),
     )

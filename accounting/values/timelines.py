@@ -113,7 +113,12 @@ def phases(timeline: Timeline) -> list[Phase]:
         for name, start, end in _GATEWAY_PHASES
         if start in at and end in at and at[start] <= at[end]
     ]
-    return sorted([*found, *_worker_phases(timeline.worker)], key=lambda phase: (phase.start_us, phase.end_us))
+    found += _worker_phases(timeline.worker)
+    ended_us = max((event.at_us for event in timeline.worker), default=at.get("finished", 0))
+    if ended_us < at.get("finished", 0):
+        # Both ways together: clocks of two hosts are never subtracted, so the way there is drawn here, too.
+        found.append(Phase("wire", ended_us, at["finished"]))
+    return sorted(found, key=lambda phase: (phase.start_us, phase.end_us))
 
 
 def first_token_us(timeline: Timeline) -> int | None:

@@ -186,6 +186,8 @@ class RequestFacts(LastingFacts, frozen=True, kw_only=True):
     """The id that the client gives its own user."""
     metadata: Mapping[str, str] | None = None
     """The pairs that the client gives the request."""
+    session_id: str = ""
+    """The conversation that the client names."""
 
     def lasting(self) -> dict[str, Any]:
         """Return the fields of `LastingFacts`."""

@@ -109,7 +109,8 @@ def show(request_id: str, home: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
-    timeline = found.pop("timeline")
+    timeline, price = found.pop("timeline"), found.pop("price")
+    found |= {"price": _price(price)} if price else {}
     rows = [(name, value) for name, value in _flat(found) if value is not None]
     answers.show(found, Grid(FIELDS, rows), False)
     for line in waterfall(timeline["phases"], found["duration_ms"]):
@@ -173,6 +174,16 @@ def _time(at_ms: int) -> str:
 
 def _duration(ms: int | None) -> str:
     return "" if ms is None else f"{ms / 1000:.3f} s"
+
+
+def _price(price: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a line for each part of the charge: tokens, their rate and the amount."""
+    lines = {"version": price["version"], "is_reversed": price["is_reversed"]}
+    for part in price["parts"]:
+        rate = part["rate_micro_units_per_million"]
+        per = "" if rate is None else f" x {decimal(rate)} per million"
+        lines[part["part"]] = f"{part['quantity']} tokens{per} = {decimal(part['amount_micro_units'])}"
+    return lines
 
 
 def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -47,17 +47,18 @@ def stacked(values: Sequence[tuple[str, Mapping[str, float]]], names: Sequence[s
     return Bars(bars, names, highest or f"{most:,.0f}")
 
 
-def volume(requests: Sequence[tuple[float, bool]]) -> Bars | None:
-    """Returns the number of requests over time, failed ones apart. `requests` are pairs of Unix seconds and whether
-    the request failed. None if there are fewer than two."""
-    if len(requests) < 2:
-        return None
-    first, last = min(at for at, _ in requests), max(at for at, _ in requests)
-    width = max((last - first) / NUM_BARS, 1e-3)
-    counts = [{"answered": 0.0, "failed": 0.0} for _ in range(NUM_BARS)]
-    for at, has_failed in requests:
-        counts[min(int((at - first) / width), NUM_BARS - 1)]["failed" if has_failed else "answered"] += 1
-    return stacked([(_at(first + i * width), parts) for i, parts in enumerate(counts)], ("answered", "failed"))
+def counted(buckets: Sequence[Mapping[str, Any]]) -> Bars:
+    """Returns the number of requests over time, failed ones apart, from the buckets of the API."""
+    return stacked(
+        [
+            (
+                f"{_at(one['start_ms'] / 1000)}: {one['num_requests']:,} requests, {one['num_failed']:,} failed",
+                {"answered": one["num_requests"] - one["num_failed"], "failed": one["num_failed"]},
+            )
+            for one in buckets
+        ],
+        ("answered", "failed"),
+    )
 
 
 def _at(seconds: float) -> str:
@@ -106,3 +107,24 @@ def _critical(phases: Sequence[Mapping[str, Any]]) -> set[int]:
         last = max(before, key=lambda i: (phases[i]["end_ms"], -phases[i]["start_ms"]))
         found.add(last)
         until = phases[last]["start_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a line that shows a whole. `x` and `width` are per cent of the line."""
+
+    name: str
+    value: int
+    x: float
+    width: float
+
+
+def split(values: Sequence[tuple[str, int]]) -> Sequence[Slice]:
+    """Returns the parts of a whole side by side, in the order of `values`, none negative."""
+    whole = sum(value for _, value in values) or 1
+    found, x = [], 0.0
+    for name, value in values:
+        width = 100 * value / whole
+        found.append(Slice(name, value, round(x, 3), round(width, 3)))
+        x += width
+    return found

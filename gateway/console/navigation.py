@@ -31,8 +31,16 @@ SCREENS = (
     ScreenLink("Limits", "/limits", TENANTS),
     ScreenLink("Anomalies", "/anomalies"),
     ScreenLink("Audit log", "/audit", OPERATORS),
+    ScreenLink("Sessions", "/sessions"),
+    ScreenLink("Batches", "/batches", TENANTS),
+    ScreenLink("Playground", "/playground", frozenset(("admin",))),
 )
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:
     return [screen for screen in SCREENS if role in screen.roles]
+
+
+def has_screen(path: str) -> bool:
+    """Returns whether a screen stands at this path, so that other pages may lead to it."""
+    return any(screen.path == path for screen in SCREENS)

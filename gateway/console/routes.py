@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.console import signing_in
 from gateway.console.screens import books, home, invoices, prices, requests, usage
 from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
+from gateway.console.screens import batches, home, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -19,4 +20,8 @@ ROUTES = [
     *limits.ROUTES,
     *audit.ROUTES,
     *anomalies.ROUTES,
+    *request.ROUTES,
+    *sessions.ROUTES,
+    *batches.ROUTES,
+    *playground.ROUTES,
 ]

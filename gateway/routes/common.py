@@ -212,9 +212,16 @@ def describe(
         line_no=line and line[1],
         user=user if isinstance(user, str) else "",
         metadata=fields.metadata,
+        session_id=_session(value, fields),
     )
     record.mark("tokenized")
     return record.facts
+
+
+def _session(value: Mapping[str, Any], fields: SamplingFields) -> str:
+    """Returns the conversation that the client names: by a key for the cache, in the metadata, or by its own user."""
+    named = fields.prompt_cache_key or (fields.metadata or {}).get("session_id") or value.get("user")
+    return named if isinstance(named, str) else ""
 
 
 def batch_line(request: web.Request) -> tuple[str, int] | None:

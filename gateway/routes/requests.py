@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.requests import request_log
+from accounting.requests import request_log, request_prices, request_volume, sessions
+from accounting.values import clock
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
 from gateway.routes.admin import part, route
-from gateway.schema import query
+from gateway.schema import otlp, query
 from gateway.schema import requests as shapes
 from gateway.schema.organization import reply
 
@@ -26,11 +27,36 @@ async def list_requests(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show one request with its timeline."""
+    """Show one request with its timeline and why it cost what it did."""
     tenant_id = _only_of(request)
     async with reading(request) as conn:
         found = await request_log.get(conn, part(request, "request_id"), tenant_id)
-    return reply(shapes.detail(found, for_operator=tenant_id is None))
+        price = await request_prices.price_of(conn, found)
+    return reply(shapes.detail(found, price, for_operator=tenant_id is None))
+
+
+async def show_spans(request: web.Request) -> web.Response:
+    """Show one request as OTLP/JSON, for any tool that reads traces."""
+    tenant_id = _only_of(request)
+    async with reading(request) as conn:
+        found = await request_log.get(conn, part(request, "request_id"), tenant_id)
+    return reply(otlp.document(found, for_operator=tenant_id is None))
+
+
+async def volume(request: web.Request) -> web.Response:
+    """Count requests over time."""
+    wanted, num_buckets = shapes.volume_filter_of(request.query, _only_of(request), clock.now_ms())
+    async with reading(request) as conn:
+        found = await request_volume.volume(conn, wanted, num_buckets)
+    return reply(shapes.volume(found))
+
+
+async def list_sessions(request: web.Request) -> web.Response:
+    """List conversations with their sums, the newest first; their requests are listed with `session_id`."""
+    wanted = shapes.sessions_filter_of(request.query, _only_of(request))
+    async with reading(request) as conn:
+        found = await sessions.list_sessions(conn, wanted, query.limit(request.query, 20, 100))
+    return reply(shapes.sessions(found))
 
 
 def _only_of(request: web.Request) -> str | None:
@@ -41,7 +67,13 @@ def _only_of(request: web.Request) -> str | None:
 
 ROUTES = [
     route("GET", "/admin/v1/requests", list_requests),
+    route("GET", "/admin/v1/requests/volume", volume),
     route("GET", "/admin/v1/requests/{request_id}", show),
+    route("GET", "/admin/v1/requests/{request_id}/otlp", show_spans),
+    route("GET", "/admin/v1/sessions", list_sessions),
+    Route("GET", "/v1/sessions", list_sessions, "usage:read"),
     Route("GET", "/v1/requests", list_requests, "usage:read"),
+    Route("GET", "/v1/requests/volume", volume, "usage:read"),
     Route("GET", "/v1/requests/{request_id}", show, "usage:read"),
+    Route("GET", "/v1/requests/{request_id}/otlp", show_spans, "usage:read"),
 ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import msgspec
+
 from accounting.requests.request_log import LoggedRequest, RequestFilter, RequestOutcome, RequestPage, StatusClass
+from accounting.requests.request_prices import RequestPrice
+from accounting.requests.request_volume import Volume
+from accounting.requests.sessions import Sessions
 from accounting.values import timelines
 from accounting.values.timelines import Event, Phase
 from gateway.base import errors
-from gateway.schema import query
+from gateway.schema import otlp, query
 from gateway.schema.query import Query
 
 FILTERS = (
@@ -17,6 +22,7 @@ FILTERS = (
     "api_key_id",
     "model",
     "trace_id",
+    "session_id",
     "request_id",
     "status_class",
     "outcome",
@@ -28,6 +34,7 @@ _STATUS_CLASSES: Mapping[str, StatusClass] = {"2xx": 2, "4xx": 4, "5xx": 5}
 _TIERS = {"interactive": "default", "batch": "batch"}
 MAX_SECONDS = 2**38
 MAX_MS = 2**48
+MAX_BUCKETS = 200
 
 
 def filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
@@ -35,6 +42,24 @@ def filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
     `ApiError` 400.
     """
     query.refuse_unknown(asked, (*FILTERS, "limit", "after"))
+    return _filter(asked, tenant_id)
+
+
+def volume_filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> tuple[RequestFilter, int]:
+    """Reads the filters of a volume, which needs a start, and the number of its buckets. Raises `ApiError` 400."""
+    query.refuse_unknown(asked, (*FILTERS, "num_buckets"))
+    wanted = _filter(asked, tenant_id)
+    if wanted.since_ms is None:
+        raise errors.invalid("Missing required parameter: 'start_time'.", "start_time", "missing_required_parameter")
+    num_buckets = query.integer(asked, "num_buckets")
+    if num_buckets is None:
+        num_buckets = 48
+    if not 1 <= num_buckets <= MAX_BUCKETS:
+        raise errors.invalid(f"'num_buckets' must be 1 to {MAX_BUCKETS}.", "num_buckets")
+    return msgspec.structs.replace(wanted, until_ms=wanted.until_ms or now_ms), num_buckets
+
+
+def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
     status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
     return RequestFilter(
@@ -42,6 +67,7 @@ def filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
         key_id=_text(asked, "api_key_id"),
         model=_text(asked, "model"),
         trace_id=_text(asked, "trace_id"),
+        session_id=_text(asked, "session_id"),
         request_id=_text(asked, "request_id"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
@@ -98,14 +124,66 @@ def summary(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
         "num_retries": one.num_retries,
         "cache": {"miss_reason": one.miss_reason or None, "diverged_at_token": one.diverged_at_token},
         "trace_id": one.trace_id or None,
+        "session_id": one.session_id or None,
     }
     return shown | {"worker": one.worker or None} if for_operator else shown
 
 
-def detail(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
-    """Returns a request with its timeline."""
+def sessions_filter_of(asked: Query, tenant_id: str | None) -> RequestFilter:
+    """Reads the filters of sessions. Raises `ApiError` 400."""
+    query.refuse_unknown(asked, ("project_id", "model", "api_key_id", "start_time", "end_time", "limit"))
+    return _filter(asked, tenant_id)
+
+
+def sessions(found: Sessions) -> dict[str, Any]:
+    """Returns sums per conversation, the newest first. Requests before `counted_from_ms` are in none of them."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "id": one.session_id,
+                "object": "session",
+                "project_id": one.tenant_id,
+                "num_requests": one.num_requests,
+                "first_at_ms": one.first_ms,
+                "last_at_ms": one.last_ms,
+                "usage": {
+                    "prompt_tokens": one.prompt_tokens,
+                    "cached_tokens": one.cached_tokens,
+                    "completion_tokens": one.output_tokens,
+                },
+                "charge_micro_units": one.charge,
+                "currency": one.currency or None,
+            }
+            for one in found.items
+        ],
+        "counted_from_ms": found.counted_from_ms,
+    }
+
+
+def volume(found: Volume) -> dict[str, Any]:
+    """Returns the number of requests per bucket, the oldest first. Buckets before `counted_from_ms` are too low."""
+    return {
+        "object": "request_volume",
+        "counted_from_ms": found.counted_from_ms,
+        "data": [
+            {
+                "start_ms": found.since_ms + number * found.bucket_ms,
+                "end_ms": found.since_ms + (number + 1) * found.bucket_ms,
+                "num_requests": num_requests,
+                "num_failed": num_failed,
+            }
+            for number, (num_requests, num_failed) in enumerate(found.counts)
+        ],
+    }
+
+
+def detail(one: LoggedRequest, price: RequestPrice | None, *, for_operator: bool) -> dict[str, Any]:
+    """Returns a request with its timeline and the parts of its price."""
     timeline = timelines.unpack(one.timeline)
     return summary(one, for_operator=for_operator) | {
+        "traceparent": otlp.traceparent(one),
+        "price": None if price is None else _price(price),
         "timeline": {
             "phases": [_phase(phase) for phase in timelines.phases(timeline)],
             "events": [
@@ -113,7 +191,25 @@ def detail(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:
                 *(_event(event, "worker") for event in timeline.worker),
             ],
             "num_events_left_out": timeline.num_left_out,
-        }
+        },
+    }
+
+
+def _price(price: RequestPrice) -> dict[str, Any]:
+    return {
+        "version": price.version,
+        "currency": price.currency,
+        "charge_micro_units": price.charge,
+        "is_reversed": price.is_reversed,
+        "parts": [
+            {
+                "part": part.name,
+                "quantity": part.quantity,
+                "rate_micro_units_per_million": part.rate,
+                "amount_micro_units": part.amount,
+            }
+            for part in price.parts
+        ],
     }
 
 

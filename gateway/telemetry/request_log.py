@@ -169,6 +169,7 @@ def row_of(record: RequestRecord) -> LoggedRequest:
         worker=record.worker,
         miss_reason=cache.miss_reason,
         diverged_at_token=None if cache.diverged_at_token < 0 else cache.diverged_at_token,
+        session_id=_named(facts.session_id) if facts else "",
         trace_id=record.outgoing_traceparent[3:35],
         timeline=timeline,
     )

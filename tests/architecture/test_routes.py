@@ -140,9 +140,15 @@ LISTED = {
     "GET /admin/v1/anomalies": "admin",
     "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/requests": "admin",
+    "GET /admin/v1/requests/volume": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",
+    "GET /admin/v1/requests/{request_id}/otlp": "admin",
     "GET /v1/requests": "usage:read",
+    "GET /admin/v1/sessions": "admin",
+    "GET /v1/sessions": "usage:read",
+    "GET /v1/requests/volume": "usage:read",
     "GET /v1/requests/{request_id}": "usage:read",
+    "GET /v1/requests/{request_id}/otlp": "usage:read",
 }
 
 

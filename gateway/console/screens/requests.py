@@ -1,55 +1,71 @@
-"""The requests: a table with a histogram of their times above it, and one request with its waterfall."""
+"""The requests: filters, a histogram of the whole filtered period, and a page of rows."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from aiohttp import web
 
+from gateway.base import errors
+from gateway.base.checks import MODEL
 from gateway.console import charts, pages
+from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
-FILTERS = ("project_id", "api_key_id", "model", "status_class", "outcome", "start_time", "end_time", "min_duration_ms")
+FILTERS = ("project_id", "api_key_id", "model", "status_class", "outcome", "min_duration_ms", "trace_id", "request_id")
+"""The filters that the API takes as they are."""
+TIMES = {"from": "start_time", "until": "end_time"}
+OUTCOMES = {
+    "ok": "answered",
+    "client_error": "client's error",
+    "refused": "refused by a limit",
+    "server_error": "server's error",
+    "client_gone": "client left",
+}
+STATUS_CLASSES = ("2xx", "4xx", "5xx")
 PAGE_ROWS = 100
+PERIOD_S = 24 * 3600
+"""The period of the histogram where no start is asked for."""
+_EMPTY = "No request was found. Send one with an API key, or widen the filters."
 
 
 async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    asked = {name: request.query[name] for name in (*FILTERS, "after") if request.query.get(name)}
-    found = await viewer.get(_path(viewer), limit=PAGE_ROWS, **asked)
-    rows = [_row(one) for one in found["data"]]
-    following = {"after": found["last_id"]} if found["has_more"] else {}
+    rows: list[dict[str, Any]] = []
+    following: dict[str, str] = {}
+    chart, message = None, ""
+    try:
+        asked = _asked(request)
+        found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
+        rows = [row_of(one) for one in found["data"]]
+        following = {"after": found["last_id"]} if found["has_more"] else {}
+        chart = await _volume(viewer, asked)
+    except (Refused, errors.ApiError) as refusal:
+        if refusal.status != 400:
+            raise
+        message = refusal.message
     return pages.show(
         request,
         viewer,
         "requests.html",
-        table=Table("requests", _columns(viewer), rows, _EMPTY, following),
-        filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
-        chart=charts.volume([(row["started_at"], row["status"] >= 400) for row in rows]),
+        table=Table("requests", columns(viewer), rows, _EMPTY, following),
+        chart=chart,
+        message=message,
+        models=await models_of(viewer),
+        outcomes=OUTCOMES,
+        status_classes=STATUS_CLASSES,
     )
 
 
-async def show_request(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    found = await viewer.get(f"{_path(viewer)}/{request.match_info['id']}")
-    return pages.show(
-        request,
-        viewer,
-        "request.html",
-        found=found,
-        waterfall=charts.waterfall(found["timeline"]["phases"], found["duration_ms"]),
-        curl=_curl(found),
-    )
-
-
-_EMPTY = "No request was found. Send one with an API key, or widen the filters."
-
-
-def _path(viewer: Viewer) -> str:
+def path_of(viewer: Viewer) -> str:
     return "/admin/v1/requests" if viewer.sees_all else "/v1/requests"
 
 
-def _columns(viewer: Viewer) -> Sequence[Column]:
+def columns(viewer: Viewer) -> Sequence[Column]:
     project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
     return [
         Column("started_at", "Time", "moment"),
@@ -69,14 +85,50 @@ def _columns(viewer: Viewer) -> Sequence[Column]:
     ]
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, Any]:
+def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
     return {**one, **one["usage"], "started_at": one["created_at_ms"] / 1000}
 
 
-def _curl(found: Mapping[str, Any]) -> str:
-    """Returns a command that sends a request like this one. Its text is not known, so a greeting stands in for it."""
-    body = f'{{"model": "{found["model"]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    return f"curl $HEADGATE_URL{found['endpoint']} -H \"authorization: Bearer $HEADGATE_API_KEY\" -H 'content-type: application/json' -d '{body}'"
+async def models_of(viewer: Viewer) -> Sequence[str]:
+    """Returns the models that the viewer can choose from."""
+    if not viewer.sees_all:
+        return [model["id"] for model in (await viewer.get("/v1/models"))["data"]]
+    # The operator's key sends no requests, so it has no list of models. The probe names every model that is served.
+    answer = await viewer.forward("GET", "/readyz")
+    checks = json.loads(answer.text or "{}").get("checks", []) if isinstance(answer, web.Response) else []
+    return [check["name"].removeprefix(MODEL) for check in checks if check["name"].startswith(MODEL)]
 
 
-ROUTES = [pages.get("/requests", list_requests), pages.get("/requests/{id}", show_request)]
+async def _volume(viewer: Viewer, asked: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Returns the histogram and its period. None where a filter names requests one by one."""
+    if "request_id" in asked or "trace_id" in asked:
+        return None
+    end = asked.get("end_time", int(time.time()) + 1)
+    period = {"start_time": end - PERIOD_S, **asked, "end_time": end}
+    found = await viewer.get(f"{path_of(viewer)}/volume", num_buckets=charts.NUM_BARS, **period)
+    return {
+        "bars": charts.counted(found["data"]),
+        "start": period["start_time"],
+        "end": end,
+        "counted_from": found["counted_from_ms"] / 1000,
+    }
+
+
+def _asked(request: web.Request) -> dict[str, Any]:
+    """Returns the filters of the page's address as the API takes them. Raises `ApiError` 400."""
+    asked: dict[str, Any] = {name: request.query[name] for name in FILTERS if request.query.get(name)}
+    for name, parameter in TIMES.items():
+        if value := request.query.get(name):
+            asked[parameter] = _seconds(name, value)
+    return asked
+
+
+def _seconds(name: str, value: str) -> int:
+    """Reads what a `datetime-local` input sends as UTC."""
+    try:
+        return max(0, int(datetime.fromisoformat(value).replace(tzinfo=UTC).timestamp()))
+    except ValueError:
+        raise errors.invalid(f"'{name}' must be a date and a time like 2026-11-23T19:00.", name) from None
+
+
+ROUTES = [pages.get("/requests", list_requests)]

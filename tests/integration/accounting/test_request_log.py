@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from accounting.database.db import Database
-from accounting.requests import request_log, request_log_pruning
+from accounting.requests import request_log, request_log_pruning, request_volume, sessions
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.values.errors import InvalidError, NotFoundError
 
@@ -218,3 +219,57 @@ async def test_gateways_that_prune_at_the_same_time_do_not_delete_twice(db: Data
     before = await pages(db)
     assert await prune(db, max_rows=1000) == 0
     assert await pages(db) == before
+
+
+async def test_the_volume_counts_per_bucket_and_no_more_rows_than_it_may(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await write(db, *(row(n) for n in range(10)), failed(3, request_id=f"req_{T0_MS + 3000:012x}8"), failed(20))
+    wanted = RequestFilter(tenant_id="proj_a", since_ms=T0_MS, until_ms=T0_MS + 10_000)
+
+    async def counted(**more: Any) -> tuple[list[tuple[int, int]], int]:
+        async with db.read() as conn:
+            found = await request_volume.volume(conn, msgspec.structs.replace(wanted, **more), 5)
+        return found.counts, found.counted_from_ms
+
+    assert await counted() == ([(2, 0), (3, 1), (2, 0), (2, 0), (2, 0)], T0_MS)
+    assert await counted(tenant_id="proj_b") == ([(0, 0)] * 5, T0_MS)
+    assert await counted(tenant_id=None, status_class=5) == ([(0, 0), (1, 1), (0, 0), (0, 0), (0, 0)], T0_MS)
+    monkeypatch.setattr(request_volume, "MAX_COUNTED_ROWS", 4)
+    assert await counted() == ([(0, 0), (0, 0), (0, 0), (2, 0), (2, 0)], T0_MS + 6000)
+    with pytest.raises(InvalidError):
+        await counted(until_ms=T0_MS)
+
+
+async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [row(n, session_id="talk", prompt_tokens=10 * n, cached_tokens=n, charge=n) for n in (1, 2, 4)]
+    other = row(3, session_id="talk", tenant_id="proj_b", charge=9)
+    await write(db, *turns, other, row(5), failed(6, session_id="late"))
+
+    async def listed(**wanted: Any) -> tuple[list[tuple[str, str, int, int, int, int]], int | None]:
+        async with db.read() as conn:
+            found = await sessions.list_sessions(conn, RequestFilter(**wanted), 10)
+        return [
+            (one.session_id, one.tenant_id, one.num_requests, one.charge, one.prompt_tokens, one.cached_tokens)
+            for one in found.items
+        ], found.counted_from_ms
+
+    talk_a, talk_b, late = (
+        ("talk", "proj_a", 3, 7, 70, 7),
+        ("talk", "proj_b", 1, 9, 0, 0),
+        ("late", "proj_a", 1, 0, 0, 0),
+    )
+    assert await listed() == ([late, talk_a, talk_b], None)
+    assert await listed(tenant_id="proj_a") == ([late, talk_a], None)
+    assert await pages(db, tenant_id="proj_a", session_id="talk") == ([one.request_id for one in turns[::-1]], 1)
+    assert await pages(db, tenant_id="proj_a", session_id="") == ([], 1)
+    assert await pages(db, limit=2, tenant_id="proj_a", session_id="talk") == (
+        [one.request_id for one in turns[::-1]],
+        2,
+    )
+    with pytest.raises(InvalidError):
+        await pages(db, session_id="talk")
+    monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)
+    assert await listed(tenant_id="proj_a") == ([late, ("talk", "proj_a", 2, 6, 60, 6)], T0_MS + 2000)

@@ -67,4 +67,4 @@ async def test_each_prompt_has_facts_of_its_own_and_the_log_those_of_all(gateway
 
 def test_the_lasting_facts_have_no_room_for_a_word_of_the_client() -> None:
     fields = {field.name for field in msgspec.structs.fields(RequestFacts)}
-    assert fields - set(LastingFacts.__struct_fields__) == {"user", "metadata"}
+    assert fields - set(LastingFacts.__struct_fields__) == {"user", "metadata", "session_id"}

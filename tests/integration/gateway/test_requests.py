@@ -311,7 +311,7 @@ async def test_the_command_shows_and_a_client_cannot_speak_to_the_terminal(hosti
     assert json.loads(as_json)[0]["model"] == one["model"]
     assert "\\u001b[2J" in shown
     bars = [line for line in shown.splitlines() if "|" in line and "ms" in line]
-    assert [line.split("|")[0].strip() for line in bars] == ["queue", "prefill", "settle"]
+    assert [line.split("|")[0].strip() for line in bars] == ["queue", "prefill", "wire", "settle"]
 
 
 async def test_the_command_filters_and_says_what_is_not_there(hostile: RunningGateway) -> None:

@@ -45,6 +45,7 @@ def test_the_waterfall_goes_from_authentication_to_settlement() -> None:
         ("preempted", 56_000, 66_000, 0),
         ("prefill", 66_000, 71_000, 300),
         ("decode", 71_000, 106_000, 0),
+        ("wire", 106_000, 110_000, 0),
         ("settle", 110_000, 112_000, 0),
     ]
 

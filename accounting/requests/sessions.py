@@ -1,0 +1,72 @@
+"""Sessions: the conversations that requests of the log belong to. Their sums are made from the newest rows when asked."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import func, select, union_all
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.requests.request_log import HAS_SESSION, MAX_SCANNED_ROWS, RequestFilter, part_of, time_of
+from accounting.tables.request_models import RequestLog
+
+
+class Session(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of a conversation's requests."""
+
+    session_id: str
+    tenant_id: str
+    currency: str
+    num_requests: int
+    first_ms: int
+    last_ms: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    charge: int
+
+
+class Sessions(msgspec.Struct, frozen=True):
+    items: list[Session]
+    """The conversation with the newest request comes first."""
+    counted_from_ms: int | None
+    """Older requests are in no sum. None means that there are none."""
+
+
+async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int) -> Sessions:
+    """Return the newest sessions among the wanted requests. Raises InvalidError."""
+    part = await part_of(conn, wanted, max_rows=MAX_SCANNED_ROWS)
+    log = RequestLog
+    columns = (
+        log.session_id,
+        log.tenant_id,
+        log.currency,
+        log.started_at_ms,
+        log.prompt_tokens,
+        log.cached_tokens,
+        log.output_tokens,
+        log.charge,
+    )
+    rows = union_all(*(select(*columns).where(run, HAS_SESSION) for run in part.runs)).subquery()
+    groups = (rows.c.session_id, rows.c.tenant_id)
+    last = func.max(rows.c.started_at_ms)
+    sums = (func.sum(rows.c[column.name]) for column in columns[4:])
+    query = select(*groups, func.max(rows.c.currency), func.count(), func.min(rows.c.started_at_ms), last, *sums)
+    query = query.group_by(*groups).order_by(last.desc(), *groups).limit(limit)
+    items = [
+        Session(
+            session_id=session_id,
+            tenant_id=tenant_id,
+            currency=currency,
+            num_requests=number,
+            first_ms=first_ms,
+            last_ms=last_ms,
+            prompt_tokens=int(prompt),
+            cached_tokens=int(cached),
+            output_tokens=int(output),
+            charge=int(charge),
+        )
+        for session_id, tenant_id, currency, number, first_ms, last_ms, prompt, cached, output, charge in (
+            await conn.execute(query)
+        )
+    ]
+    return Sessions(items, None if part.down_to is None else time_of(part.down_to))

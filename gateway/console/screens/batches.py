@@ -1,0 +1,159 @@
+"""The tenant's batches: how far each has come and what it cost so far, its results, and a form that submits one."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+from multidict import MultiMapping
+
+from gateway.console import charts, pages
+from gateway.console.calls import Refused
+from gateway.console.formats import NONE
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+PAGE_ROWS = 50
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
+FILES = ("input_file_id", "output_file_id", "error_file_id")
+_EMPTY = "There is no batch yet. Submit one below: a line of JSON for each request."
+_EXAMPLE = (
+    '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": '
+    '{"model": "MODEL", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]}}'
+)
+
+
+async def list_batches(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _show_list(request, viewer, {}, "")
+
+
+async def _show_list(
+    request: web.Request, viewer: Viewer, given: MultiMapping[str] | Mapping[str, str], message: str
+) -> web.StreamResponse:
+    found = await viewer.get("/v1/batches", limit=PAGE_ROWS, after=request.query.get("after"))
+    rows = [_row(batch) for batch in found["data"]]
+    following = {"after": found["last_id"]} if found["has_more"] else {}
+    return pages.show(
+        request,
+        viewer,
+        "batches.html",
+        table=Table("batches", _COLUMNS, rows, _EMPTY, following),
+        endpoints=ENDPOINTS,
+        given=given,
+        message=message,
+        example=_EXAMPLE,
+    )
+
+
+async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    batch = await viewer.get(f"/v1/batches/{request.match_info['id']}")
+    counts = batch["request_counts"]
+    done, failed = counts["completed"], counts["failed"]
+    faults = (batch["errors"] or {}).get("data", [])
+    return pages.show(
+        request,
+        viewer,
+        "batch.html",
+        batch=batch,
+        lines=charts.split(
+            [("answered", done), ("failed", failed), ("waiting", max(0, counts["total"] - done - failed))]
+        ),
+        is_running=batch["status"] in RUNNING,
+        eta=_eta(batch["headgate"]["eta_s"]),
+        table=Table("faults", _FAULTS, [{name: fault.get(name) for name in _FAULT_FIELDS} for fault in faults], ""),
+    )
+
+
+async def submit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Uploads the lines as a file and makes a batch of it. A refusal shows the form with its values again."""
+    form = await pages.fields_of(request)
+    try:
+        file = await _upload(viewer, form.get("lines", ""))
+        asked = {"input_file_id": file["id"], "endpoint": form.get("endpoint", ""), "completion_window": "24h"}
+        options = {"headgate": {"invalid_lines": "skip"}} if form.get("skip") else {}
+        batch = await viewer.post("/v1/batches", asked | options)
+    except Refused as refused:
+        if refused.status == 401:
+            raise
+        return await _show_list(request, viewer, form, refused.message)
+    return pages.see_other(f"/batches/{batch['id']}")
+
+
+async def cancel(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    batch_id = request.match_info["id"]
+    await viewer.post(f"/v1/batches/{batch_id}/cancel", {})
+    return pages.see_other(f"/batches/{batch_id}")
+
+
+async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Sends one of the batch's files as the API has it."""
+    batch = await viewer.get(f"/v1/batches/{request.match_info['id']}")
+    which = request.match_info["which"]
+    file_id = batch.get(which) if which in FILES else None
+    if not file_id:
+        raise Refused(404, "The batch has no such file.")
+    return await viewer.forward("GET", f"/v1/files/{file_id}/content")
+
+
+async def _upload(viewer: Viewer, lines: str) -> Any:
+    """Uploads a batch's input. Raises `Refused`."""
+    boundary = secrets.token_hex(16)
+    data = (
+        f'--{boundary}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="console.jsonl"\r\n'
+        f"content-type: application/jsonl\r\n\r\n{lines.replace(chr(13), '')}\n\r\n--{boundary}--\r\n"
+    )
+    answer = await viewer.forward("POST", "/v1/files", data.encode(), f"multipart/form-data; boundary={boundary}")
+    if not isinstance(answer, web.Response):
+        raise TypeError("an upload does not answer with JSON")
+    found = json.loads(answer.text or "{}")
+    if answer.status >= 400:
+        raise Refused(answer.status, found["error"]["message"], found["error"].get("code") or "")
+    return found
+
+
+_COLUMNS: Sequence[Column] = (
+    Column("created_at", "Created", "moment"),
+    Column("id", "Batch", "code", link=lambda row: f"{pages.ROOT}/batches/{row['id']}"),
+    Column("model", "Model"),
+    Column("endpoint", "Endpoint"),
+    Column("status", "Status"),
+    Column("total", "Lines", "count"),
+    Column("completed", "Answered", "count"),
+    Column("failed", "Failed", "count"),
+    Column("cached_share", "Cached share", "share"),
+    Column("eta", "Time left"),
+    Column("charge_micro_units", "Cost so far", "money"),
+)
+_FAULT_FIELDS = ("line", "code", "message", "param")
+_FAULTS: Sequence[Column] = (
+    Column("line", "Line", "count"),
+    Column("code", "Error"),
+    Column("message", "Message"),
+    Column("param", "Parameter"),
+)
+
+
+def _row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    progress = batch["headgate"]
+    return {**batch, **batch["request_counts"], **progress, "eta": _eta(progress["eta_s"])}
+
+
+def _eta(seconds: int | None) -> str:
+    if seconds is None:
+        return NONE
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+ROUTES = [
+    pages.get("/batches", list_batches),
+    pages.post("/batches", submit),
+    pages.get("/batches/{id}", show_batch),
+    pages.post("/batches/{id}/cancel", cancel),
+    pages.get("/batches/{id}/files/{which}", download),
+]

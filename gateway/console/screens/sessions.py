@@ -1,0 +1,146 @@
+"""The conversations: what each cost and how much of it was cached, by turn; turns that lost the cache are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from gateway.console import charts, pages
+from gateway.console.screens.request import MISSES, session_address
+from gateway.console.screens.requests import path_of, row_of
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+PAGE_ROWS = 100
+_EMPTY = (
+    "No conversation was found. Requests that have a 'prompt_cache_key', a 'session_id' in their metadata or a 'user' "
+    "are listed here by it."
+)
+
+
+async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    root = "/admin/v1/sessions" if viewer.sees_all else "/v1/sessions"
+    asked = {name: request.query[name] for name in ("project_id", "model") if request.query.get(name)}
+    found = await viewer.get(root, limit=PAGE_ROWS, **asked)
+    rows = [_session(one) for one in found["data"]]
+    return pages.show(
+        request,
+        viewer,
+        "sessions.html",
+        table=Table("sessions", _session_columns(viewer), rows, _EMPTY),
+        counted_from=found["counted_from_ms"] and found["counted_from_ms"] / 1000,
+    )
+
+
+async def show_session(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    session_id, project_id = request.query.get("session", ""), request.query.get("project_id", "")
+    asked = {"session_id": session_id, "project_id": project_id, "after": request.query.get("after")}
+    found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, **asked)
+    turns = turns_of(found["data"][::-1])
+    return pages.show(
+        request,
+        viewer,
+        "session.html",
+        session_id=session_id,
+        project_id=project_id,
+        turns=turns,
+        older=found["last_id"] if found["has_more"] else None,
+        num_broken=sum(bool(turn["broke"]) for turn in turns),
+        table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
+        cost=charts.stacked([(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns], ("cost",)),
+        tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS)),
+    )
+
+
+def turns_of(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the turns of a conversation from its requests, the oldest first. A turn broke the prefix if its prompt is
+    longer than that of the turn before, and yet fewer tokens came from the cache than that turn left there."""
+    turns: list[dict[str, Any]] = []
+    before: Mapping[str, Any] | None = None
+    for number, one in enumerate(requests, 1):
+        usage = one["usage"]
+        turn = row_of(one) | {"turn": number, "broke": "", "cached_share": None}
+        if usage["prompt_tokens"]:
+            turn["cached_share"] = usage["cached_tokens"] / usage["prompt_tokens"]
+        if one["status"] < 400:
+            if before is not None and _lost_the_cache(before, usage):
+                turn["broke"] = _reason(one["cache"])
+            before = usage
+        turns.append(turn)
+    return turns
+
+
+def _lost_the_cache(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
+    left = before["cached_tokens"] + before["cache_write_tokens"]
+    return now["prompt_tokens"] > before["prompt_tokens"] and now["cached_tokens"] < left
+
+
+def _reason(cache: Mapping[str, Any]) -> str:
+    at = cache["diverged_at_token"]
+    reason = MISSES.get(cache["miss_reason"] or "", cache["miss_reason"]) or "the cache had less of it"
+    return f"at token {at:,}: {reason}" if at is not None else str(reason)
+
+
+_TOKENS = ("from the cache", "computed", "output")
+
+
+def _tokens(turn: Mapping[str, Any]) -> Mapping[str, int]:
+    cached = turn["cached_tokens"]
+    return dict(zip(_TOKENS, (cached, turn["prompt_tokens"] - cached, turn["completion_tokens"]), strict=True))
+
+
+def _label(turn: Mapping[str, Any]) -> str:
+    share = "" if turn["cached_share"] is None else f", {turn['cached_share'] * 100:.1f} % of the prompt cached"
+    return f"turn {turn['turn']}: {turn['prompt_tokens']:,} tokens of prompt{share}"
+
+
+_TURNS = (
+    Column("turn", "Turn", "count"),
+    Column("started_at", "Time", "moment"),
+    Column("id", "Request", "code", link=lambda row: f"{pages.ROOT}/requests/{row['id']}"),
+    Column("model", "Model"),
+    Column("status", "Status", "count"),
+    Column("prompt_tokens", "Prompt", "count"),
+    Column("cached_tokens", "Cached", "count"),
+    Column("cached_share", "Cached share", "share"),
+    Column("completion_tokens", "Output", "count"),
+    Column("charge_micro_units", "Cost", "money", currency="currency"),
+    Column("ttft_ms", "TTFT", "ms"),
+    Column("broke", "Broke the prefix"),
+)
+
+
+def _session(one: Mapping[str, Any]) -> dict[str, Any]:
+    usage = one["usage"]
+    prompt = usage["prompt_tokens"]
+    return {
+        **one,
+        **usage,
+        "cached_share": usage["cached_tokens"] / prompt if prompt else None,
+        "first_at": one["first_at_ms"] / 1000,
+        "last_at": one["last_at_ms"] / 1000,
+    }
+
+
+def _session_columns(viewer: Viewer) -> Sequence[Column]:
+    project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
+    return [
+        Column("last_at", "Last turn", "moment"),
+        Column(
+            "id",
+            "Conversation",
+            link=lambda row: session_address(row["id"], row["project_id"] if viewer.sees_all else None),
+        ),
+        *project,
+        Column("first_at", "First turn", "moment"),
+        Column("num_requests", "Turns", "count"),
+        Column("prompt_tokens", "Prompt", "count"),
+        Column("cached_share", "Cached share", "share"),
+        Column("completion_tokens", "Output", "count"),
+        Column("charge_micro_units", "Cost", "money", currency="currency"),
+    ]
+
+
+ROUTES = [pages.get("/sessions", list_sessions), pages.get("/sessions/show", show_session)]

@@ -1,0 +1,87 @@
+"""The pages of batches: one is submitted, followed, cancelled and read, by its own tenant alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from console_pages import signed_in
+from gateways import MODEL, RunningGateway
+
+from gateway.base.app_keys import DATABASE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROBE = "<script>alert(1)</script>\"'"
+SCOPES = ["chat", "batch", "files:read", "files:write"]
+
+
+def line(number: int) -> str:
+    body = {"model": MODEL, "max_tokens": 2, "messages": [{"role": "user", "content": f"\N{SNOWMAN} {number}"}]}
+    return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body})
+
+
+LINES = "\r\n".join(line(number) for number in range(3))
+FORM = {"endpoint": "/v1/chat/completions", "lines": LINES}
+
+
+async def test_a_batch_is_submitted_followed_and_cancelled(shared_gateway: RunningGateway) -> None:
+    _, key = await shared_gateway.new_tenant("batching", SCOPES)
+    async with signed_in(shared_gateway, key) as tenant:
+        assert "There is no batch yet" in (await tenant.get("/batches")).words
+        page = await tenant.submit("/batches", **FORM)
+        assert (page.status, page.path.startswith("/console/batches/batch_")) == (200, True)
+        path = page.path.removeprefix("/console")
+        assert 'data-reload="3000"' in page.text
+        assert "Status validating" in page.words
+        sent = await tenant.get(f"{path}/files/input_file_id")
+        assert sent.text.strip().splitlines() == LINES.splitlines()
+        assert sent.headers["content-disposition"].startswith("attachment")
+        assert (await tenant.get(f"{path}/files/output_file_id")).status == 404
+        assert (await tenant.get(f"{path}/files/endpoint")).status == 404
+        assert path.removeprefix("/batches/") in (await tenant.get("/batches?format=csv")).text
+        await tenant.get(path)
+        page = await tenant.submit(f"{path}/cancel")
+        assert "cancell" in page.words
+        assert "Cancel this batch" not in page.words
+
+
+async def test_a_refused_form_keeps_its_values(shared_gateway: RunningGateway) -> None:
+    async with signed_in(shared_gateway) as tenant:
+        await tenant.get("/batches")
+        page = await tenant.submit("/batches", lines=PROBE, endpoint="/v1/embeddings", skip="1")
+        assert "A batch's endpoint is one of" in page.words
+        assert ("<script>alert" in page.text, PROBE in page.words, "checked" in page.text) == (False, True, True)
+
+
+async def test_another_tenants_batch_is_neither_seen_nor_cancelled(shared_gateway: RunningGateway) -> None:
+    _, mine = await shared_gateway.new_tenant("mine", SCOPES)
+    _, other = await shared_gateway.new_tenant("other", SCOPES)
+    async with signed_in(shared_gateway, mine) as tenant, signed_in(shared_gateway, other) as stranger:
+        await tenant.get("/batches")
+        path = (await tenant.submit("/batches", **FORM)).path.removeprefix("/console")
+        await stranger.get("/batches")
+        for page in (
+            await stranger.get(path),
+            await stranger.get(f"{path}/files/input_file_id"),
+            await stranger.submit(f"{path}/cancel", form_token=(await stranger.get("/batches")).form_token),
+        ):
+            assert page.status == 404
+        assert "Status validating" in (await tenant.get(path)).words
+
+
+async def test_what_is_wrong_with_the_input_is_inert_text(shared_gateway: RunningGateway) -> None:
+    _, key = await shared_gateway.new_tenant("careless", SCOPES)
+    async with signed_in(shared_gateway, key) as tenant:
+        await tenant.get("/batches")
+        path = (await tenant.submit("/batches", **FORM)).path.removeprefix("/console")
+        faults = json.dumps([{"line": 2, "code": "invalid", "message": PROBE, "param": "=cmd|' /C calc'!A0"}])
+        async with shared_gateway.app[DATABASE].write() as conn:
+            await conn.exec_driver_sql(
+                "UPDATE batch SET state = 'failed', errors = ? WHERE id = ?", (faults, path.rpartition("/")[2])
+            )
+        page = await tenant.get(path)
+        assert ("<script>alert" in page.text, PROBE in page.words) == (False, True)
+        assert "data-reload" not in page.text
+        export = (await tenant.get(f"{path}?format=csv")).text
+        assert ("'=cmd" in export, ",=cmd" in export) == (True, False)

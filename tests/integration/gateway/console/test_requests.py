@@ -1,0 +1,182 @@
+"""The pages of requests: what filters find, what the histogram counts, and one request with its price and its spans."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import json
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from console_pages import signed_in
+from gateways import MODEL, RunningGateway
+
+from accounting.requests import request_log
+from accounting.requests.request_log import LoggedRequest
+from gateway.base.app_keys import DATABASE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PROBE = "<script>alert(1)</script>\"'"
+FORMULA = "=cmd|' /C calc'!A0"
+TIMELINE = (
+    "[[[0,0],[1,1000],[2,3000],[3,5000],[4,6000],[8,110000],[10,112000]],"
+    "[[11,0],[12,4000,7,128],[13,20000,8,256],[14,30000,9,1],[8,100000]],0]"
+)
+
+
+def at_ms(number: int) -> int:
+    return (int(time.time()) - 1800) * 1000 + number
+
+
+async def add(gateway: RunningGateway, number: int, **fields: Any) -> str:
+    """A row of the log, `number` ms after half an hour ago. Returns its id."""
+    row = {
+        "request_id": f"req_{at_ms(number):012x}7{number:019x}",
+        "is_tail": fields.get("outcome", "ok") != "ok",
+        "started_at_ms": at_ms(number),
+        "tenant_id": gateway.keys.tenant_id,
+        "key_id": "key_1",
+        "endpoint": "POST /v1/chat/completions",
+        "model": MODEL,
+        "status": 200,
+        "outcome": "ok",
+        "prompt_tokens": 500,
+        "cached_tokens": 128,
+        "cache_write_tokens": 256,
+        "duration_ms": 113,
+        "trace_id": f"{number:032x}",
+        "timeline": TIMELINE,
+        **fields,
+    }
+    async with gateway.app[DATABASE].write() as conn:
+        await request_log.add(conn, [LoggedRequest(**row)])
+    return row["request_id"]
+
+
+async def test_filters_find_what_they_say_and_stay_in_the_form(shared_gateway: RunningGateway) -> None:
+    slow = await add(shared_gateway, 1, duration_ms=987_654, key_id="key_slow")
+    failed = await add(shared_gateway, 2, status=500, outcome="server_error", error_code="internal")
+    early = await add(shared_gateway, 3 - 7_200_000)
+    minute = datetime.fromtimestamp(at_ms(0) / 1000 - 3600, UTC).strftime("%Y-%m-%dT%H:%M")
+    async with signed_in(shared_gateway) as tenant:
+        for query, there in (
+            ("min_duration_ms=987654", {slow}),
+            ("outcome=server_error&status_class=5xx", {failed}),
+            ("api_key_id=key_slow", {slow}),
+            (f"from={minute}", {slow, failed}),
+            (f"until={minute}&model={MODEL}", {early}),
+            (f"trace_id={1:032x}", {slow}),
+            ("", {slow, failed, early}),
+        ):
+            page = await tenant.get(f"/requests?{query}")
+            assert page.status == 200
+            assert {one for one in (slow, failed, early) if one in page.text} == there, query
+            for name, value in (pair.split("=") for pair in query.split("&") if pair):
+                assert f'value="{value}"' in page.text or f"selected>{value}" in page.text, (name, value)
+
+
+async def test_a_wrong_filter_is_shown_with_the_sentence_and_its_value(shared_gateway: RunningGateway) -> None:
+    async with signed_in(shared_gateway) as tenant:
+        page = await tenant.get("/requests?from=yesterday")
+        assert (page.status, "'from' must be a date and a time" in page.words) == (200, True)
+        assert 'value="yesterday"' in page.text
+        page = await tenant.get("/requests?min_duration_ms=-1")
+        assert "'min_duration_ms' must be 0 to" in page.words
+
+
+async def test_the_histogram_counts_the_period_and_not_the_page(shared_gateway: RunningGateway) -> None:
+    tenant_id, key = await shared_gateway.new_tenant("busy", ["usage:read", "chat"])
+    for number in range(1000, 1103):
+        await add(shared_gateway, number, tenant_id=tenant_id)
+    await add(shared_gateway, 1103, tenant_id=tenant_id, status=503, outcome="server_error")
+    async with signed_in(shared_gateway, key) as tenant:
+        page = await tenant.get("/requests")
+    assert page.text.count("<tr>") == 1 + 100
+    assert "104 requests, 1 failed" in page.words
+
+
+async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gateway: RunningGateway) -> None:
+    batch = await add(
+        shared_gateway, 5000, miss_reason="diverged", diverged_at_token=130, batch_id="batch_1", worker="w0"
+    )
+    async with (
+        signed_in(shared_gateway) as tenant,
+        signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator,
+    ):
+        page = await tenant.get(f"/requests/{batch}")
+        for words in (
+            "queue critical path",
+            "prefill critical path",
+            "wire critical path",
+            "from the cache: 128 computed and kept: 256 computed: 116",
+            "like a cached one for 130 tokens",
+            "everything behind the change has to be computed",
+            "batch_1",
+            f"traceparent: 00-{5000:032x}-",
+            "The ledger has no charge for this request.",
+        ):
+            assert words in page.words, words
+        assert "Worker w0" not in page.words
+        assert "Worker w0" in (await operator.get(f"/requests/{batch}")).words
+        events = await tenant.get(f"/requests/{batch}?table=events&format=csv")
+        rows = list(csv.DictReader(io.StringIO(events.text)))
+        assert [row["name"] for row in rows if row["source"] == "worker"] == [
+            "queued",
+            "matched",
+            "chunk",
+            "first_token",
+            "finished",
+        ]
+        spans = await tenant.get(f"/requests/{batch}/otlp")
+        assert spans.headers["content-disposition"].startswith("attachment")
+        assert json.loads(spans.text)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == f"{5000:032x}"
+
+
+async def test_the_price_on_the_page_is_the_ledgers_charge(shared_gateway: RunningGateway) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "what does it cost?"}], "max_tokens": 8}
+    async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+        request_id, charge = answer.headers["x-request-id"], (await answer.json())["headgate"]["charge_micro_units"]
+    await shared_gateway.settled()
+    async with signed_in(shared_gateway) as tenant:
+        for _ in range(100):
+            page = await tenant.get(f"/requests/{request_id}?table=price&format=csv")
+            if page.status == 200:
+                break
+            await asyncio.sleep(0.05)
+        *parts, total = list(csv.DictReader(io.StringIO(page.text)))
+        assert sum(int(part["amount_micro_units"]) for part in parts) == int(total["amount_micro_units"]) == charge > 0
+        assert {part["part"]: part["quantity"] for part in parts}["Output"] == "8"
+
+
+async def test_free_text_is_inert_on_every_page(shared_gateway: RunningGateway) -> None:
+    named = {
+        "model": PROBE,
+        "end_user": PROBE,
+        "metadata": {PROBE: PROBE},
+        "finish_reason": FORMULA,
+        "error_code": PROBE,
+    }
+    hostile = await add(shared_gateway, 6000, status=500, outcome="server_error", key_id=PROBE, **named)
+    async with signed_in(shared_gateway) as tenant:
+        for path in ("/requests", f"/requests/{hostile}", f"/requests?model={PROBE}&from={PROBE}&trace_id={PROBE}"):
+            page = await tenant.get(path)
+            assert page.status == 200
+            assert "<script>alert" not in page.text
+            assert "alert(1)" in page.text
+        export = await tenant.get("/requests?format=csv")
+        assert "'=cmd" in export.text
+        assert ",=cmd" not in export.text
+
+
+async def test_another_tenants_request_is_not_there(shared_gateway: RunningGateway) -> None:
+    request_id = await add(shared_gateway, 7000)
+    _, key = await shared_gateway.new_tenant("curious", ["usage:read"])
+    async with signed_in(shared_gateway, key) as other:
+        for path in (f"/requests/{request_id}", f"/requests/{request_id}/otlp"):
+            assert (await other.get(path)).status == 404
+        found = await other.get(f"/requests?project_id={shared_gateway.keys.tenant_id}")
+        assert (found.status, request_id in found.text) == (200, False)
