@@ -49,6 +49,7 @@ from gateway.routes import (
     tenants,
     tokenize,
     usage,
+    usage_changes,
     webhooks,
 )
 from gateway.telemetry.keys import OBSERVERS
@@ -74,6 +75,7 @@ def routes() -> list[Route]:
         *spending.ROUTES,
         *admin_keys.ROUTES,
         *usage.ROUTES,
+        *usage_changes.ROUTES,
         *requests.ROUTES,
         *prefixes.ROUTES,
         *adapters.ROUTES,

@@ -113,6 +113,8 @@ LISTED = {
     "POST /admin/v1/leaked-keys": "admin",
     "GET /v1/organization/usage/completions": "usage:read",
     "GET /v1/organization/costs": "usage:read",
+    "GET /admin/v1/usage/changes": "admin",
+    "GET /v1/usage/changes": "usage:read",
     "GET /admin/v1/requests": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",
     "GET /v1/requests": "usage:read",
