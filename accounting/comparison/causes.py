@@ -51,7 +51,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tenant was charged for in a period, in micro-units."""
+    """The charges of a tenant in a period, in micro-units. `seconds` is above 0."""
 
     seconds: int
     lines: tuple[Line, ...] = ()
@@ -90,8 +90,8 @@ class Change(msgspec.Struct, frozen=True):
     before: int
     after: int
     parts: tuple[Part, ...]
-    """One for each cause, ranked: first what moved the charge most in the direction in which it went. They add up to
-    `after` - `before`, and to the parts of the models and the corrections."""
+    """There is one for each cause, ranked: first the one that moved the charge most in the direction in which it went.
+    They add up to `after` - `before`. So do the parts of all models together with the corrections."""
     models: tuple[ModelChange, ...]
     """The one whose charge changed most comes first."""
 
@@ -114,7 +114,7 @@ def change(before: Period, after: Period) -> Change:
 
 
 Effects = Mapping[str, Sequence[Fraction]]
-"""Model to the exact effect of each factor, in micro-units."""
+"""Each model has the exact effect of each factor, in micro-units."""
 
 
 def _model_change(model: str, before: Period, after: Period, effects: Effects) -> ModelChange:
@@ -122,9 +122,10 @@ def _model_change(model: str, before: Period, after: Period, effects: Effects) -
     kept = after.residency.get(model, 0) - before.residency.get(model, 0)
     of_usage = charges[1] - charges[0] - kept
     exact = effects.get(model, [Fraction(0)] * len(FACTORS))
-    *amounts, rounding = _rounded([*exact, of_usage - sum(exact)])
-    parts = dict(zip(FACTORS, amounts, strict=True))
-    return ModelChange(model, *charges, _ranked({**parts, "residency": kept, "rounding": rounding}))
+    *amounts, rounding = _rounded([*exact, of_usage - sum(exact, Fraction(0))])
+    parts: dict[Cause, int] = {"residency": kept, "rounding": rounding}
+    parts.update(zip(FACTORS, amounts, strict=True))
+    return ModelChange(model, *charges, _ranked(parts))
 
 
 def _ranked(amounts: Mapping[Cause, int]) -> tuple[Part, ...]:
@@ -157,12 +158,12 @@ class _Request(NamedTuple):
     """The mean request of a group in a period."""
 
     prompt: Fraction
-    """Tokens."""
+    """The tokens of the prompt, and below those of the output."""
     output: Fraction
     cached: tuple[Fraction, Fraction] | None
     """The shares of the prompt that were read from the cache and kept in it. None if there is no prompt."""
     rates: tuple[Fraction, ...]
-    """Micro-units per million tokens, by class."""
+    """The rates are micro-units per million tokens, by class."""
 
 
 class _Traffic:
@@ -173,7 +174,7 @@ class _Traffic:
         for line in period.lines:
             if line.num_requests > 0:
                 lines.setdefault(_Group(line.model, line.tier), []).append(line)
-        self.seconds = Fraction(period.seconds)
+        self.seconds = period.seconds
         self.requests = {group: _mean(mine) for group, mine in lines.items()}
         self._num_of = {group: sum(line.num_requests for line in mine) for group, mine in lines.items()}
         self._num = sum(self._num_of.values())
@@ -183,7 +184,7 @@ class _Traffic:
 
     @property
     def per_second(self) -> Fraction:
-        return self._num / self.seconds
+        return Fraction(self._num, self.seconds)
 
     def share_of_model(self, model: str) -> Fraction | None:
         return Fraction(self._num_of_model.get(model, 0), self._num) if self._num else None
@@ -218,7 +219,7 @@ def _effects(before: Period, after: Period) -> Effects:
     found: dict[str, list[Fraction]] = {}
     for group in sorted({*one.requests, *other.requests}):
         outer = [
-            (one.seconds, other.seconds),
+            (Fraction(one.seconds), Fraction(other.seconds)),
             (one.per_second, other.per_second),
             _both(one.share_of_model(group.model), other.share_of_model(group.model)),
             _both(one.share_of_tier(group), other.share_of_tier(group)),
@@ -226,7 +227,7 @@ def _effects(before: Period, after: Period) -> Effects:
         costs = _costs(*_both(one.requests.get(group), other.requests.get(group)))
         mine = found.setdefault(group.model, [Fraction(0)] * len(FACTORS))
         for i, effect in enumerate(_shapley(outer, costs)):
-            mine[i] += effect / PER_MILLION
+            mine[i] += Fraction(effect, PER_MILLION)
     return found
 
 

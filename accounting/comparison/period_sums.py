@@ -36,7 +36,7 @@ SUMS = ("num_requests", *TOKEN_CLASSES, "charge")
 
 
 class Interval(NamedTuple):
-    """Unix seconds, the end not included."""
+    """A span of time in Unix seconds. It does not include its end."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class Intervals(NamedTuple):
 
 
 class KeyCharges(msgspec.Struct, frozen=True):
-    """What requests of one key were charged in the two periods."""
+    """The charges of requests of one key in the two periods."""
 
     key_id: str
     before: int
@@ -105,7 +105,7 @@ async def read(
     where = {"tenant_id": tenant_id, "key_id": key_id, "model": model}
     source = _buckets(intervals, {name: value for name, value in where.items() if value is not None})
     lines, currencies = await _lines(conn, source)
-    periods = []
+    periods: list[Period] = []
     for interval, mine in zip(intervals, lines, strict=True):
         kept, corrected = {}, {}
         if key_id is None:
@@ -121,7 +121,8 @@ async def read(
         raise ConflictError("The tenant was charged in more than one currency.")
     known = await prices.currencies(conn, [tenant_id], intervals.after.start * 1000)
     currency = currencies.pop() if currencies else known[tenant_id]
-    return Periods(intervals, currency, *periods, await _keys(conn, source))
+    before, after = periods
+    return Periods(intervals, currency, before, after, await _keys(conn, source))
 
 
 def _buckets(intervals: Intervals, where: Mapping[str, str]) -> FromClause:

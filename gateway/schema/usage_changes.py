@@ -31,13 +31,13 @@ def asked_of(asked: Query, tenant_id: str | None, now: int) -> Asked:
     """
     query.refuse_unknown(asked, (*TIMES, "project_id", "api_key_id", "model"))
     tenant_id = query.name(asked, "project_id") if tenant_id is None else tenant_id
-    start, *more = (query.integer(asked, name) for name in TIMES)
+    start, end, before_start, before_end = (query.integer(asked, name) for name in TIMES)
     for name, value in (("project_id", tenant_id), ("start_time", start)):
         if value is None:
             raise errors.invalid(f"Missing required parameter: '{name}'.", name, "missing_required_parameter")
     assert tenant_id is not None
     assert start is not None
-    intervals = period_sums.intervals(start, *more, now)
+    intervals = period_sums.intervals(start, end, before_start, before_end, now)
     return Asked(tenant_id, intervals, query.name(asked, "api_key_id"), query.name(asked, "model"))
 
 

@@ -17,9 +17,11 @@ from accounting.billing.residency import HOUR_S, Reading
 from accounting.comparison import causes, period_sums
 from accounting.comparison.period_sums import Interval, Intervals
 from accounting.database.db import Database
+from accounting.ledger import rollups
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
 from accounting.tenants import tenants
+from accounting.values import periods
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.periods import DAY_S, bounds
 from accounting.values.types import Rates, Usage
@@ -508,6 +510,22 @@ async def test_only_sums_are_read_and_each_by_its_index(db, request):
                 assert not scanned & SUMS, plan
                 found = [step for step in plan if step.startswith("SEARCH rollup")]
                 assert all("(bucket=? AND tenant_id=?" in step for step in found), plan
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_buckets_cover_a_period_without_gap_or_overlap(seed):
+    chance = random.Random(seed)
+    start = chance.randrange(BEFORE.start, AFTER.end) // 60 * 60
+    end = start + chance.choice([1, 59, 61, 1_441, 44_000, 366 * 1_440]) * 60
+    found = rollups.covering(start, end)
+    buckets = sorted((bucket, span) for span, mine in found.items() for bucket in mine)
+    ends = [
+        periods.month_start(bucket + 31 * DAY_S) if span == "month" else bucket + rollups.SECONDS[span]
+        for bucket, span in buckets
+    ]
+    assert [start, *ends] == [*(bucket for bucket, _ in buckets), end]
+    assert all(rollups.bucket_of(span, bucket) == bucket for bucket, span in buckets)
+    assert len(buckets) < 240
 
 
 DAY = 86_400
