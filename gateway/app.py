@@ -53,6 +53,7 @@ from gateway.routes import (
     tokenize,
     usage,
     usage_summary,
+    usage_changes,
     webhooks,
 )
 from gateway.telemetry.keys import OBSERVERS
@@ -85,6 +86,7 @@ def api_routes() -> list[Route]:
         *keys.ROUTES,
         *usage.ROUTES,
         *usage_summary.ROUTES,
+        *usage_changes.ROUTES,
         *requests.ROUTES,
         *anomalies.ROUTES,
         *prefixes.ROUTES,

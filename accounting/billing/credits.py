@@ -25,7 +25,7 @@ from accounting.tables.models import LedgerEntry, Tenant
 from accounting.values.errors import ConflictError, InvalidError, KeyReusedError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.periods import bounds, period_of
-from accounting.values.types import TOKEN_CLASSES
+from accounting.values.types import CORRECTIONS, TOKEN_CLASSES
 
 CreditType = Literal["grant", "credit_note", "adjustment"]
 PREPAID = "prepaid_grants"
@@ -123,6 +123,17 @@ async def list_credits(
         query = query.where(Credit.tenant_id == tenant_id)
     page = await newest_first(conn, query, Credit.created_at, Credit.id, after, limit)
     return Page([_info(row) for row in page.items], page.has_more)
+
+
+async def corrected(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[str, int]:
+    """Return the micro-units of the corrections that were given in [start, end), Unix seconds, by currency."""
+    query = (
+        select(Credit.currency, func.sum(Credit.amount))
+        .where(Credit.tenant_id == tenant_id, Credit.type.in_(CORRECTIONS))
+        .where(Credit.created_at >= start, Credit.created_at < end)
+        .group_by(Credit.currency)
+    )
+    return {row[0]: int(row[1]) for row in await conn.execute(query)}
 
 
 async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> list[Grant]:

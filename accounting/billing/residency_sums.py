@@ -101,6 +101,17 @@ async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -
     return {row[0]: int(row[1]) for row in await conn.execute(query)}
 
 
+async def by_model(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[tuple[str, str], int]:
+    """Return the micro-units of hours that begin in [start, end), by model and currency."""
+    table = ResidencyCharge
+    query = (
+        select(table.model, table.currency, func.sum(table.charge_cache + table.charge_pinned))
+        .where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
+        .group_by(table.model, table.currency)
+    )
+    return {(row[0], row[1]): int(row[2]) for row in await conn.execute(query)}
+
+
 async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
     """Return the number of charges, and the ids of those that differ from the kept bytes times their rate."""
     rates: dict[tuple[str, str], tuple[int, int] | None] = {}

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database.db import add_up
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
-from accounting.values.periods import month_start
+from accounting.values.periods import DAY_S, month_start
 from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
 
 Width = Literal["1m", "1h", "1d"]
@@ -70,6 +70,21 @@ def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
 def bucket_of(span: Span, second: int) -> int:
     """Return the first second of the bucket that `second` lies in."""
     return month_start(second) if span == "month" else second - second % SECONDS[span]
+
+
+def covering(start: int, end: int) -> dict[Span, list[int]]:
+    """Return the buckets that together are [start, end), which is whole minutes. They are as large as can be, so that a
+    year needs at most some two hundred."""
+    found: dict[Span, list[int]] = {}
+    while start < end:
+        span = next(span for span in reversed(SPANS) if bucket_of(span, start) == start and _end(span, start) <= end)
+        found.setdefault(span, []).append(start)
+        start = _end(span, start)
+    return found
+
+
+def _end(span: Span, bucket: int) -> int:
+    return month_start(bucket + 31 * DAY_S) if span == "month" else bucket + SECONDS[span]
 
 
 def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:

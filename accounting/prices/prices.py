@@ -17,6 +17,7 @@ from accounting.database.db import insert_new
 from accounting.prices.pricing import MAX_RATE
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
+from accounting.tenants import adapters
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
 
@@ -220,15 +221,20 @@ async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> li
 
 async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: Tier) -> Rates | None:
     """Return the rates of the version that an OPEN recorded, for re-pricing."""
+    return rates_in(await version_rates(conn, price_version), model, tier)
+
+
+async def version_rates(conn: AsyncConnection, price_version: str) -> RateTable:
+    """Return all rates of a version; they are empty if there is no such version."""
     sheet_id, _, number = price_version.rpartition("@")
-    query = select(PriceRate.__table__).where(
-        PriceRate.sheet_id == sheet_id,
-        PriceRate.version == int(number),
-        PriceRate.model == model,
-        PriceRate.tier == tier,
-    )
-    row = (await conn.execute(query)).first()
-    return None if row is None else _rates(row)
+    return await _rates_of_version(conn, sheet_id, int(number))
+
+
+def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:
+    """Return the rates that `model` has in a version. An adapter that the version does not name has those of its base
+    model, as at admission."""
+    own = rates.get((model, tier))
+    return rates.get((adapters.base_of(model), tier)) if own is None else own
 
 
 async def bootstrap(

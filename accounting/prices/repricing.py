@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import pricing
-from accounting.prices.prices import rates_of
+from accounting.prices.prices import RateTable, rates_in, version_rates
 from accounting.tables.models import LedgerEntry
 from accounting.values.periods import month_start
 from accounting.values.types import BILLED, TOKEN_CLASSES, Charge, Rates, Tier, Usage
@@ -102,16 +102,15 @@ class Repriced:
 
 
 class RatesByVersion:
-    """Rates by version. They are immutable, so each is read once."""
+    """Rates by version. They are immutable, so each version is read once."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, Tier], Rates | None] = {}
+        self._known: dict[str, RateTable] = {}
 
     async def of(self, conn: AsyncConnection, version: str, model: str, tier: Tier) -> Rates | None:
-        key = (version, model, tier)
-        if key not in self._known:
-            self._known[key] = await rates_of(conn, version, model, tier)
-        return self._known[key]
+        if version not in self._known:
+            self._known[version] = await version_rates(conn, version)
+        return rates_in(self._known[version], model, tier)
 
 
 async def settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> AsyncIterator[Any]:

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import price_lists
 from accounting.prices.price_lists import SheetVersion
+from accounting.prices.prices import rates_in
 from accounting.prices.repricing import charge_of, settled
 from accounting.tables.models import LedgerEntry
 from accounting.values.errors import InvalidError
@@ -67,7 +68,7 @@ class _Versions:
         for version, rates in self._tables:
             ends = version.until_ms
             if self._always or (version.from_ms <= at_ms and (ends is None or at_ms < ends)):
-                found = rates.get((model, tier))
+                found = rates_in(rates, model, tier)
                 if found is not None:
                     return found
         raise InvalidError(f"{self._name} has no price for {model}, {tier}, for all of that period.")

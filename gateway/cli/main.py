@@ -24,6 +24,7 @@ MODULES = {
     "money_commands": "prices invoice credits",
     "serving_commands": "prefixes adapters webhooks",
     "reports": "usage costs",
+    "usage_changes": "usage-changes",
     "maintenance": "verify-books journals",
     "model_tools": "plan calibrate",
     "requests": "requests",

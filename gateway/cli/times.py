@@ -7,6 +7,9 @@ from typing import Any
 
 import click
 
+from accounting.values.errors import InvalidError
+from accounting.values.periods import bounds
+
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
     """A parameter type that reads a date, a date with a time, or Unix seconds as Unix seconds."""
@@ -24,5 +27,25 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
             self.fail(f"{value!r} is not a date such as 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
+    @staticmethod
+    def shown(second: int) -> str:
+        """Formats a moment as it can be typed."""
+        return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%MZ}"
+
+
+class Month(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
+    """A parameter type that reads a month such as `2026-10` as its first second and that of the next month."""
+
+    name = "YYYY-MM"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return bounds(value)
+        except InvalidError as error:
+            self.fail(f"{value!r} is no month: {error}", param, ctx)
+
 
 MOMENT = Moment()
+MONTH = Month()

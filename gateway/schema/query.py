@@ -23,6 +23,14 @@ def text(query: Query, name: str) -> str | None:
     return values[0] if values else None
 
 
+def name(query: Query, name: str) -> str | None:
+    """Returns the value of a parameter that SQL compares with ids or names. PostgreSQL takes no null character."""
+    value = text(query, name)
+    if value is not None and "\0" in value:
+        raise errors.invalid(f"'{name}' must not contain a null character.", name)
+    return value
+
+
 def integer(query: Query, name: str) -> int | None:
     value = text(query, name)
     if value is None:

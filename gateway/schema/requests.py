@@ -63,12 +63,12 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
     status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
     return RequestFilter(
-        tenant_id=_text(asked, "project_id") if tenant_id is None else tenant_id,
-        key_id=_text(asked, "api_key_id"),
-        model=_text(asked, "model"),
-        trace_id=_text(asked, "trace_id"),
-        session_id=_text(asked, "session_id"),
-        request_id=_text(asked, "request_id"),
+        tenant_id=query.name(asked, "project_id") if tenant_id is None else tenant_id,
+        key_id=query.name(asked, "api_key_id"),
+        model=query.name(asked, "model"),
+        trace_id=query.name(asked, "trace_id"),
+        session_id=query.name(asked, "session_id"),
+        request_id=query.name(asked, "request_id"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
         since_ms=_seconds(asked, "start_time"),
@@ -224,13 +224,6 @@ def _event(event: Event, source: str) -> dict[str, Any]:
 
 def _step(one: Phase | Event) -> dict[str, Any]:
     return {"step": one.step, "num_tokens": one.num_tokens} if one.step >= 0 else {}
-
-
-def _text(asked: Query, name: str) -> str | None:
-    value = query.text(asked, name)
-    if value is not None and "\0" in value:
-        raise errors.invalid(f"'{name}' must not contain a null character.", name)
-    return value
 
 
 def _seconds(asked: Query, name: str) -> int | None:

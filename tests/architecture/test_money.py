@@ -38,6 +38,8 @@ MODULES = (
     "books_billing",
     "exports",
     "focus",
+    "causes",
+    "period_sums",
 )
 # A scheduling weight is no money.
 NOT_MONEY = {"weight: float = 1.0"}

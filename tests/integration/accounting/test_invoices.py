@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
+import msgspec
 import pytest
-from billing_world import CLOSED_MS, END, PERIOD, START, month_of_traffic, tenants_with_keys
+from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic, tenants_with_keys
 from money import posting
 from sqlalchemy import func, select, text
 
 from accounting.billing import credits, invoices
 from accounting.billing.credits import NewCredit
 from accounting.books import books
-from accounting.prices import prices, pricing
+from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, RollupDay
 from accounting.tenants import tenants
 from accounting.values import time_zones
 from accounting.values.errors import ConflictError, KeyReusedError, NotFoundError
-from accounting.values.types import TOKEN_CLASSES, Usage
+from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
 
@@ -91,6 +92,23 @@ async def test_a_repeated_close_is_the_same_invoice_and_two_at_once_are_one(db, 
     async with db.read() as conn:
         assert (await invoices.list_invoices(conn, limit=9)).items[0].number == "INV-000001"
         assert await conn.scalar(text("SELECT count(*) FROM invoice")) == 1
+
+
+async def test_a_month_of_an_adapter_that_pays_its_bases_price_closes(db):
+    ((tenant, key),) = await tenants_with_keys(db, 1)
+    rates = Rates(1_000, 2_000, 3_000, 4_000)
+    async with db.write() as conn:
+        version = await prices.add_version(conn, prices.DEFAULT_SHEET, {("base", "interactive"): rates}, 2000)
+        charge = pricing.charge(USAGE, rates)
+        owner = {"tenant_id": tenant, "key_id": key, "opened_at_ms": START * 1000, "price_version": version}
+        paid = posting("req_x", USAGE, model="base:support", charge=charge, **owner)
+        await request_postings.post(conn, 0, 1, [paid])
+    made = await close(db, tenant)
+    assert (made.total, {line.model for line in made.lines}) == (charge.total, {"base:support"})
+    assert {line.token_class: line.rate for line in made.lines} == msgspec.structs.asdict(rates)
+    async with db.read() as conn:
+        lines = await rerating.rerate(conn, PERIOD, version)
+    assert sum(line.rerated for line in lines) == charge.total
 
 
 async def test_a_period_closes_48_hours_after_its_end(db, tenant):
