@@ -30,9 +30,11 @@ from gateway.routes import (
     batches,
     books,
     budgets,
+    cache,
     chat,
     completions,
     description,
+    fairness,
     files,
     health,
     invoices,
@@ -55,6 +57,7 @@ from gateway.routes import (
     usage_summary,
     usage_changes,
     webhooks,
+    workers,
 )
 from gateway.telemetry.keys import OBSERVERS
 
@@ -92,6 +95,9 @@ def api_routes() -> list[Route]:
         *prefixes.ROUTES,
         *adapters.ROUTES,
         *webhooks.ROUTES,
+        *workers.ROUTES,
+        *cache.ROUTES,
+        *fairness.ROUTES,
         *price_sheets.ROUTES,
         *invoices.ROUTES,
         *books.ROUTES,

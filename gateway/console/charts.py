@@ -111,20 +111,20 @@ def _critical(phases: Sequence[Mapping[str, Any]]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A part of a line that shows a whole. `x` and `width` are per cent of the line."""
+    """A part of one horizontal line. `x` and `width` are per cent of the line."""
 
     name: str
-    value: int
     x: float
     width: float
+    value: float
 
 
-def split(values: Sequence[tuple[str, int]]) -> Sequence[Slice]:
-    """Returns the parts of a whole side by side, in the order of `values`, none negative."""
-    whole = sum(value for _, value in values) or 1
-    found, x = [], 0.0
+def line_of(values: Sequence[tuple[str, float]], whole: float | None = None) -> Sequence[Slice]:
+    """Returns the parts of a line that is `whole` long, or as long as all parts together. No value is negative."""
+    length = (sum(value for _, value in values) if whole is None else whole) or 1
+    slices, x = [], 0.0
     for name, value in values:
-        width = 100 * value / whole
-        found.append(Slice(name, value, round(x, 3), round(width, 3)))
+        width = 100 * value / length
+        slices.append(Slice(name, round(x, 3), round(width, 3), value))
         x += width
-    return found
+    return slices

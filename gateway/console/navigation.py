@@ -34,6 +34,10 @@ SCREENS = (
     ScreenLink("Sessions", "/sessions"),
     ScreenLink("Batches", "/batches", TENANTS),
     ScreenLink("Playground", "/playground", frozenset(("admin",))),
+    ScreenLink("Workers", "/workers", OPERATORS),
+    ScreenLink("Cache", "/cache", OPERATORS),
+    ScreenLink("Fairness", "/fairness", OPERATORS),
+    ScreenLink("Webhooks", "/webhooks", OPERATORS),
 )
 
 

@@ -6,6 +6,7 @@ from gateway.console import signing_in
 from gateway.console.screens import books, home, invoices, prices, requests, usage
 from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
 from gateway.console.screens import batches, home, playground, request, requests, sessions
+from gateway.console.screens import cache, fairness, home, requests, webhooks, workers
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -24,4 +25,8 @@ ROUTES = [
     *sessions.ROUTES,
     *batches.ROUTES,
     *playground.ROUTES,
+    *workers.ROUTES,
+    *cache.ROUTES,
+    *fairness.ROUTES,
+    *webhooks.ROUTES,
 ]

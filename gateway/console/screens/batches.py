@@ -59,7 +59,7 @@ async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse
         viewer,
         "batch.html",
         batch=batch,
-        lines=charts.split(
+        lines=charts.line_of(
             [("answered", done), ("failed", failed), ("waiting", max(0, counts["total"] - done - failed))]
         ),
         is_running=batch["status"] in RUNNING,

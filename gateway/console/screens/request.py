@@ -132,7 +132,7 @@ def _price_rows(price: Mapping[str, Any] | None) -> Sequence[Mapping[str, Any]]:
 def _prompt(usage: Mapping[str, int]) -> Sequence[charts.Slice]:
     cached, written = usage["cached_tokens"], usage["cache_write_tokens"]
     computed = max(0, usage["prompt_tokens"] - cached - written)
-    return charts.split([("from the cache", cached), ("computed and kept", written), ("computed", computed)])
+    return charts.line_of([("from the cache", cached), ("computed and kept", written), ("computed", computed)])
 
 
 def _curl(found: Mapping[str, Any]) -> str:

@@ -52,5 +52,5 @@ class QueueMetrics:
             earlier = before.tiers.get(name, TierFigures())
             for cause, number in tier.num_preempted.items():
                 self._preemptions.labels(cause, name).inc(number - earlier.num_preempted[cause])
-        self._tenants.set(now.num_tenants)
+        self._tenants.set(len(now.tenants))
         self._spread.set(now.counter_spread)
