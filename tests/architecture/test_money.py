@@ -38,6 +38,10 @@ MODULES = (
     "books_billing",
     "exports",
     "focus",
+    "forecasts",
+    "summaries",
+    "caps",
+    "previews",
 )
 # A scheduling weight is no money.
 NOT_MONEY = {"weight: float = 1.0"}
