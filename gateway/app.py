@@ -54,8 +54,8 @@ from gateway.routes import (
     tenants,
     tokenize,
     usage,
-    usage_summary,
     usage_changes,
+    usage_summary,
     webhooks,
     workers,
 )

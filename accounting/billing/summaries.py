@@ -61,24 +61,22 @@ async def charges_by_day(
 async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> dict[str, Prompts]:
     """Return the prompts of the month that begins at `month`, by currency."""
     keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
-    sums = (RollupMonth.num_requests, *(getattr(RollupMonth, name) for name in INPUT))
-    paid = sum((getattr(RollupMonth, f"charge_{name}") for name in INPUT[1:]), RollupMonth.charge_cache_read)
-    totals = [cast(func.sum(one), BigInteger) for one in (*sums, paid)]
-    query = select(*keys, *totals)
-    query = query.where(RollupMonth.bucket == month)
+    sums = ("num_requests", *INPUT, *(f"charge_{name}" for name in INPUT))
+    totals = [cast(func.sum(getattr(RollupMonth, name)), BigInteger).label(name) for name in sums]
+    query = select(*keys, *totals).where(RollupMonth.bucket == month)
     if tenant_id is not None:
         query = query.where(RollupMonth.tenant_id == tenant_id)
     found: dict[str, Prompts] = {}
-    rows = (await conn.execute(query.group_by(*keys))).all()
-    for version, model, tier, currency, num_requests, cached, written, uncached, cost in rows:
-        rates = await prices.rates_of(conn, version, model, tier)
-        num_tokens = cached + written + uncached
+    for row in (await conn.execute(query.group_by(*keys))).mappings().all():
+        rates = await prices.rates_of(conn, row["price_version"], row["model"], row["tier"])
+        num_tokens = sum(row[name] for name in INPUT)
+        cost = sum(row[f"charge_{name}"] for name in INPUT)
         saved = 0 if rates is None else num_tokens * rates.uncached // PER_MILLION - cost
-        before = found.get(currency, Prompts(0, 0, 0, 0))
-        found[currency] = Prompts(
-            before.num_requests + num_requests,
+        before = found.get(row["currency"], Prompts(0, 0, 0, 0))
+        found[row["currency"]] = Prompts(
+            before.num_requests + row["num_requests"],
             before.num_tokens + num_tokens,
-            before.num_cached + cached,
+            before.num_cached + row["cache_read"],
             before.saved + saved,
         )
     return found

@@ -7,7 +7,8 @@ and tier once, where a ledger row is rounded by itself: the two differ by less t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import BigInteger, cast, func, select
@@ -38,15 +39,16 @@ async def effects(conn: AsyncConnection, sheet: str, rates: RateTable, now: int)
     """Return the effects on the usage of the last `NUM_DAYS` UTC days, today among them, that any version of the sheet
     was charged for."""
     keys = (RollupDay.model, RollupDay.tier)
-    sums = (RollupDay.num_requests, *(getattr(RollupDay, name) for name in TOKEN_CLASSES), RollupDay.charge)
+    sums = ("num_requests", *TOKEN_CLASSES, "charge")
+    totals = [cast(func.sum(getattr(RollupDay, name)), BigInteger).label(name) for name in sums]
     first = now - now % DAY_S - (NUM_DAYS - 1) * DAY_S
     is_of_sheet = func.substr(RollupDay.price_version, 1, len(sheet) + 1) == f"{sheet}@"
-    query = select(*keys, *(cast(func.sum(one), BigInteger) for one in sums))
+    query = select(*keys, *totals)
     query = query.where(RollupDay.bucket >= first, is_of_sheet).group_by(*keys).order_by(*keys)
-    return [_effect(rates, *row) for row in await conn.execute(query)]
+    return [_effect(rates, row._mapping) for row in await conn.execute(query)]
 
 
-def _effect(rates: RateTable, model: str, tier: Tier, num_requests: int, *sums: int) -> Effect:
-    usage, new = Usage(*sums[:-1]), rates.get((model, tier))
+def _effect(rates: RateTable, row: Mapping[Any, Any]) -> Effect:
+    usage, new = Usage(*(row[name] for name in TOKEN_CLASSES)), rates.get((row["model"], row["tier"]))
     priced = None if new is None else pricing.charge(usage, new).total
-    return Effect(model, tier, num_requests, usage, sums[-1], priced)
+    return Effect(row["model"], row["tier"], row["num_requests"], usage, row["charge"], priced)

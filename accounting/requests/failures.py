@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.requests.request_log import id_at
 from accounting.tables.request_models import RequestLog
 
-MAX_REQUESTS = 10_000
+MAX_REQUESTS = 5_000
 WORK = "POST /v1/%"
 """The endpoints that do work for a tenant."""
 FAILED_FROM = 400

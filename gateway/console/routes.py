@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import books, home, invoices, prices, requests, usage
-from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
-from gateway.console.screens import batches, home, playground, request, requests, sessions
-from gateway.console.screens import cache, fairness, home, requests, webhooks, workers
+from gateway.console.screens import (
+    anomalies,
+    audit,
+    batches,
+    books,
+    cache,
+    fairness,
+    home,
+    invoices,
+    keys,
+    limits,
+    playground,
+    prices,
+    request,
+    requests,
+    sessions,
+    tenants,
+    usage,
+    webhooks,
+    workers,
+)
 
 ROUTES = [
     *signing_in.ROUTES,

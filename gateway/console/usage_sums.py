@@ -86,6 +86,8 @@ class Table:
     def __init__(self, group: Group) -> None:
         self._group = group
         self.cells: dict[tuple[int, str], Sums] = {}
+        self._by: dict[str, dict[Any, Sums]] = {}
+        """The answers of `by`, until something is added."""
 
     def add_usage(self, buckets: Iterable[Mapping[str, Any]]) -> None:
         dimension = GROUPS[self._group]
@@ -113,6 +115,7 @@ class Table:
         return "" if dimension is None else result.get(dimension) or ""
 
     def _cell(self, start: int, name: str) -> Sums:
+        self._by.clear()
         return self.cells.setdefault((start, name), Sums())
 
     @property
@@ -120,7 +123,9 @@ class Table:
         return sorted({currency for sums in self.cells.values() for currency in sums.amounts})
 
     def by(self, place: Literal["time", "group"]) -> dict[Any, Sums]:
-        found: dict[Any, Sums] = {}
+        if place in self._by:
+            return self._by[place]
+        found = self._by[place] = {}
         for (start, name), sums in self.cells.items():
             total = found.setdefault(start if place == "time" else name, Sums())
             for each, number in sums.counts.items():

@@ -40,6 +40,10 @@ MODULES = (
     "focus",
     "causes",
     "period_sums",
+    "forecasts",
+    "summaries",
+    "caps",
+    "previews",
 )
 # A scheduling weight is no money.
 NOT_MONEY = {"weight: float = 1.0"}

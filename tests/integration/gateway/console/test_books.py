@@ -12,6 +12,7 @@ from accounting.access import api_keys
 from accounting.books.equations import EQUATIONS
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import DATABASE, REDIS
+from gateway.console.navigation import screens_of
 from gateway.limiter.redis_keys import VERDICT_KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,6 +44,13 @@ async def test_the_operator_verifies_and_finance_reads_the_verdict(shared_gatewa
         assert "may not do this" in (await finance.submit("/books/verify", form_token=page.form_token)).words
         csv = await finance.get("/books?table=equations&format=csv")
         assert len(csv.text.splitlines()) == 1 + len(EQUATIONS)
+
+
+async def test_finance_sees_every_screen_and_has_no_form_but_to_sign_out(shared_gateway):
+    async with signed_in(shared_gateway, await finance_key(shared_gateway)) as finance:
+        for screen in screens_of("finance"):
+            page = await finance.get(screen.path)
+            assert (page.status, page.text.count('method="post"')) == (200, 1), screen.path
 
 
 async def test_what_is_wrong_is_named(shared_gateway):
