@@ -154,7 +154,7 @@ async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
 
 
 async def list_keys(
-    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
+    conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[ApiKeyInfo]:
     page = await newest_first(
         conn,
@@ -164,6 +164,7 @@ async def list_keys(
         after,
         limit,
         ever=select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id),
+        oldest_first=oldest_first,
     )
     return Page([key_info(row) for row in page.items], page.has_more)
 

@@ -5,6 +5,7 @@ for an operator who has no admin key to call with.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -23,9 +24,11 @@ ACCOUNT = "command line"
 
 
 def owner_is_named(given: Fields) -> Fields:
-    """Raises UsageError unless the owner is either a tenant or the operator."""
+    """Raises UsageError unless the owner is either a tenant or the operator, and for what the operator's keys lack."""
     if given["admin"] == (given["tenant"] is not None):
         raise click.UsageError("Give either a tenant or --admin.")
+    if given["admin"] and (given["models"] or given["addresses"]):
+        raise click.UsageError("A key of the operator has no models and no addresses: leave out --model and --address.")
     return given
 
 
@@ -33,7 +36,7 @@ def create_key(api: AdminApi, fields: Fields) -> dict[str, Any]:
     """Makes the key and returns it with its value. Raises ApiFailed."""
     name, expires_in_s = fields["name"], fields.get("expires_in_seconds")
     if fields["admin"]:
-        return _create_admin_key(Home(api.home.resolve()), name, expires_in_s)
+        return _create_admin_key(Home(api.home.resolve()), name, fields.get("scopes", ()), expires_in_s)
     accounts = f"{PROJECTS}/{fields['tenant']}/service_accounts"
     wanted = {"name": name, "scopes": list(fields.get("scopes", ())), "expires_in_seconds": expires_in_s}
     made = api.call("POST", f"{accounts}/{_account(api, accounts)}/api_keys", wanted)
@@ -63,7 +66,7 @@ def _bind(api: AdminApi, key_id: str, bounds: dict[str, list[str]]) -> None:
         raise
 
 
-def _create_admin_key(home: Home, name: str, expires_in_s: int | None) -> dict[str, Any]:
+def _create_admin_key(home: Home, name: str, scopes: Sequence[str], expires_in_s: int | None) -> dict[str, Any]:
     now = int(time.time())
 
     async def make(database: Database) -> NewApiKey:
@@ -75,6 +78,7 @@ def _create_admin_key(home: Home, name: str, expires_in_s: int | None) -> dict[s
                 kind="admin",
                 now=now,
                 name=name,
+                scopes=scopes,
                 actor=CLI,
                 expires_at=None if expires_in_s is None else now + expires_in_s,
             )

@@ -163,7 +163,13 @@ KEYS = group(
         "Make a key for TENANT, an id or a name. Its value is shown this once.",
         create_key,
         option("--name", default="Secret Key", help="Name of the key in lists."),
-        several("--scope", "scopes", help="A scope of the key, such as `chat`", default="all scopes of a tenant"),
+        several(
+            "--scope",
+            "scopes",
+            help="A scope of the key, such as `chat`; with --admin `admin:read`, which reads everything and changes"
+            " nothing",
+            default="everything but `keys`",
+        ),
         option(
             "--expires-in-s",
             "expires_in_seconds",

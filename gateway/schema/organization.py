@@ -38,6 +38,13 @@ class NewKey(msgspec.Struct, frozen=True):
     scopes: list[str] = []
 
 
+class NewAdminKey(msgspec.Struct, frozen=True):
+    name: Name
+    expires_in_seconds: Seconds | None = None
+    scopes: list[str] = []
+    """`admin` or `admin:read`. An empty list stands for `admin`."""
+
+
 class KeyFields(msgspec.Struct, frozen=True):
     scopes: list[str] | None = None
     expires_in_seconds: Seconds | None = None
@@ -106,6 +113,29 @@ def api_key(key: ApiKeyInfo, owner: ServiceAccountInfo | None) -> dict[str, Any]
         "expires_at": key.expires_at,
         "owner": {"type": "service_account", "service_account": account},
         "owner_project_access": "active",
+        "scopes": sorted(key.scopes),
+    }
+
+
+def admin_key(key: ApiKeyInfo) -> dict[str, Any]:
+    """Returns a key of the operator. OpenAI's owner is a person; here it is always the operator."""
+    owner = {
+        "type": "user",
+        "object": "organization.user",
+        "id": key.tenant_id,
+        "name": key.tenant_id,
+        "created_at": key.created_at,
+        "role": "owner",
+    }
+    return {
+        "id": key.id,
+        "object": "organization.admin_api_key",
+        "name": key.name or "",
+        "redacted_value": key.redacted_value,
+        "created_at": key.created_at,
+        "last_used_at": key.last_used_at,
+        "expires_at": key.expires_at,
+        "owner": owner,
         "scopes": sorted(key.scopes),
     }
 

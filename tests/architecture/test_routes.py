@@ -90,6 +90,10 @@ LISTED = {
     "POST /v1/organization/projects/{project_id}/model_permissions": "admin",
     "DELETE /v1/organization/projects/{project_id}/model_permissions": "admin",
     "GET /v1/organization/audit_logs": "admin",
+    "POST /v1/organization/admin_api_keys": "admin",
+    "GET /v1/organization/admin_api_keys": "admin",
+    "GET /v1/organization/admin_api_keys/{key_id}": "admin",
+    "DELETE /v1/organization/admin_api_keys/{key_id}": "admin",
     "GET /v1/organization/projects/{project_id}/spend_limit": "admin",
     "POST /v1/organization/projects/{project_id}/spend_limit": "admin",
     "DELETE /v1/organization/projects/{project_id}/spend_limit": "admin",
@@ -138,13 +142,17 @@ def test_every_route_is_listed_with_its_scope() -> None:
 def test_each_identity_reaches_what_its_scopes_say_and_no_more(route: Route) -> None:
     operator = principal("operator", "admin")
     assert allows(route, operator) == (route.scope in {"admin", "usage:read"})
+    finance = principal("operator", "admin:read")
+    assert allows(route, finance) == (allows(route, operator) and route.method == "GET")
+    assert not allows(route, principal("operator")) or route.scope == "none"
     for kind in ("tenant", "batch"):
         for scope in TENANT_SCOPES:
             expected = route.scope in {"any", scope}
             assert allows(route, principal(kind, scope)) == expected, (kind, scope)
         assert allows(route, principal(kind)) == (route.scope == "any")
-        # A tenant key that claims the operator's scope is still a tenant's.
-        assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, "admin"))
+        # A tenant key that claims the operator's scopes is still a tenant's.
+        for scope in ("admin", "admin:read"):
+            assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, scope))
 
 
 def test_s6_what_needs_no_key_is_probes_and_the_description_only() -> None:

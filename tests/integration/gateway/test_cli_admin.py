@@ -178,6 +178,14 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
     assert status == 0
 
 
+async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
+    _, value = await headgate(gateway, "keys", "create", "--admin", "--scope", "admin:read")
+    finance = {"HEADGATE_API_KEY": value.strip()}
+    assert (await headgate(gateway, "tenants", "list", **finance))[0] == 0
+    status, output = await headgate(gateway, "tenants", "create", "acme", **finance)
+    assert (status, "This API key may not do this." in output) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "sentence"),
     [
@@ -186,6 +194,8 @@ async def test_an_admin_key_can_be_made_without_one(gateway):
         (("tenants", "list"), {"HEADGATE_API_KEY": ""}, "No admin key"),
         (("tenants", "create", " "), {}, "A name must have 1 to 200 characters."),
         (("keys", "create"), {}, "Give either a tenant or --admin."),
+        (("keys", "create", "--admin", "--scope", "chat"), {}, "A scope in the list does not exist"),
+        (("keys", "create", "--admin", "--model", "m"), {}, "A key of the operator has no models"),
         (("prefixes", "delete", "prefix_x"), {}, "Not found: prefix_x. `headgate prefixes list` shows what there is."),
         (("adapters", "remove", "x"), {}, "Not found: x. `headgate adapters list` shows what there is."),
         (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),

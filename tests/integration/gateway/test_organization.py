@@ -248,3 +248,29 @@ async def test_the_same_surface_on_postgresql(tmp_path, redis_url, database_url)
         assert [key.id for key in keys] == [account.api_key.id]
         seen = [project.id async for project in projects.list(limit=3)]
         assert {project.id for project in made} <= set(seen)
+
+
+async def test_a_finance_key_is_made_reads_everything_and_changes_nothing(gateway, organization):
+    made = await organization.admin_api_keys.create(name="finance", extra_body={"scopes": ["admin:read"]})
+    assert made.value.startswith("hg_admin_")
+    async with openai.AsyncOpenAI(
+        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=made.value, max_retries=0
+    ) as client:
+        finance = client.admin.organization
+        assert [project.name async for project in finance.projects.list()] == ["default"]
+        listed = {key.id: key async for key in finance.admin_api_keys.list()}
+        assert listed[made.id].model_dump()["scopes"] == ["admin:read"]
+        assert "value" not in listed[made.id].model_dump()
+        for forbidden in (
+            finance.projects.create(name="crops"),
+            finance.admin_api_keys.create(name="more"),
+            finance.admin_api_keys.delete(made.id),
+        ):
+            with pytest.raises(openai.PermissionDeniedError):
+                await forbidden
+    assert (await organization.admin_api_keys.retrieve(made.id)).name == "finance"
+    await organization.admin_api_keys.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        await organization.admin_api_keys.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError):
+        await organization.admin_api_keys.create(name="x", extra_body={"scopes": ["chat"]})
