@@ -25,7 +25,6 @@ from gateway.idempotency.idempotency import KEYED
 from gateway.intake.intake import INTAKE, Intake
 from gateway.routes import (
     adapters,
-    admin_keys,
     audit_logs,
     batches,
     books,
@@ -36,6 +35,7 @@ from gateway.routes import (
     files,
     health,
     invoices,
+    keys,
     limits,
     models,
     operator_keys,
@@ -80,7 +80,7 @@ def api_routes() -> list[Route]:
         *rate_limits.ROUTES,
         *audit_logs.ROUTES,
         *spending.ROUTES,
-        *admin_keys.ROUTES,
+        *keys.ROUTES,
         *usage.ROUTES,
         *requests.ROUTES,
         *prefixes.ROUTES,

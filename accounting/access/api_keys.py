@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Row, Select, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.access import delegation
 from accounting.access.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
 from accounting.database import audit
 from accounting.database import auth_epoch as changes
@@ -26,7 +27,9 @@ from accounting.values.errors import InvalidError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.types import OPERATOR_TENANT, ApiKeyInfo, KeyChanges, Limits, NewApiKey
 
-TENANT_SCOPES = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
+ALL_OF_TENANT = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
+"""The scopes of a tenant's key that was asked for without any."""
+TENANT_SCOPES = ALL_OF_TENANT | {delegation.SCOPE}
 ADMIN_SCOPES = frozenset({"admin", "admin:read"})
 ALL_OF_ADMIN = frozenset({"admin"})
 """The scopes of an admin key that was asked for without any."""
@@ -70,11 +73,13 @@ async def create(
     service_account_id: str | None = None,
     scopes: Collection[str] = (),
     models: Collection[str] | None = None,
+    addresses: Sequence[str] | None = None,
+    limits: Limits = Limits(),
     expires_at: int | None = None,
     actor: str = SYSTEM,
 ) -> NewApiKey:
     """Create a key. Admin keys belong to the operator's tenant, and that tenant has no other keys. Without `scopes` the
-    key gets all scopes that its kind may have. Raises InvalidError."""
+    key gets the usual scopes of its kind: all but the one for managing keys. Raises InvalidError."""
     if (kind == "admin") != (tenant_id == OPERATOR_TENANT):
         raise InvalidError("Admin keys belong to the operator, all others to a tenant.", "kind")
     value = generate(kind)
@@ -101,6 +106,8 @@ async def create(
             hash=keyed_hash(pepper, value),
             scopes=sorted(_scopes(kind, scopes)),
             models=None if models is None else sorted(models),
+            addresses=None if addresses is None else _networks(addresses),
+            **{name: getattr(limits, name) for name in limits.__struct_fields__},
             created_at=now,
             expires_at=expires_at,
             version=version,
@@ -321,7 +328,7 @@ def _scopes(kind: Kind, asked: Collection[str]) -> frozenset[str]:
     unknown = sorted(set(asked) - allowed)
     if unknown:
         raise InvalidError("A scope in the list does not exist or is not for this kind of key.", "scopes")
-    return frozenset(asked) or (ALL_OF_ADMIN if kind == "admin" else TENANT_SCOPES)
+    return frozenset(asked) or (ALL_OF_ADMIN if kind == "admin" else ALL_OF_TENANT)
 
 
 def _networks(asked: Sequence[str]) -> list[str]:

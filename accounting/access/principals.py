@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Row, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.access import api_keys, credentials
+from accounting.access import api_keys, credentials, delegation
 from accounting.database.auth_epoch import auth_epoch
 from accounting.limits import budgets, quotas
 from accounting.tables.batch_models import Batch
@@ -20,7 +21,7 @@ RUNNING_BATCH = ("in_progress", "finalizing")
 """States in which a batch's credential is valid. While it is finalizing, stored answers are still fetched through the
 gateway."""
 
-__all__ = ["auth_epoch", "resolve"]
+__all__ = ["auth_epoch", "of_tenant", "resolve"]
 
 
 async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
@@ -65,34 +66,45 @@ def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
     return min((at for at in ends if at is not None), default=None)
 
 
-async def _principal(
-    conn: AsyncConnection, key: Row[Any], batch_id: str | None = None, until: int | None = None
-) -> Principal:
-    tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == key.tenant_id))).one()
-    by_model = await tenants.model_limits(conn, key.tenant_id)
-    permissions = await model_permissions.get(conn, key.tenant_id)
-    models = None if key.models is None else frozenset(key.models)
-    kind: Literal["operator", "tenant"] = "operator" if key.kind == "admin" else "tenant"
+async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str] | None = None) -> Principal:
+    """Return what is true of every key of an existing tenant, without a key. `models` is the key's own list."""
+    tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == tenant_id))).one()
+    by_model = await tenants.model_limits(conn, tenant_id)
+    permissions = await model_permissions.get(conn, tenant_id)
     return Principal(
-        kind="batch" if batch_id else kind,
-        tenant_id=key.tenant_id,
-        key_id=key.id,
-        scopes=frozenset(key.scopes),
+        kind="tenant",
+        tenant_id=tenant_id,
+        key_id="",
+        scopes=frozenset(),
         tenant_status=tenant.status,
         models=permissions.narrow(models),
         denied_models=permissions.denied,
-        addresses=None if key.addresses is None or batch_id else tuple(key.addresses),
         tenant_limits=_limits(tenant),
-        key_limits=_limits(key),
         model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
         cache=shares.cache_share(tenant),
         time_zone=tenant.time_zone,
+        version=tenant.version,
+        budgets=await budgets.of_tenant(conn, tenant_id),
+        quotas=await quotas.of_tenant(conn, tenant_id),
+    )
+
+
+async def _principal(
+    conn: AsyncConnection, key: Row[Any], batch_id: str | None = None, until: int | None = None
+) -> Principal:
+    whole = await of_tenant(conn, key.tenant_id, None if key.models is None else frozenset(key.models))
+    kind: Literal["operator", "tenant"] = "operator" if key.kind == "admin" else "tenant"
+    return msgspec.structs.replace(
+        whole,
+        kind="batch" if batch_id else kind,
+        key_id=key.id,
+        scopes=frozenset(key.scopes) - ({delegation.SCOPE} if batch_id else set()),
+        addresses=None if key.addresses is None or batch_id else tuple(key.addresses),
+        key_limits=_limits(key),
         expires_at=until,
-        version=max(key.version, tenant.version),
+        version=max(key.version, whole.version),
         batch_id=batch_id,
-        budgets=await budgets.of_tenant(conn, key.tenant_id),
-        quotas=await quotas.of_tenant(conn, key.tenant_id),
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Connection,
     FromClause,
@@ -201,12 +202,15 @@ def sqlite_transactions(engine: Any) -> None:
         conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def among(conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str]) -> ColumnElement[bool]:
-    """The condition `column IN ids`. It is one parameter for any number of ids: drivers are slow with many parameters,
+def among(
+    conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str] | Collection[int]
+) -> ColumnElement[bool]:
+    """The condition `column IN ids`, for texts or integers. It is one parameter for any number of ids: drivers are slow with many parameters,
     and the number of parameters is bounded."""
     if conn.dialect.name == "sqlite":
         return column.in_(_EACH.bindparams(ids=msgspec.json.encode(sorted(ids)).decode()))
-    return column == func.any(literal(sorted(ids), postgresql.ARRAY(Text)))
+    of_one = BigInteger if isinstance(column.type, BigInteger) else Text
+    return column == func.any(literal(sorted(ids), postgresql.ARRAY(of_one)))
 
 
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:

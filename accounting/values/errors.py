@@ -23,6 +23,10 @@ class ConflictError(AccountingError):
     """The object's state forbids the operation, as for an archived tenant or an overlapping price interval."""
 
 
+class NotAllowedError(AccountingError):
+    """The caller may not do this to the object, although it may do it to others."""
+
+
 class NoRoomError(AccountingError):
     """The tenant's files would take more bytes than its quota."""
 

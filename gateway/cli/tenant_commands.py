@@ -166,8 +166,8 @@ KEYS = group(
         several(
             "--scope",
             "scopes",
-            help="A scope of the key, such as `chat`; with --admin `admin:read`, which reads everything and changes"
-            " nothing",
+            help="A scope of the key, such as `chat`, or `keys` to manage keys of its tenant; with --admin `admin:read`,"
+            " which reads everything and changes nothing",
             default="everything but `keys`",
         ),
         option(

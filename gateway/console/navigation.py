@@ -19,7 +19,11 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"))
+SCREENS = (
+    ScreenLink("Home", ""),
+    ScreenLink("Requests", "/requests"),
+    ScreenLink("Keys", "/keys", OPERATORS | {"admin"}),
+)
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import home, requests
+from gateway.console.screens import home, keys, requests
 
-ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES]
+ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *keys.ROUTES]

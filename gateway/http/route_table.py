@@ -23,6 +23,7 @@ Scope = Literal[
     "files:read",
     "files:write",
     "usage:read",  # tenant keys with it see their own tenant; the operator sees all
+    "keys",  # tenant keys that manage keys of their own tenant
     "admin",  # operator keys only
 ]
 

@@ -1,6 +1,6 @@
 """SQL for handlers: one transaction, and accounting's refusals in the client's words.
 
-Raises `ApiError`: 404, 400, 409, 413, and 503 while the database cannot be asked.
+Raises `ApiError`: 404, 400, 403, 409, 413, and 503 while the database cannot be asked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from redis.exceptions import RedisError
 from sqlalchemy import exc
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NoRoomError, NotFoundError
+from accounting.values.errors import (
+    ConflictError,
+    InvalidError,
+    NameTakenError,
+    NoRoomError,
+    NotAllowedError,
+    NotFoundError,
+)
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, REDIS
 from gateway.http.auth import AUTH
@@ -57,6 +64,8 @@ def translated() -> Iterator[None]:
         raise errors.not_found() from None  # one body for unknown and foreign objects
     except InvalidError as error:
         raise errors.invalid(str(error), error.param) from None
+    except NotAllowedError as error:
+        raise errors.forbidden("beyond_own_key", str(error)) from None
     except NoRoomError as error:
         raise errors.too_large(str(error)) from None
     except NameTakenError as error:

@@ -14,13 +14,25 @@ from gateway.generation.stream import GENERATION
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
+from gateway.schema import query
 from gateway.schema import tenants as shapes
-from gateway.schema.organization import reply
+from gateway.schema.organization import page_of, reply
 from workers.protocol.messages import CacheCommand
 
 PATH = "/admin/v1/tenants/{tenant_id}"
 FLOOR_PERCENT = 60
 """The most that all floors may sum to, in percent of the smallest worker's blocks."""
+
+
+async def list_all(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        page = await tenants.list_tenants(
+            conn,
+            after=query.text(request.query, "after"),
+            limit=query.limit(request.query, 20, 100),
+            include_archived=query.boolean(request.query, "include_archived") or False,
+        )
+    return reply(page_of(page, shapes.tenant))
 
 
 async def get(request: web.Request) -> web.Response:
@@ -96,6 +108,7 @@ def _floor_limit(request: web.Request) -> int | None:
 
 
 ROUTES = [
+    route("GET", "/admin/v1/tenants", list_all),
     route("GET", PATH, get),
     route("PATCH", PATH, change, shapes.TenantChanges),
     route("DELETE", PATH, delete),

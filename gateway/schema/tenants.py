@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.lifecycle.erasure import ErasureReport
+from accounting.limits.limit_preview import Preview
 from accounting.values.time_zones import UTC
 from accounting.values.types import CacheShare, Limits, TenantInfo
 from gateway.schema.convert import convert
@@ -39,6 +40,18 @@ class TenantChanges(msgspec.Struct, frozen=True):
     cache_ttl_s: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     cache_read: bool | UnsetType = UNSET
     cache_write: bool | UnsetType = UNSET
+
+
+class LimitsToTry(msgspec.Struct, frozen=True):
+    """Limits whose effect on past requests is asked for. Without `model` they are those over all models."""
+
+    max_requests_per_1_minute: Count | None = None
+    max_tokens_per_1_minute: Count | None = None
+    model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_requests_per_1_minute, self.max_tokens_per_1_minute)
 
 
 class Wanted(NamedTuple):
@@ -91,6 +104,21 @@ def tenant(info: TenantInfo) -> dict[str, Any]:
         "archived_at": info.archived_at,
         **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
         **{f"cache_{name}": getattr(info.cache, name) for name in CacheShare.__struct_fields__},
+    }
+
+
+def limit_preview(tenant_id: str, asked: LimitsToTry, found: Preview) -> dict[str, Any]:
+    return {
+        "object": "limits.preview",
+        "project_id": tenant_id,
+        "model": asked.model,
+        "max_requests_per_1_minute": asked.max_requests_per_1_minute,
+        "max_tokens_per_1_minute": asked.max_tokens_per_1_minute,
+        "start_time": found.start,
+        "end_time": found.end,
+        "num_requests": found.num_requests,
+        "num_refused": found.num_refused,
+        "num_minutes": found.num_minutes,
     }
 
 

@@ -9,7 +9,7 @@ from gateway.app import routes
 from gateway.http.middleware import allows
 from gateway.http.route_table import Route
 
-TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"}
+TENANT_SCOPES = {"chat", "embeddings", "batch", "files:read", "files:write", "usage:read", "keys"}
 
 LISTED = {
     "GET /livez": "none",
@@ -58,6 +58,9 @@ LISTED = {
     "DELETE /admin/v1/webhooks/{webhook_id}": "admin",
     "POST /admin/v1/webhooks/{webhook_id}/test": "admin",
     "GET /admin/v1/webhooks/{webhook_id}/deliveries": "admin",
+    "GET /admin/v1/tenants": "admin",
+    "GET /admin/v1/tenants/{tenant_id}/limits": "admin",
+    "POST /admin/v1/tenants/{tenant_id}/limits/preview": "admin",
     "GET /admin/v1/tenants/{tenant_id}": "admin",
     "PATCH /admin/v1/tenants/{tenant_id}": "admin",
     "POST /admin/v1/tenants/{tenant_id}/purge-cache": "admin",
@@ -111,8 +114,17 @@ LISTED = {
     "POST /v1/organization/spend_alerts/{alert_id}": "admin",
     "DELETE /v1/organization/spend_alerts/{alert_id}": "admin",
     "DELETE /admin/v1/tenants/{tenant_id}": "admin",
+    "GET /admin/v1/keys": "admin",
+    "POST /admin/v1/keys": "admin",
     "GET /admin/v1/keys/{key_id}": "admin",
     "PATCH /admin/v1/keys/{key_id}": "admin",
+    "DELETE /admin/v1/keys/{key_id}": "admin",
+    "GET /v1/keys": "keys",
+    "POST /v1/keys": "keys",
+    "GET /v1/keys/{key_id}": "keys",
+    "PATCH /v1/keys/{key_id}": "keys",
+    "DELETE /v1/keys/{key_id}": "keys",
+    "POST /v1/keys/{key_id}/rotate": "keys",
     "POST /admin/v1/keys/{key_id}/rotate": "admin",
     "POST /admin/v1/leaked-keys": "admin",
     "GET /v1/organization/usage/completions": "usage:read",

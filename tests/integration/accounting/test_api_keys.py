@@ -111,7 +111,7 @@ async def test_scopes_and_expiry_change_until_the_key_has_expired(conn, tenant, 
     changed = await api_keys.change(conn, tenant, key.info.id, KeyChanges(scopes=("chat",), expires_at=9), now=2)
     assert (changed.scopes, changed.expires_at) == ({"chat"}, 9)
     unlimited = await api_keys.change(conn, tenant, key.info.id, KeyChanges(scopes=()), now=3)
-    assert unlimited.scopes == api_keys.TENANT_SCOPES
+    assert unlimited.scopes == api_keys.ALL_OF_TENANT
     with pytest.raises(InvalidError):
         await api_keys.change(conn, tenant, key.info.id, KeyChanges(expires_at=100), now=9)
 

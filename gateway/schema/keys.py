@@ -1,4 +1,4 @@
-"""Bodies and object of `/admin/v1/keys`. Shapes only."""
+"""Bodies and object of `/admin/v1/keys` and `/v1/keys`. Shapes only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from accounting.values.types import ApiKeyInfo, KeyChanges
+from accounting.access import delegation
+from accounting.values.types import ApiKeyInfo, KeyChanges, Limits
 from gateway.schema.convert import convert
 
 Text = Annotated[str, Meta(min_length=1, max_length=200)]
@@ -20,6 +21,20 @@ _LIMITS = {
     "max_running_requests": "concurrency",
 }
 _NULLABLE = ("models", "addresses", *_LIMITS)
+
+
+class NewKey(msgspec.Struct, frozen=True):
+    """A new key. A tenant's key leaves `project_id` out; what it leaves out of the rest is as it is for itself."""
+
+    project_id: str = ""
+    name: Text = "Secret Key"
+    scopes: list[str] = []
+    models: Annotated[list[Text], Meta(max_length=1000)] | None = None
+    addresses: Annotated[list[Text], Meta(max_length=100)] | None = None
+    expires_in_seconds: Annotated[int, Meta(ge=1, le=10**10)] | None = None
+    max_requests_per_1_minute: Count | None = None
+    max_tokens_per_1_minute: Count | None = None
+    max_running_requests: Count | None = None
 
 
 class KeyPatch(msgspec.Struct, frozen=True):
@@ -39,6 +54,31 @@ class Rotation(msgspec.Struct, frozen=True):
 
 class LeakedKey(msgspec.Struct, frozen=True):
     value: Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+def wanted(fields: NewKey, now: int, holder: ApiKeyInfo | None) -> dict[str, Any]:
+    """Returns the properties of a new key by the names that accounting has for them. `holder` is the tenant's key that
+    asks: what is left out is as it is for that key, and the scope `keys` is passed on only where it is named.
+    """
+    expires_at = None if fields.expires_in_seconds is None else now + fields.expires_in_seconds
+    found: dict[str, Any] = {
+        "name": fields.name,
+        "scopes": fields.scopes or None,
+        "models": fields.models,
+        "addresses": fields.addresses,
+        "expires_at": expires_at,
+        "limits": Limits(**{field: getattr(fields, name) for name, field in _LIMITS.items()}),
+    }
+    if holder is None:
+        return found | {"scopes": fields.scopes}
+    like_holder = {
+        "scopes": holder.scopes - {delegation.SCOPE} or holder.scopes,
+        "models": holder.models,
+        "addresses": holder.addresses,
+        "expires_at": holder.expires_at,
+    }
+    left_out = {name: value for name, value in like_holder.items() if found[name] is None}
+    return found | left_out | {"service_account_id": holder.service_account_id}
 
 
 def changes(body: Mapping[str, Any]) -> KeyChanges:

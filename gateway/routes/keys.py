@@ -1,0 +1,171 @@
+"""`/admin/v1/keys` for the operator and `/v1/keys` for a tenant's key with the scope `keys`: keys with all their
+properties, for some of which OpenAI's shapes have no field; and leaked keys.
+
+A tenant's key manages keys of its own tenant that may do no more than itself (accounting/access/delegation.py). What
+results is checked in the transaction that made it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.access import api_keys, delegation
+from accounting.limits import budgets, quotas
+from accounting.tenants import tenants
+from accounting.values.errors import NotFoundError
+from accounting.values.types import ApiKeyInfo
+from gateway.base.app_keys import PEPPER
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Handler, Route, Scope
+from gateway.http.sql import reading, writing
+from gateway.routes import admin
+from gateway.routes.admin import MAX_BODY_BYTES, route
+from gateway.schema import keys as shapes
+from gateway.schema import query
+from gateway.schema.organization import deleted, page_of, reply
+
+
+async def list_keys(request: web.Request) -> web.Response:
+    principal = request[PRINCIPAL]
+    asked = query.text(request.query, "project_id")
+    tenant_id = asked or "" if principal.kind == "operator" else principal.tenant_id
+    async with reading(request) as conn:
+        await tenants.get(conn, tenant_id)
+        page = await api_keys.list_keys(
+            conn, tenant_id, after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
+        )
+    return reply(page_of(page, shapes.key))
+
+
+async def get(request: web.Request) -> web.Response:
+    principal = request[PRINCIPAL]
+    async with reading(request) as conn:
+        found = await api_keys.find(conn, admin.part(request, "key_id"))
+        if principal.kind != "operator" and found.tenant_id != principal.tenant_id:
+            raise NotFoundError
+    return reply(shapes.key(found))
+
+
+async def create(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.NewKey)
+    async with writing(request) as conn:
+        holder = await _unbounded_holder(request, conn)
+        tenant_id = fields.project_id if holder is None else holder.tenant_id
+        await tenants.living(conn, tenant_id)
+        made = await api_keys.create(
+            conn,
+            request.app[PEPPER],
+            tenant_id=tenant_id,
+            now=admin.now(),
+            actor=admin.actor(request),
+            **shapes.wanted(fields, admin.now(), holder),
+        )
+        _check(holder, made.info)
+    return reply(shapes.key(made.info) | {"value": made.value})
+
+
+async def change(request: web.Request) -> web.Response:
+    wanted = shapes.changes(await admin.json_object(request))
+    async with writing(request) as conn:
+        holder = await _unbounded_holder(request, conn)
+        present = await _present(request, conn, holder)
+        end_streams = admin.ends_streams(request, default=wanted.disabled is True)
+        changed = await api_keys.change(
+            conn,
+            present.tenant_id,
+            present.id,
+            wanted,
+            now=admin.now(),
+            end_streams=end_streams,
+            actor=admin.actor(request),
+        )
+        _check(holder, changed)
+    return reply(shapes.key(changed))
+
+
+async def rotate(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.Rotation)
+    async with writing(request) as conn:
+        present = await _present(request, conn, await _unbounded_holder(request, conn))
+        rotated = await api_keys.rotate(
+            conn, request.app[PEPPER], present.id, fields.overlap_seconds, now=admin.now(), actor=admin.actor(request)
+        )
+    return reply(shapes.key(rotated.info) | {"value": rotated.value})
+
+
+async def revoke(request: web.Request) -> web.Response:
+    async with writing(request) as conn:
+        present = await _present(request, conn, await _holder(request, conn))
+        await api_keys.revoke(
+            conn,
+            present.tenant_id,
+            present.id,
+            now=admin.now(),
+            end_streams=admin.ends_streams(request),
+            actor=admin.actor(request),
+        )
+    return reply(deleted(present.id, "api_key"))
+
+
+async def report_leak(request: web.Request) -> web.Response:
+    fields = await admin.fields(request, shapes.LeakedKey)
+    async with writing(request) as conn:
+        await api_keys.revoke_leaked(
+            conn, request.app[PEPPER], fields.value, now=admin.now(), actor=admin.actor(request)
+        )
+    return reply({"object": "leaked_key.report", "received": True})
+
+
+async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
+    """Returns the tenant's key that asks, as it is now. None stands for the operator, who may change every key."""
+    principal = request[PRINCIPAL]
+    return None if principal.kind == "operator" else await api_keys.get(conn, principal.tenant_id, principal.key_id)
+
+
+async def _unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
+    """Returns the key that asks, as `_holder` does. Raises NotAllowedError if it has limits of its own."""
+    holder = await _holder(request, conn)
+    if holder is not None:
+        own = await budgets.of_tenant(conn, holder.tenant_id), await quotas.of_tenant(conn, holder.tenant_id)
+        delegation.check_unbounded(holder, *own)
+    return holder
+
+
+async def _present(request: web.Request, conn: AsyncConnection, holder: ApiKeyInfo | None) -> ApiKeyInfo:
+    """Returns the key that the path names. Raises NotFoundError, and NotAllowedError for one that may do more."""
+    found = await api_keys.find(conn, admin.part(request, "key_id"))
+    if holder is not None and found.tenant_id != holder.tenant_id:
+        raise NotFoundError
+    _check(holder, found)
+    return found
+
+
+def _check(holder: ApiKeyInfo | None, key: ApiKeyInfo) -> None:
+    if holder is not None:
+        delegation.check_within(holder, key)
+
+
+def _routes(root: str, scope: Scope) -> list[Route]:
+    def one(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
+        return Route(method, path, handler, scope, MAX_BODY_BYTES, json_body=takes is not None, takes=takes)
+
+    key = root + "/{key_id}"
+    return [
+        one("GET", root, list_keys),
+        one("POST", root, create, shapes.NewKey),
+        one("GET", key, get),
+        one("PATCH", key, change, shapes.KeyPatch),
+        one("DELETE", key, revoke),
+        one("POST", f"{key}/rotate", rotate, shapes.Rotation),
+    ]
+
+
+ROUTES = [
+    *_routes("/admin/v1/keys", "admin"),
+    *_routes("/v1/keys", "keys"),
+    route("POST", "/admin/v1/leaked-keys", report_leak, shapes.LeakedKey),
+]
