@@ -25,6 +25,7 @@ from gateway.idempotency.idempotency import KEYED
 from gateway.intake.intake import INTAKE, Intake
 from gateway.routes import (
     adapters,
+    anomalies,
     audit_logs,
     batches,
     books,
@@ -83,6 +84,7 @@ def api_routes() -> list[Route]:
         *keys.ROUTES,
         *usage.ROUTES,
         *requests.ROUTES,
+        *anomalies.ROUTES,
         *prefixes.ROUTES,
         *adapters.ROUTES,
         *webhooks.ROUTES,

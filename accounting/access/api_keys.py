@@ -74,7 +74,7 @@ async def create(
     scopes: Collection[str] = (),
     models: Collection[str] | None = None,
     addresses: Sequence[str] | None = None,
-    limits: Limits = Limits(),
+    limits: Limits | None = None,
     expires_at: int | None = None,
     actor: str = SYSTEM,
 ) -> NewApiKey:
@@ -107,7 +107,7 @@ async def create(
             scopes=sorted(_scopes(kind, scopes)),
             models=None if models is None else sorted(models),
             addresses=None if addresses is None else _networks(addresses),
-            **{name: getattr(limits, name) for name in limits.__struct_fields__},
+            **msgspec.structs.asdict(limits or Limits()),
             created_at=now,
             expires_at=expires_at,
             version=version,

@@ -23,6 +23,10 @@ SCREENS = (
     ScreenLink("Home", ""),
     ScreenLink("Requests", "/requests"),
     ScreenLink("Keys", "/keys", OPERATORS | {"admin"}),
+    ScreenLink("Tenants", "/tenants", OPERATORS),
+    ScreenLink("Limits", "/limits", TENANTS),
+    ScreenLink("Anomalies", "/anomalies"),
+    ScreenLink("Audit log", "/audit", OPERATORS),
 )
 
 

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import home, keys, requests
+from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
 
-ROUTES = [*signing_in.ROUTES, *home.ROUTES, *requests.ROUTES, *keys.ROUTES]
+ROUTES = [
+    *signing_in.ROUTES,
+    *home.ROUTES,
+    *requests.ROUTES,
+    *keys.ROUTES,
+    *tenants.ROUTES,
+    *limits.ROUTES,
+    *audit.ROUTES,
+    *anomalies.ROUTES,
+]

@@ -25,7 +25,6 @@ from gateway.routes.admin import route
 from gateway.schema import tenants as shapes
 from gateway.schema.organization import reply
 
-
 PATH = "/admin/v1/tenants/{tenant_id}/limits"
 
 

@@ -129,6 +129,8 @@ LISTED = {
     "POST /admin/v1/leaked-keys": "admin",
     "GET /v1/organization/usage/completions": "usage:read",
     "GET /v1/organization/costs": "usage:read",
+    "GET /admin/v1/anomalies": "admin",
+    "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/requests": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",
     "GET /v1/requests": "usage:read",

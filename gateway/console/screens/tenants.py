@@ -1,0 +1,240 @@
+"""Tenants: their list, a new one, and one tenant with its state, the limits in force and what its requests may cost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from aiohttp import web
+from yarl import URL
+
+from gateway.console import choices, pages
+from gateway.console.calls import Refused
+from gateway.console.screens.limits import limits_table
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+LIMITS: dict[str, str] = {
+    "max_requests_per_1_minute": "Requests a minute",
+    "max_tokens_per_1_minute": "Tokens a minute",
+    "max_running_requests": "Requests at one time",
+}
+MICRO_UNITS_PER_CENT = 10_000
+PERIODS = ("hour", "day", "month")
+KINDS = {"hard": "refuse requests", "soft": "tell only", "shadow": "watch only"}
+PAGE_ROWS = 100
+_CENTS = re.compile(r"([0-9]{1,10})(?:\.([0-9]{2}))?", re.ASCII)
+_MICRO_UNITS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?", re.ASCII)
+
+
+async def list_tenants(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _list_page(request, viewer)
+
+
+async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    form = await pages.fields_of(request)
+    try:
+        made = await viewer.post("/v1/organization/projects", {"name": form.get("name")})
+    except Refused as refused:
+        return await _list_page(request, viewer, refused)
+    return pages.see_other(f"/tenants/{made['id']}", done="created")
+
+
+async def show_tenant(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _tenant_page(request, viewer)
+
+
+async def limit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Stores the limits of the form, or with the button Preview says what they would have refused."""
+    form = await pages.fields_of(request)
+    model = form.get("model") or None
+    names = [name for name in LIMITS if not (model and name == "max_running_requests")]
+    wanted: dict[str, Any] = {name: choices.number(form.get(name)) for name in names}
+    if "preview" not in form:
+        if model is None:
+            return await _done(request, viewer, viewer.patch(_admin(request), wanted), "changed")
+        path = f"{_project(request)}/rate_limits/rl-{quote(model, safe='')}"
+        return await _done(request, viewer, viewer.post(path, wanted), "changed")
+    asked = {name: value for name, value in wanted.items() if name != "max_running_requests"}
+    try:
+        seen = await viewer.post(f"{_admin(request)}/limits/preview", asked | {"model": model})
+    except Refused as refused:
+        return await _tenant_page(request, viewer, refused)
+    return await _tenant_page(request, viewer, preview=seen)
+
+
+async def suspend(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _done(request, viewer, viewer.patch(_admin(request), {"suspended": True}), "suspended")
+
+
+async def resume(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _done(request, viewer, viewer.patch(_admin(request), {"suspended": False}), "resumed")
+
+
+async def archive(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    return await _done(request, viewer, viewer.post(f"{_project(request)}/archive", None), "archived")
+
+
+async def add_budget(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    form = await pages.fields_of(request)
+    wanted = {
+        "project_id": request.match_info["id"],
+        "period": form.get("period"),
+        "limit_micro_units": _fraction(form.get("amount", ""), _MICRO_UNITS, 6),
+        "api_key_id": form.get("api_key_id") or None,
+        "model": form.get("model") or None,
+        "hard": form.get("kind") == "hard",
+        "shadow": form.get("kind") == "shadow",
+    }
+    return await _done(request, viewer, viewer.post("/admin/v1/budgets", wanted), "created")
+
+
+async def change_budget(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    form = await pages.fields_of(request)
+    path = f"/admin/v1/budgets/{quote(request.match_info['budget_id'], safe='')}"
+    if "delete" in form:
+        return await _done(request, viewer, viewer.delete(path), "deleted")
+    amount = _fraction(form.get("amount", ""), _MICRO_UNITS, 6)
+    return await _done(request, viewer, viewer.patch(path, {"limit_micro_units": amount}), "changed")
+
+
+async def spend_limit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    form = await pages.fields_of(request)
+    path = f"{_project(request)}/spend_limit"
+    if "delete" in form:
+        return await _done(request, viewer, viewer.delete(path), "deleted")
+    return await _done(request, viewer, viewer.post(path, _monthly(form.get("amount", ""))), "changed")
+
+
+async def add_alert(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    form = await pages.fields_of(request)
+    channel = {"type": "email", "recipients": choices.entries(form.get("recipients"))}
+    wanted = _monthly(form.get("amount", "")) | {"notification_channel": channel}
+    return await _done(request, viewer, viewer.post(f"{_project(request)}/spend_alerts", wanted), "created")
+
+
+async def delete_alert(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    path = f"{_project(request)}/spend_alerts/{quote(request.match_info['alert_id'], safe='')}"
+    return await _done(request, viewer, viewer.delete(path), "deleted")
+
+
+async def _list_page(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
+    archived = request.query.get("include_archived") == "true"
+    after = request.query.get("after")
+    found = await viewer.get(
+        "/admin/v1/tenants", limit=PAGE_ROWS, after=after, include_archived="true" if archived else None
+    )
+    following = {"after": found["last_id"]} if found["has_more"] else {}
+    return pages.show(
+        request,
+        viewer,
+        "tenants.html",
+        status=200 if refused is None else refused.status,
+        refused=refused,
+        archived=archived,
+        name=(await pages.fields_of(request)).get("name", "") if refused else "",
+        table=Table("tenants", _COLUMNS, found["data"], "There is no tenant yet. Make the first one above.", following),
+    )
+
+
+async def _tenant_page(
+    request: web.Request, viewer: Viewer, refused: Refused | None = None, preview: Mapping[str, Any] | None = None
+) -> web.StreamResponse:
+    tenant = await viewer.get(_admin(request))
+    form = await pages.fields_of(request) if request.method == "POST" else {}
+    models = await viewer.get(f"{_project(request)}/rate_limits")
+    budgets = await viewer.get("/admin/v1/budgets", project_id=tenant["id"], limit=PAGE_ROWS)
+    alerts = await viewer.get(f"{_project(request)}/spend_alerts", limit=PAGE_ROWS)
+    in_force, limiter_refused = await _or_refused(viewer.get(f"{_admin(request)}/limits"))
+    spend, _ = await _or_refused(viewer.get(f"{_project(request)}/spend_limit"))
+    return pages.show(
+        request,
+        viewer,
+        "tenant.html",
+        status=200 if refused is None else refused.status,
+        tenant=tenant,
+        own_address=URL.build(path=f"{pages.ROOT}/tenants/{tenant['id']}"),
+        refused=refused,
+        preview=preview,
+        form=form,
+        limits=LIMITS,
+        models=models["data"],
+        budgets=budgets["data"],
+        alerts=alerts["data"],
+        spend=spend,
+        periods=PERIODS,
+        kinds=KINDS,
+        table=None if in_force is None else limits_table(in_force["data"], budgets["data"]),
+        limiter_refused=limiter_refused,
+    )
+
+
+async def _or_refused(call: Awaitable[Any]) -> tuple[Any, Refused | None]:
+    """Returns the answer, or why there is none: the page shows the rest without it."""
+    try:
+        return await call, None
+    except Refused as refused:
+        return None, refused
+
+
+async def _done(request: web.Request, viewer: Viewer, call: Awaitable[Any], done: str) -> web.StreamResponse:
+    try:
+        await call
+    except Refused as refused:
+        if refused.status == 404:
+            raise
+        return await _tenant_page(request, viewer, refused)
+    return pages.see_other(f"/tenants/{quote(request.match_info['id'], safe='')}", done=done)
+
+
+def _monthly(amount: str) -> dict[str, Any]:
+    return {"threshold_amount": _fraction(amount, _CENTS, 2), "currency": "USD", "interval": "month"}
+
+
+def _fraction(text: str, pattern: re.Pattern[str], places: int) -> int | str:
+    """Returns an amount such as 12.50 in its smallest unit. Other texts stay, and the API refuses them."""
+    found = pattern.fullmatch(text)
+    return text if found is None else int(found[1] + (found[2] or "").ljust(places, "0"))
+
+
+def _admin(request: web.Request) -> str:
+    return f"/admin/v1/tenants/{quote(request.match_info['id'], safe='')}"
+
+
+def _project(request: web.Request) -> str:
+    return f"/v1/organization/projects/{quote(request.match_info['id'], safe='')}"
+
+
+_COLUMNS: Sequence[Column] = (
+    Column("name", "Name", link=lambda row: f"{pages.ROOT}/tenants/{row['id']}"),
+    Column("id", "Tenant", "code"),
+    Column("status", "State"),
+    Column("max_requests_per_1_minute", "Requests a minute", "count"),
+    Column("max_tokens_per_1_minute", "Tokens a minute", "count"),
+    Column("max_running_requests", "At one time", "count"),
+    Column("weight", "Weight"),
+    Column("time_zone", "Time zone"),
+    Column("created_at", "Made", "moment"),
+)
+
+_Action = Callable[[web.Request, Viewer], Awaitable[web.StreamResponse]]
+_ACTIONS: dict[str, _Action] = {
+    "limits": limit,
+    "suspend": suspend,
+    "resume": resume,
+    "archive": archive,
+    "budgets": add_budget,
+    "budgets/{budget_id}": change_budget,
+    "spend-limit": spend_limit,
+    "alerts": add_alert,
+    "alerts/{alert_id}/delete": delete_alert,
+}
+
+ROUTES = [
+    pages.get("/tenants", list_tenants),
+    pages.post("/tenants", create),
+    pages.get("/tenants/{id}", show_tenant),
+    *(pages.post(f"/tenants/{{id}}/{path}", action) for path, action in _ACTIONS.items()),
+]

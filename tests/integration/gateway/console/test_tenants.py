@@ -1,0 +1,101 @@
+"""The screens of tenants and limits: what the operator changes there, and what a tenant sees of its own."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from console_pages import signed_in
+from gateways import MODEL, RunningGateway
+from money import posting
+
+from accounting.requests import request_postings
+from accounting.values.types import Usage
+from gateway.base.app_keys import DATABASE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+PROBE = "<script>alert(1)</script>\"'"
+FORMULA = "=cmd|' /C calc'!A0"
+
+
+async def test_a_tenant_is_made_suspended_resumed_and_archived(shared_gateway: RunningGateway) -> None:
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        await operator.get("/tenants")
+        page = await operator.submit("/tenants", name=PROBE)
+        assert "Tenant " + PROBE in page.words
+        assert "<script>alert" not in page.text
+        path = page.path.removeprefix("/console").partition("?")[0]
+        assert "The tenant is suspended." in (await operator.submit(f"{path}/suspend")).words
+        assert "State suspended" in (await operator.get(path)).words
+        assert "State active" in (await operator.submit(f"{path}/resume")).words
+        assert "State archived" in (await operator.submit(f"{path}/archive")).words
+        assert 'method="post" action="/console/tenants' not in (await operator.get(path)).text
+        await operator.get("/tenants")
+        page = await operator.submit("/tenants", name=" ")
+        assert (page.status, "1 to 200" in page.words or "name" in page.words) == (400, True)
+
+
+async def test_names_are_inert_in_exports(shared_gateway: RunningGateway) -> None:
+    await shared_gateway.new_tenant(FORMULA)
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        assert "'" + FORMULA in (await operator.get("/tenants?format=csv")).text
+
+
+async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGateway) -> None:
+    tenant, key = await shared_gateway.new_tenant("bounded")
+    path = f"/tenants/{tenant}"
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        await operator.get(path)
+        page = await operator.submit(f"{path}/limits", max_requests_per_1_minute="77", max_tokens_per_1_minute="")
+        assert "The change is stored." in page.words
+        page = await operator.submit(
+            f"{path}/limits", model=MODEL, max_requests_per_1_minute="55", max_tokens_per_1_minute="6666"
+        )
+        page = await operator.submit(
+            f"{path}/budgets", period="day", amount="12.5", kind="hard", model="", api_key_id=""
+        )
+        assert "0.000000 USD of 12.500000 USD" in page.words
+        page = await operator.submit(f"{path}/spend-limit", amount="99.50")
+        assert "Limit: 99.500000 USD, not reached." in page.words
+        page = await operator.submit(f"{path}/alerts", amount="80.00", recipients="a@example.com, b@example.com")
+        assert "Mail to a@example.com, b@example.com at 80.000000 USD" in page.words
+        for wrong, fields in (
+            ("limits", {"max_requests_per_1_minute": PROBE, "max_tokens_per_1_minute": ""}),
+            ("budgets", {"period": "day", "amount": PROBE}),
+            ("spend-limit", {"amount": "1.234"}),
+            ("alerts", {"amount": "1.00", "recipients": PROBE}),
+        ):
+            page = await operator.submit(f"{path}/{wrong}", **fields)
+            assert (page.status, "Invalid value" in page.words) == (400, True), wrong
+            assert "<script>alert" not in page.text
+        page = await operator.get(f"{path}?format=csv")
+        assert "requests a minute" in page.text
+    async with signed_in(shared_gateway, key) as own:
+        page = await own.get("/limits")
+        for words in ("77", "55", "6,666", "12.500000", "99.500000"):
+            assert words in page.words, words
+        assert (await own.get(path)).status == 403
+        await own.get("/limits")
+        assert (await own.submit(f"{path}/limits", max_requests_per_1_minute="9999")).status == 403
+
+
+async def test_a_limit_is_previewed_and_not_stored(shared_gateway: RunningGateway) -> None:
+    gateway = shared_gateway
+    tenant, _ = await gateway.new_tenant("previewed")
+    minute_ms = time.time_ns() // 60_000_000_000 * 60_000 - 3_600_000
+    async with gateway.app[DATABASE].write() as conn:
+        of_tenant = {"tenant_id": tenant, "opened_at_ms": minute_ms}
+        posted = [posting(f"req_preview{n}", Usage(0, 0, 5, 5), **of_tenant) for n in range(10)]
+        await request_postings.post(conn, 77, 1, posted)
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        await operator.get(f"/tenants/{tenant}")
+        page = await operator.submit(f"/tenants/{tenant}/limits", max_requests_per_1_minute="4", preview="yes")
+        assert "would have refused 6 of 10 requests of the last 7 days" in page.words
+        assert 'value="4"' in page.text, "the form keeps what was tried"
+        page = await operator.submit(
+            f"/tenants/{tenant}/limits", model="other", max_tokens_per_1_minute="4", preview="yes"
+        )
+        assert "sent no such requests" in page.words
+        page = await operator.get(f"/tenants/{tenant}")
+        assert 'value="4"' not in page.text
+        assert (await operator.submit("/tenants/proj_none/limits", preview="yes")).status == 404
