@@ -95,7 +95,7 @@ async def _keys_worth_a_look(conn: AsyncConnection, hours: Sequence[int], tenant
     return currencies
 
 
-async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> Sequence[Row[Any]]:
+async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> list[Row[Any]]:
     query = (
         select(
             ApiKey.id,
@@ -110,7 +110,7 @@ async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> Sequenc
         .join(Tenant, Tenant.id == ApiKey.tenant_id)
         .where(among(conn, ApiKey.id, key_ids))
     )
-    return (await conn.execute(query)).all()
+    return list(await conn.execute(query))
 
 
 async def _used(

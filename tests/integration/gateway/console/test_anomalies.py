@@ -63,7 +63,7 @@ async def test_a_tenant_sees_its_own_keys_alone(shared_gateway: RunningGateway) 
     assert (one["project_id"], one["api_key_id"], one["suspicion"]) == (tenant, key_id, "leaked_key")
     assert one["requests"] == {"observed": 40, "usual": 0, "upper": 30}
     async with signed_in(gateway, manager) as own:
-        page = await own.get("/anomalies?hours=1")
+        page = await own.get("/anomalies")
         assert foreign not in page.text
         assert f'href="/console/keys/{key_id}#disable"' in page.text
         assert "Suspend" not in page.words

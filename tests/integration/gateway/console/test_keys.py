@@ -110,7 +110,9 @@ async def test_bounds_are_changed_and_no_model_is_not_every_model(shared_gateway
 
 
 async def test_names_are_inert_in_exports(shared_gateway: RunningGateway) -> None:
-    tenant, _ = await shared_gateway.new_tenant("keyed", name=FORMULA)
+    tenant, _ = await shared_gateway.new_tenant("keyed")
+    async with shared_gateway.app[DATABASE].write() as conn:
+        await api_keys.create(conn, PEPPER, tenant_id=tenant, now=1, name=FORMULA)
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         page = await operator.get(f"/keys?project_id={tenant}&format=csv")
         assert "'" + FORMULA in page.text
