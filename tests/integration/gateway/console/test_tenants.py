@@ -72,7 +72,7 @@ async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGatew
         page = await operator.get(f"{path}?format=csv")
         assert "requests a minute" in page.text
         [alert] = re.findall(r"alerts/(\w+)/delete", (await operator.get(path)).text)
-        assert "Mail to" not in (await operator.submit(f"{path}/alerts/{alert}/delete")).words
+        assert "Mail to a@example.com" not in (await operator.submit(f"{path}/alerts/{alert}/delete")).words
         assert "No spend limit is set." in (await operator.submit(f"{path}/spend-limit", delete="yes")).words
         [budget] = re.findall(r"Deletion of budget (\w+)", operator.last.text if operator.last else "")
         await operator.submit(f"{path}/spend-limit", amount="99.50")
