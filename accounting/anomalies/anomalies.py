@@ -52,15 +52,17 @@ async def find(conn: AsyncConnection, now: int, num_hours: int, tenant_id: str |
     `tenant_id` only that tenant's keys are judged."""
     last = now - now % HOUR_S
     hours = [last - HOUR_S * back for back in reversed(range(num_hours))]
-    currencies = await _keys_worth_a_look(conn, hours, tenant_id)
-    keys = await _described(conn, currencies)
+    worth = await _worth_a_look(conn, hours, tenant_id)
+    keys = await _described(conn, worth)
     tenant_ids = {row.tenant_id for row in keys}
-    by_hour, models = await _used(conn, hours, tenant_ids)
-    known = await _models_before(conn, hours[0], tenant_ids)
+    judged = sorted({hour for one in worth.values() for hour in one.hours})
+    by_hour = await _used(conn, judged, tenant_ids, worth)
+    models = await _models_of(conn, RollupHour, judged, tenant_ids)
+    known = await _models_before(conn, last, tenant_ids)
     found = []
     for row in keys:
         new_models = tuple(sorted(models[row.id] - known[row.id])) if known[row.id] else ()
-        finding = judge(KeyUse(row.created_at, by_hour[row.id], new_models), hours)
+        finding = judge(KeyUse(row.created_at, by_hour[row.id], new_models), sorted(worth[row.id].hours))
         if finding is not None:
             found.append(
                 Anomaly(
@@ -70,7 +72,7 @@ async def find(conn: AsyncConnection, now: int, num_hours: int, tenant_id: str |
                     key_id=row.id,
                     key_name=row.name,
                     key_works=not row.disabled and row.revoked_at is None,
-                    currency=currencies[row.id],
+                    currency=worth[row.id].currency,
                     new_models=new_models,
                     finding=finding,
                 )
@@ -78,21 +80,27 @@ async def find(conn: AsyncConnection, now: int, num_hours: int, tenant_id: str |
     return sorted(found, key=lambda one: (_RANK[one.finding.suspicion], -one.finding.observed.charge))
 
 
-async def _keys_worth_a_look(conn: AsyncConnection, hours: Sequence[int], tenant_id: str | None) -> Mapping[str, str]:
-    """Return the currencies of the keys that used more in one of these hours than is never much."""
+class _Worth(msgspec.Struct, frozen=True):
+    """A key with the hours in which it used more than is never much."""
+
+    currency: str
+    hours: set[int]
+
+
+async def _worth_a_look(conn: AsyncConnection, hours: Sequence[int], tenant_id: str | None) -> Mapping[str, _Worth]:
     requests, charge = func.sum(RollupHour.num_requests), func.sum(RollupHour.charge)
-    query = select(RollupHour.key_id, charge.label("charge"), func.max(RollupHour.currency).label("currency")).where(
-        among(conn, RollupHour.bucket, hours)
-    )
+    currency = func.max(RollupHour.currency).label("currency")
+    query = select(RollupHour.key_id, RollupHour.bucket, charge.label("charge"), currency)
+    query = query.where(among(conn, RollupHour.bucket, hours))
     if tenant_id is not None:
         query = query.where(RollupHour.tenant_id == tenant_id)
     query = query.group_by(RollupHour.key_id, RollupHour.bucket)
     rows = await conn.execute(query.having(or_(requests > MIN_REQUESTS, charge > MIN_CHARGE)))
-    currencies: dict[str, str] = {}
+    worth: dict[str, _Worth] = {}
     for row in sorted(rows, key=lambda row: -row.charge):
-        if len(currencies) < MAX_KEYS:
-            currencies.setdefault(row.key_id, row.currency)
-    return currencies
+        if row.key_id in worth or len(worth) < MAX_KEYS:
+            worth.setdefault(row.key_id, _Worth(row.currency, set())).hours.add(row.bucket)
+    return worth
 
 
 async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> list[Row[Any]]:
@@ -114,33 +122,36 @@ async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> list[Ro
 
 
 async def _used(
-    conn: AsyncConnection, hours: Sequence[int], tenant_ids: Collection[str]
-) -> tuple[Mapping[str, Mapping[int, Sums]], Mapping[str, set[str]]]:
-    """Return what each key used by hour, in these hours and the same ones of the days before; and the models that it
-    used in these hours."""
+    conn: AsyncConnection, hours: Sequence[int], tenant_ids: Collection[str], key_ids: Collection[str]
+) -> Mapping[str, Mapping[int, Sums]]:
+    """Return what each key used by hour, in these hours and the same ones of the days before."""
     buckets = [hour - day * DAY_S for hour in hours for day in range(NUM_DAYS + 1)]
     table = RollupHour
     columns = (table.num_requests, table.cache_read, table.cache_write + table.uncached, table.output, table.charge)
-    query = select(table.key_id, table.bucket, table.model, *(func.sum(column) for column in columns)).where(
+    query = select(table.key_id, table.bucket, *(func.sum(column) for column in columns)).where(
         among(conn, table.bucket, buckets), among(conn, table.tenant_id, tenant_ids)
     )
     by_hour: dict[str, dict[int, Sums]] = defaultdict(dict)
-    models: dict[str, set[str]] = defaultdict(set)
-    for key_id, bucket, model, *sums in await conn.execute(query.group_by(table.key_id, table.bucket, table.model)):
-        of_key = by_hour[key_id]
-        of_key[bucket] = of_key.get(bucket, Sums()).plus(Sums(*map(int, sums)))
-        if bucket >= hours[0] and sums[0] > 0:
-            models[key_id].add(model)
-    return by_hour, models
+    for key_id, bucket, *sums in await conn.execute(query.group_by(table.key_id, table.bucket)):
+        if key_id in key_ids:
+            by_hour[key_id][bucket] = Sums(*map(int, sums))
+    return by_hour
 
 
 async def _models_before(conn: AsyncConnection, hour: int, tenant_ids: Collection[str]) -> Mapping[str, set[str]]:
-    """Return the models that each key used on the whole days before that hour's day."""
-    today = hour - hour % DAY_S
-    days = [today - day * DAY_S for day in range(1, NUM_DAYS + 1)]
-    query = select(RollupDay.key_id, RollupDay.model).distinct()
-    query = query.where(among(conn, RollupDay.bucket, days), among(conn, RollupDay.tenant_id, tenant_ids))
-    known: dict[str, set[str]] = defaultdict(set)
+    """Return the models that each key used on the whole days before that hour's day and the day before it, so that
+    none of the judged hours is among them."""
+    day = hour - hour % DAY_S
+    days = [day - back * DAY_S for back in range(2, NUM_DAYS + 2)]
+    return await _models_of(conn, RollupDay, days, tenant_ids)
+
+
+async def _models_of(
+    conn: AsyncConnection, table: type[RollupHour | RollupDay], buckets: Collection[int], tenant_ids: Collection[str]
+) -> Mapping[str, set[str]]:
+    query = select(table.key_id, table.model).distinct()
+    query = query.where(among(conn, table.bucket, buckets), among(conn, table.tenant_id, tenant_ids))
+    models: dict[str, set[str]] = defaultdict(set)
     for key_id, model in await conn.execute(query):
-        known[key_id].add(model)
-    return known
+        models[key_id].add(model)
+    return models

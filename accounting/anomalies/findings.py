@@ -33,7 +33,7 @@ Cause = Literal[
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What a key used in one hour, or in several."""
+    """The use of a key in one hour, or in several."""
 
     num_requests: int = 0
     cached: int = 0
@@ -60,7 +60,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 class KeyUse(msgspec.Struct, frozen=True):
-    """What is known of one key."""
+    """The history of one key."""
 
     created_at: int
     by_hour: Mapping[int, Sums]

@@ -22,7 +22,7 @@ NUM_HOURS = 7 * 24
 
 
 class Use(msgspec.Struct, frozen=True):
-    """What a tenant used in one minute or hour."""
+    """The use of a tenant in one minute or hour."""
 
     bucket: int
     """The first Unix second."""

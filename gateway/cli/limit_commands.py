@@ -92,6 +92,16 @@ LIMITS = group(
         example="limits set acme --model my-model --requests-per-minute 60",
     ),
     row(
+        "preview TENANT",
+        "Say how many requests of the last 7 days such limits would have refused TENANT. Nothing is changed.",
+        "POST /admin/v1/tenants/{tenant}/limits/preview",
+        option("--model", help="The one model that is limited.  [default: all models together]"),
+        option("--requests-per-minute", "max_requests_per_1_minute", type=click.IntRange(0), help="Requests a minute."),
+        option("--tokens-per-minute", "max_tokens_per_1_minute", type=click.IntRange(0), help="Tokens a minute."),
+        shows=fields,
+        example="limits preview acme --requests-per-minute 60",
+    ),
+    row(
         "spend [TENANT]",
         "Show, set or remove the spend limit of TENANT; without TENANT, of all tenants together.",
         _spend_limit,

@@ -19,7 +19,7 @@ from gateway.cli.groups import Commands
 
 # These modules load SQLAlchemy and an HTTP client; a process that only starts another by exec must not wait for that.
 MODULES = {
-    "tenant_commands": "tenants keys audit",
+    "tenant_commands": "tenants keys audit anomalies",
     "limit_commands": "limits models-permissions quotas budgets",
     "money_commands": "prices invoice credits",
     "serving_commands": "prefixes adapters webhooks workers",

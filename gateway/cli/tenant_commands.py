@@ -23,6 +23,7 @@ from gateway.cli.admin_commands import (
 )
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
+from gateway.cli.money import shown
 from gateway.cli.new_key import create_key, owner_is_named
 
 DAY_S = 86_400
@@ -286,4 +287,34 @@ AUDIT = group(
     ),
 )
 
-COMMANDS: tuple[click.Command, ...] = (TENANTS, KEYS, AUDIT)
+
+def _unusual(found: list[dict[str, Any]]) -> Grid:
+    columns = ("worst hour (UTC)", "suspicion", "tenant", "key", "requests", "usually", "charge", "usually", "cause")
+    return Grid(columns, [_unusual_row(one) for one in found])
+
+
+def _unusual_row(one: dict[str, Any]) -> tuple[Any, ...]:
+    requests, charge = one["requests"], one["charge_micro_units"]
+    when = time.strftime("%Y-%m-%d %H:00", time.gmtime(one["peak_time"]))
+    amounts = (shown(charge["observed"], one["currency"]), shown(charge["usual"], one["currency"]))
+    named = (one["suspicion"], one["project_name"], one["api_key_id"])
+    return when, *named, requests["observed"], requests["usual"], *amounts, one["cause"]
+
+
+ANOMALIES = group(
+    "anomalies",
+    "List keys that do what they never did. `headgate keys set KEY_ID --disable` stops one.",
+    row(
+        "list",
+        "Compare the last hours of each key with the same hours of the 28 days before. The worst come first.",
+        "GET /admin/v1/anomalies",
+        option("--tenant", help=ONE_TENANT),
+        option(
+            "--hours", default=4, type=click.IntRange(1, 24), help="Hours that are judged, the current one included."
+        ),
+        shows=_unusual,
+        example="anomalies list --hours 24",
+    ),
+)
+
+COMMANDS: tuple[click.Command, ...] = (TENANTS, KEYS, AUDIT, ANOMALIES)

@@ -24,6 +24,7 @@ from gateway.console.screens import (
     webhooks,
     workers,
 )
+from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
 
 ROUTES = [
     *signing_in.ROUTES,

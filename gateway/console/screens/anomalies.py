@@ -65,14 +65,14 @@ def _columns(viewer: Viewer) -> Sequence[Column]:
         Column("suspicion", "Suspicion"),
         *tenant,
         Column("api_key", "Key", link=_key_page if viewer.sees_all or manages else None),
+        *act,
+        *suspend,
         Column("why", "Why"),
         Column("cause", "First cause of the cost"),
         Column("new_models", "New models"),
         Column("requests", "Requests, usually"),
         Column("charge", "Charge, usually"),
         Column("num_hours", "Hours", "count"),
-        *act,
-        *suspend,
     ]
 
 

@@ -221,7 +221,7 @@ def _row(key: Mapping[str, Any]) -> dict[str, Any]:
 
     return {
         **key,
-        "name": key["name"] or key["id"],
+        "name": key["name"] or "no name",
         "scopes": ", ".join(key["scopes"]),
         "models": listed("models"),
         "addresses": listed("addresses"),

@@ -169,6 +169,13 @@ async def test_a_batchs_credential_is_the_submitting_key_while_the_batch_runs(co
         assert (await principals.resolve(conn, pepper, credential, 2) is not None) == lives
 
 
+async def test_a_batchs_credential_never_manages_keys(conn, tenant, pepper, batch):
+    await api_keys.change(conn, tenant, batch, KeyChanges(scopes=("batch", "keys")), now=2)
+    principal = await principals.resolve(conn, pepper, api_keys.batch_credential(pepper, "batch_1"), 3)
+    assert principal is not None
+    assert principal.scopes == {"batch"}
+
+
 async def test_revoking_the_key_ends_its_batches_credential(conn, tenant, pepper, batch):
     await api_keys.revoke(conn, tenant, batch, now=2)
     credential = api_keys.batch_credential(pepper, "batch_1")

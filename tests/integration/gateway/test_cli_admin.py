@@ -227,3 +227,12 @@ async def test_two_tenants_of_one_name_must_be_told_apart_by_id(gateway):
     status, output = await headgate(gateway, "keys", "list", "twin")
     assert status == 1
     assert "2 tenants are called 'twin'" in output
+
+
+async def test_a_limit_is_previewed_and_unusual_keys_are_listed(gateway):
+    await _post_one(gateway)
+    _, output = await headgate(gateway, "limits", "preview", "default", "--requests-per-minute", "0", "--json")
+    seen = json.loads(output)
+    assert (seen["num_requests"], seen["num_refused"]) == (1, 1)
+    _, output = await headgate(gateway, "anomalies", "list", "--tenant", "default", "--json")
+    assert json.loads(output) == [], "the key was made a moment ago"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -70,9 +71,16 @@ async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGatew
             assert "<script>alert" not in page.text
         page = await operator.get(f"{path}?format=csv")
         assert "requests a minute" in page.text
+        [alert] = re.findall(r"alerts/(\w+)/delete", (await operator.get(path)).text)
+        assert "Mail to a@example.com" not in (await operator.submit(f"{path}/alerts/{alert}/delete")).words
+        assert "No spend limit is set." in (await operator.submit(f"{path}/spend-limit", delete="yes")).words
+        [budget] = re.findall(r"Deletion of budget (\w+)", operator.last.text if operator.last else "")
+        await operator.submit(f"{path}/spend-limit", amount="99.50")
+        page = await operator.submit(f"{path}/budgets/{budget}", amount="13")
+        assert "of 13.000000 USD" in page.words
     async with signed_in(shared_gateway, key) as own:
         page = await own.get("/limits")
-        for words in ("77", "55", "6,666", "12.500000", "99.500000"):
+        for words in ("77", "55", "6,666", "13.000000", "99.500000"):
             assert words in page.words, words
         assert (await own.get(path)).status == 403
         await own.get("/limits")
