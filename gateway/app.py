@@ -33,6 +33,7 @@ from gateway.routes import (
     chat,
     completions,
     description,
+    doctor,
     files,
     health,
     invoices,
@@ -90,6 +91,7 @@ def api_routes() -> list[Route]:
         *tenants.ROUTES,
         *budgets.ROUTES,
         *limits.ROUTES,
+        *doctor.ROUTES,
     ]
 
 

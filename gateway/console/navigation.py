@@ -24,6 +24,7 @@ SCREENS = (
     ScreenLink("Requests", "/requests"),
     ScreenLink("Sessions", "/sessions"),
     ScreenLink("Batches", "/batches", TENANTS),
+    ScreenLink("Doctor", "/doctor", frozenset(("operator",))),
     ScreenLink("Playground", "/playground", frozenset(("admin",))),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import batches, home, playground, request, requests, sessions
+from gateway.console.screens import batches, doctor, home, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -13,4 +13,5 @@ ROUTES = [
     *sessions.ROUTES,
     *batches.ROUTES,
     *playground.ROUTES,
+    *doctor.ROUTES,
 ]

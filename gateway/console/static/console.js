@@ -42,6 +42,7 @@ for (const field of document.querySelectorAll("textarea[data-file]")) {
 
 const asking = document.querySelector("form[data-stream]");
 asking?.addEventListener("submit", async (event) => {
+  if (event.submitter?.hasAttribute("formaction")) return;
   event.preventDefault();
   const [section, text, facts] = ["answer", "answer-text", "answer-facts"].map((id) => document.getElementById(id));
   const fields = new URLSearchParams(new FormData(asking));
