@@ -24,7 +24,7 @@ from sqlalchemy import create_engine, text
 
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.requests import request_log, request_log_pruning, request_volume
+from accounting.requests import request_log, request_log_pruning, request_volume, sessions
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tables.request_models import RequestLog
 from accounting.values import timelines
@@ -60,14 +60,16 @@ ROWS = """
 INSERT INTO request_log (
   request_id, is_tail, started_at_ms, tenant_id, key_id, endpoint, model, tier, batch_id, end_user, metadata, is_stream,
   status, outcome, error_code, finish_reason, prompt_tokens, cached_tokens, cache_write_tokens, output_tokens, charge,
-  currency, ttft_ms, duration_ms, num_retries, worker, miss_reason, diverged_at_token, trace_id, timeline)
+  currency, ttft_ms, duration_ms, num_retries, worker, miss_reason, diverged_at_token, trace_id, session_id,
+  timeline)
 SELECT
   'req_' || {id_hex} || '7' || {n_hex}, has_failed, at_ms, tenant, 'key_' || tenant || '_' || (n % 2),
   'POST /v1/chat/completions', 'model-' || (n * 11 % 3), 'interactive', NULL, 'user-' || (n % 1000),
   CASE WHEN n % 2 = 0 THEN NULL ELSE {metadata} END, n % 3 = 0,
   CASE WHEN has_failed THEN 503 ELSE 200 END, CASE WHEN has_failed THEN 'server_error' ELSE 'ok' END,
   CASE WHEN has_failed THEN 'overloaded' ELSE '' END, 'stop', n % 4000, n % 300, 0, n % 700, n % 900,
-  'USD', n % 900, n * 31 % 9000, 0, 'worker-0', 'diverged', n % 300, {trace_hex}, '{timeline}'
+  'USD', n % 900, n * 31 % 9000, 0, 'worker-0', 'diverged', n % 300, {trace_hex},
+  'talk-' || (n / 40 % 5000), '{timeline}'
 FROM (
   SELECT n, {start} + n * 100 AS at_ms, n % 50 = 7 AND n >= {rare} AS has_failed,
     CASE WHEN n < {rare} THEN 'rare' ELSE '{tenant}' || (1000 + (n * 7919 % 40) * (n * 7919 % 40) / 80) END AS tenant
@@ -150,6 +152,7 @@ def queries(num_rows: int) -> dict[str, tuple[RequestFilter, str | None]]:
         "longer than 8.9 s": (RequestFilter(min_duration_ms=8_900), None),
         "longer than an hour, of which there are none": (RequestFilter(min_duration_ms=3_600_000), None),
         "the same of a tenant": (RequestFilter(tenant_id=tenant, min_duration_ms=3_600_000), None),
+        "the turns of a conversation": (RequestFilter(tenant_id=tenant, session_id="talk-7"), None),
         "one trace": (RequestFilter(trace_id=row(num_rows // 2).trace_id), None),
     }
 
@@ -189,6 +192,13 @@ async def measure(database: Database, num_rows: int, repeats: int) -> dict[str, 
                 await request_volume.volume(conn, span, 48)
 
         found[name] = await _timed(volume, repeats)
+    for name, tenant in (("conversations", None), ("conversations of a tenant", f"{TENANT}1000")):
+
+        async def talks(tenant: str | None = tenant) -> None:
+            async with database.read() as conn:
+                await sessions.list_sessions(conn, RequestFilter(tenant_id=tenant), 100)
+
+        found[name] = await _timed(talks, repeats)
     return found
 
 

@@ -35,6 +35,7 @@ from gateway.routes import (
     completions,
     description,
     fairness,
+    doctor,
     files,
     health,
     invoices,
@@ -104,6 +105,7 @@ def api_routes() -> list[Route]:
         *tenants.ROUTES,
         *budgets.ROUTES,
         *limits.ROUTES,
+        *doctor.ROUTES,
     ]
 
 

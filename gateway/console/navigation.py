@@ -33,6 +33,7 @@ SCREENS = (
     ScreenLink("Audit log", "/audit", OPERATORS),
     ScreenLink("Sessions", "/sessions"),
     ScreenLink("Batches", "/batches", TENANTS),
+    ScreenLink("Doctor", "/doctor", frozenset(("operator",))),
     ScreenLink("Playground", "/playground", frozenset(("admin",))),
     ScreenLink("Workers", "/workers", OPERATORS),
     ScreenLink("Cache", "/cache", OPERATORS),

@@ -25,6 +25,7 @@ from gateway.console.screens import (
     workers,
 )
 from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
+from gateway.console.screens import batches, doctor, home, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -47,4 +48,5 @@ ROUTES = [
     *cache.ROUTES,
     *fairness.ROUTES,
     *webhooks.ROUTES,
+    *doctor.ROUTES,
 ]

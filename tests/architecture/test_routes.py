@@ -154,6 +154,7 @@ LISTED = {
     "GET /admin/v1/requests/{request_id}/otlp": "admin",
     "GET /v1/requests": "usage:read",
     "GET /admin/v1/sessions": "admin",
+    "GET /admin/v1/settings": "admin",
     "GET /v1/sessions": "usage:read",
     "GET /v1/requests/volume": "usage:read",
     "GET /v1/requests/{request_id}": "usage:read",

@@ -46,7 +46,15 @@ async def ask(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         "charge_micro_units": headgate["charge_micro_units"],
         "currency": headgate["currency"],
     }
-    return await _show(request, viewer, form, text=answer["choices"][0]["message"]["content"], facts=facts)
+    return await _show(
+        request, viewer, form, body=body_of(form), text=answer["choices"][0]["message"]["content"], facts=facts
+    )
+
+
+async def show_code(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Shows the form's request as commands for elsewhere, and sends nothing."""
+    form = await pages.fields_of(request)
+    return await _show(request, viewer, form, body=body_of(form))
 
 
 async def stream(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -78,10 +86,10 @@ async def _show(
     form: Form,
     *,
     message: str = "",
+    body: Mapping[str, Any] | None = None,
     text: str | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> web.StreamResponse:
-    body = None if text is None else body_of(form)
     return pages.show(
         request,
         viewer,
@@ -105,8 +113,8 @@ def _curl(body: Mapping[str, Any]) -> str:
 
 
 def _python(body: Mapping[str, Any]) -> str:
-    """Returns a program for the OpenAI client. A JSON value of texts and numbers is a Python value, too."""
-    fields = "".join(f"    {name}={json.dumps(value)},\n" for name, value in body.items())
+    """Returns a program for the OpenAI client."""
+    fields = "".join(f"    {name}={value!r},\n" for name, value in body.items())
     return (
         "import os\nfrom openai import OpenAI\n\n"
         'client = OpenAI(base_url=os.environ["HEADGATE_URL"] + "/v1", api_key=os.environ["HEADGATE_API_KEY"])\n'
@@ -114,4 +122,9 @@ def _python(body: Mapping[str, Any]) -> str:
     )
 
 
-ROUTES = [pages.get("/playground", show_form), pages.post("/playground", ask), pages.post("/playground/stream", stream)]
+ROUTES = [
+    pages.get("/playground", show_form),
+    pages.post("/playground", ask),
+    pages.post("/playground/code", show_code),
+    pages.post("/playground/stream", stream),
+]

@@ -3,9 +3,12 @@
 
 // Times are written in the viewer's zone; UTC stays in the title.
 const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-for (const element of document.querySelectorAll("time[datetime]")) {
-  element.textContent = zoned.format(new Date(element.dateTime));
+function showTimes(root) {
+  for (const element of root.querySelectorAll("time[datetime]")) {
+    element.textContent = zoned.format(new Date(element.dateTime));
+  }
 }
+showTimes(document);
 
 // A click copies a text block.
 for (const block of document.querySelectorAll("pre.copy")) {
@@ -22,13 +25,14 @@ for (const block of document.querySelectorAll("pre.copy")) {
 // Traffic: a running batch is shown anew, a file fills the field beside it, and the playground's answer comes as it is made.
 const reloading = document.querySelector("[data-reload]");
 if (reloading) {
-  const again = setInterval(async () => {
+  setInterval(async () => {
     if (document.hidden) return;
     const answer = await fetch(location.href);
     const fresh = answer.ok && new DOMParser().parseFromString(await answer.text(), "text/html").getElementById(reloading.id);
     if (!fresh) return;
+    if (!fresh.dataset.reload) return location.reload();
+    showTimes(fresh);
     document.getElementById(reloading.id).replaceWith(document.adoptNode(fresh));
-    if (!fresh.dataset.reload) clearInterval(again);
   }, Number(reloading.dataset.reload));
 }
 
@@ -42,6 +46,7 @@ for (const field of document.querySelectorAll("textarea[data-file]")) {
 
 const asking = document.querySelector("form[data-stream]");
 asking?.addEventListener("submit", async (event) => {
+  if (event.submitter?.hasAttribute("formaction")) return;
   event.preventDefault();
   const [section, text, facts] = ["answer", "answer-text", "answer-facts"].map((id) => document.getElementById(id));
   const fields = new URLSearchParams(new FormData(asking));

@@ -42,7 +42,7 @@ async def test_a_batch_is_submitted_followed_and_cancelled(shared_gateway: Runni
         assert path.removeprefix("/batches/") in (await tenant.get("/batches?format=csv")).text
         await tenant.get(path)
         page = await tenant.submit(f"{path}/cancel")
-        assert "cancell" in page.words
+        assert "Status cancelling" in page.words
         assert "Cancel this batch" not in page.words
 
 
