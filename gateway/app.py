@@ -30,9 +30,11 @@ from gateway.routes import (
     batches,
     books,
     budgets,
+    cache,
     chat,
     completions,
     description,
+    fairness,
     files,
     health,
     invoices,
@@ -51,6 +53,7 @@ from gateway.routes import (
     tokenize,
     usage,
     webhooks,
+    workers,
 )
 from gateway.telemetry.keys import OBSERVERS
 
@@ -84,6 +87,9 @@ def api_routes() -> list[Route]:
         *prefixes.ROUTES,
         *adapters.ROUTES,
         *webhooks.ROUTES,
+        *workers.ROUTES,
+        *cache.ROUTES,
+        *fairness.ROUTES,
         *price_sheets.ROUTES,
         *invoices.ROUTES,
         *books.ROUTES,

@@ -3,7 +3,7 @@ more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, func, select
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.billing import invoice_numbers as numbers
 from accounting.prices import prices, pricing
 from accounting.tables.invoice_models import Invoice, InvoiceLine
-from accounting.tables.residency_models import ResidencyCharge
+from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from accounting.values.periods import period_of
 
 ResidencyClass = Literal["residency_cache", "residency_pinned"]
@@ -99,6 +99,37 @@ async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -
         .group_by(table.hour)
     )
     return {row[0]: int(row[1]) for row in await conn.execute(query)}
+
+
+class TenantKept(NamedTuple):
+    """KV that caches kept for one tenant, in byte-hours, and micro-units that were charged for it, by currency."""
+
+    cache: int
+    pinned: int
+    charges: Mapping[str, int]
+
+
+async def by_tenant(conn: AsyncConnection, start: int, tenant_ids: Collection[str]) -> dict[str, TenantKept]:
+    """Return what was kept for these tenants in the hours from `start` on, charged or not yet. Readings are stored for
+    two days."""
+    reading, charge = ResidencyReading, ResidencyCharge
+    kept = (
+        select(reading.tenant_id, func.sum(reading.cache), func.sum(reading.pinned))
+        .where(reading.hour >= start, reading.tenant_id.in_(tenant_ids))
+        .group_by(reading.tenant_id)
+    )
+    charged = (
+        select(charge.tenant_id, charge.currency, func.sum(charge.charge_cache + charge.charge_pinned))
+        .where(charge.hour >= start, charge.tenant_id.in_(tenant_ids))
+        .group_by(charge.tenant_id, charge.currency)
+    )
+    charges: dict[str, dict[str, int]] = {}
+    for tenant_id, currency, amount in await conn.execute(charged):
+        charges.setdefault(tenant_id, {})[currency] = int(amount)
+    return {
+        row[0]: TenantKept(int(row[1]) // HOUR_MS, int(row[2]) // HOUR_MS, charges.get(row[0], {}))
+        for row in await conn.execute(kept)
+    }
 
 
 async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:

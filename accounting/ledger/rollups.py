@@ -7,7 +7,7 @@ When a day is sealed its buckets are compared with the rows and computed anew if
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, Select, case, cast, delete, func, insert, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -16,7 +16,7 @@ from accounting.database.db import add_up
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
 from accounting.values.periods import month_start
-from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
+from accounting.values.types import BILLED, OPERATOR_TENANT, TOKEN_CLASSES, LedgerRow, Tier, Usage
 
 Width = Literal["1m", "1h", "1d"]
 Span = Literal["1m", "1h", "1d", "month"]
@@ -51,6 +51,30 @@ async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     for span in SPANS:
         rows = summed({**row, "bucket": bucket_of(span, row["bucket"])} for row in rows)
         await add_up(conn, table_of(span).__table__, rows, COUNTED)
+
+
+class TenantSums(NamedTuple):
+    """Requests of one tenant and their tokens."""
+
+    tenant_id: str
+    num_requests: int
+    usage: Usage
+
+
+async def by_tenant(
+    conn: AsyncConnection, width: Width, start: int, *, tier: Tier | None = None, limit: int = 100
+) -> list[TenantSums]:
+    """Return the sums of all buckets from the one of `start` on, of the tenants with most tokens; those first. The
+    operator is not among them."""
+    table = TABLES[width]
+    sums = [cast(func.sum(getattr(table, name)), BigInteger).label(name) for name in TOKEN_CLASSES]
+    query = select(table.tenant_id, cast(func.sum(table.num_requests), BigInteger), *sums)
+    query = query.where(table.bucket >= bucket_of(width, start), table.tenant_id != OPERATOR_TENANT)
+    if tier is not None:
+        query = query.where(table.tier == tier)
+    total = func.sum(sum((getattr(table, name) for name in TOKEN_CLASSES[1:]), getattr(table, TOKEN_CLASSES[0])))
+    query = query.group_by(table.tenant_id).order_by(total.desc(), table.tenant_id).limit(limit)
+    return [TenantSums(row[0], row[1], Usage(*row[2:])) for row in await conn.execute(query)]
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:

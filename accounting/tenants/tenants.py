@@ -112,6 +112,12 @@ async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> d
     return {row.id: row.time_zone for row in await conn.execute(query)}
 
 
+async def weights_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, float]:
+    """Return the weights by which busy workers divide their time among these tenants."""
+    query = select(Tenant.id, Tenant.weight_percent).where(Tenant.id.in_(sorted(set(tenant_ids))))
+    return {row.id: row.weight_percent / 100 for row in await conn.execute(query)}
+
+
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
     """Return the tenant. Raises ConflictError if it is archived: then nothing in it may be created or changed."""
     tenant = await get(conn, tenant_id)

@@ -106,3 +106,24 @@ def _critical(phases: Sequence[Mapping[str, Any]]) -> set[int]:
         last = max(before, key=lambda i: (phases[i]["end_ms"], -phases[i]["start_ms"]))
         found.add(last)
         until = phases[last]["start_ms"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of one horizontal line. `x` and `width` are per cent of the line."""
+
+    name: str
+    x: float
+    width: float
+    value: float
+
+
+def line_of(values: Sequence[tuple[str, float]], whole: float | None = None) -> Sequence[Slice]:
+    """Returns the parts of a line that is `whole` long, or as long as all parts together. No value is negative."""
+    length = (sum(value for _, value in values) if whole is None else whole) or 1
+    slices, x = [], 0.0
+    for name, value in values:
+        width = 100 * value / length
+        slices.append(Slice(name, round(x, 3), round(width, 3), value))
+        x += width
+    return slices

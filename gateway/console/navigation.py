@@ -19,7 +19,7 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"))
+SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"), ScreenLink("Workers", "/workers", OPERATORS))
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:

@@ -17,6 +17,7 @@ import msgspec
 from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
 from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, place
+from gateway.routing.prefix_uses import PrefixUses
 from gateway.routing.upstream.cache_view import Group
 from gateway.routing.upstream.native import WorkerLink
 from workers.protocol.messages import Finished, Region
@@ -109,6 +110,7 @@ class Router:
     ) -> None:
         """An empty key means that nothing is known of caches."""
         self.counts = RouterCounts()
+        self.prefixes = PrefixUses()
         self._key = group_key
         self._rule = rule
         self._clock = clock
@@ -169,7 +171,15 @@ class Router:
         if first_us is not None:
             counts.predicted_ttft_s += pick.placement.ttft_s
             counts.ttft_s += first_us / 1e6
+        self._note_prefix(pick, real)
         self._num_output += OUTPUT_WEIGHT * (final.usage.output - self._num_output)
+
+    def _note_prefix(self, pick: Pick, num_cached: int) -> None:
+        prompt = pick.prompt
+        groups = self._groups(pick.link, prompt)
+        if groups:
+            is_public = len(prompt.path) > 1
+            self.prefixes.note(groups[0][0], prompt.model, len(prompt.tokens), num_cached, is_public=is_public)
 
     def _candidate(self, link: WorkerLink, prompt: Prompt, now: float) -> Candidate:
         status = link.status

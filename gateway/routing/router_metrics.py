@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import get_args
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -10,17 +11,9 @@ from prometheus_client.registry import Collector
 
 from gateway.routing.router import Router
 from gateway.routing.upstream.fleet import Fleet
-from gateway.routing.upstream.native import WorkerLink
+from gateway.routing.upstream.native import WorkerState
 
-STATES = ("ready", "draining", "disk_full", "silent")
-
-
-def _state(link: WorkerLink) -> str:
-    if link.takes_work:
-        return "ready"
-    if link.status.draining:
-        return "draining"
-    return "disk_full" if link.status.disk_full else "silent"
+STATES = get_args(WorkerState)
 
 
 class RouterMetrics(Collector):
@@ -47,7 +40,7 @@ class RouterMetrics(Collector):
         for link in links:
             for state in STATES:
                 place = [link.registration.worker, link.registration.model, state]
-                states.add_metric(place, float(state == _state(link)))
+                states.add_metric(place, float(state == link.state))
         yield states
         yield CounterMetricFamily(
             "headgate_worker_links_lost", "Links to workers that ended.", value=self._fleet.num_lost

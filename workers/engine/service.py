@@ -29,6 +29,7 @@ from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, 
 from workers.engine.journal.shipping import Shipper
 from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
+from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
 from workers.process.rounds import heed_cancellation, repeat
@@ -41,6 +42,7 @@ from workers.protocol.messages import (
     AdapterReport,
     AdapterState,
     CacheEvent,
+    DrainCommand,
     EngineAck,
     EngineRecord,
     EngineRecords,
@@ -88,6 +90,8 @@ class Service:
         bytes_per_block = engine.runner.bytes_per_block
         self._residency = ResidencyMeter(hello.process, identity.model, bytes_per_block)
         self._residency_links: set[int] = set()
+        self._reporter = EngineReporter(engine.runner.kernels)
+        self._report_links: set[int] = set()
         self.identity = identity
         self.engine_error: BaseException | None = None
         self.status = WorkerStatus()
@@ -198,6 +202,7 @@ class Service:
         if out.adapters is not None:
             self._tell_adapters(out.adapters)
         self._metrics.observe(out)
+        self._reporter.observe(out.steps, out.cache, out.queues)
         if out.cache is not None:
             self._residency.observe(out.cache.tenants, time.time())
         self._notice_quiet()
@@ -288,9 +293,14 @@ class Service:
                 connection.send(self._adapters.report)
             if message.residency:
                 self._residency_links.add(link)
+            if message.operations:
+                self._report_links.add(link)
+                connection.send(self._reporter.report(time.monotonic()))
             self._ship()
         elif isinstance(message, AdapterCommand) and message.action == "load":
             self._load_adapter(link, message)
+        elif isinstance(message, DrainCommand):
+            self.stop_accepting()
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
@@ -309,6 +319,7 @@ class Service:
         """Removes a link. Sequences end with the link on which they came."""
         self._adapters.links.discard(link)
         self._residency_links.discard(link)
+        self._report_links.discard(link)
         if self._links.pop(link, None) is not None:
             self._inbox.put((link, LinkClosed()))
             self._ship()
@@ -322,6 +333,10 @@ class Service:
     def _send_heartbeats(self) -> None:
         for link in list(self._links):
             self._send(link, self._status_now())
+        if self._report_links:
+            report = self._reporter.report(time.monotonic())
+            for link in list(self._report_links):
+                self._send(link, report)
         self._ship()
 
     def _tell_residency(self) -> None:
@@ -421,6 +436,7 @@ def hello_of(engine: Engine, model: str, process: str) -> Hello:
         peeks=True,
         adapters=True,
         packed_prompts=True,
+        operations=True,
     )
 
 

@@ -20,6 +20,8 @@ else:
     TokenIds = array  # it takes no parameter at run time before Python 3.12
 
 PROTOCOL_VERSION = 1
+MAX_REPORTED_STEPS = 60
+MAX_REPORTED_TENANTS = 200
 
 Tier = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
@@ -55,6 +57,9 @@ class Hello(Frame, frozen=True, tag="hello"):
     """The worker reads prompts of four bytes a token. One that does not set this is sent numbers."""
     residency: bool = False
     """A gateway that understands `ResidencyReport` sets this."""
+    operations: bool = False
+    """The sender understands `DrainCommand` or `EngineReport`. A version without them is not sent what it cannot
+    read."""
 
 
 class SamplingParams(Frame, frozen=True):
@@ -377,6 +382,76 @@ class AdapterReport(Frame, frozen=True, tag="adapters"):
     adapters: tuple[AdapterState, ...] = ()
 
 
+class DrainCommand(Frame, frozen=True, tag="drain"):
+    """The worker takes nothing new from now on and finishes what runs. It is idempotent. The process stays until its
+    operator ends it."""
+
+
+class KernelReport(Frame, frozen=True, array_like=True):
+    """The implementation that runs for an op, and how its comparison with the op's twin at the start ended: `twin`,
+    `equal`, `differs` or `unchecked`."""
+
+    op: str
+    implementation: str
+    state: str
+
+
+class StepReport(Frame, frozen=True, array_like=True):
+    """One step that ran recently."""
+
+    step: int
+    age_ms: int
+    """Milliseconds from its end to the report."""
+    execute_us: int
+    num_sequences: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+
+
+class TenantReport(Frame, frozen=True, array_like=True):
+    """What one tenant has in the worker now."""
+
+    tenant: str
+    weight: float = 1.0
+    running: int = 0
+    waiting: int = 0
+    oldest_wait_ms: int = 0
+    held_blocks: int = 0
+    """Blocks of the prefix tree under a running sequence or a pin."""
+    retained_blocks: int = 0
+    """Blocks of the prefix tree that could be evicted."""
+    pinned_blocks: int = 0
+    evicted_blocks: int = 0
+    """Blocks that the tenant lost to anybody's need since the process began."""
+
+
+class StepTimes(Frame, frozen=True):
+    """What steps were seen to cost: fixed seconds, seconds per token, seconds per token of KV that is read."""
+
+    num_steps: int = 0
+    """Steps that were seen. Below eight nothing is predicted from them."""
+    fixed_s: float = 0.0
+    token_s: float = 0.0
+    kv_token_s: float = 0.0
+
+
+class EngineReport(Frame, frozen=True, tag="engine_report"):
+    """What an operator wants to see of a worker, sent each second."""
+
+    wait_ms: int = 0
+    """The forecast of the waiting time of a request that comes now."""
+    step_times: StepTimes = StepTimes()
+    cache_nodes: int = 0
+    pinned_blocks: int = 0
+    evicted_blocks: dict[str, int] = {}
+    """Blocks that were evicted since the process began, by cause."""
+    kernels: tuple[KernelReport, ...] = ()
+    steps: tuple[StepReport, ...] = ()
+    """The last steps, the oldest first."""
+    tenants: tuple[TenantReport, ...] = ()
+    """The tenants with most requests, then most blocks, in the worker; at most `MAX_REPORTED_TENANTS`."""
+
+
 class Alive(Frame, frozen=True, tag="alive"):
     """The gateway's heartbeat, sent each second. A link that is silent for 3 s is lost, and its sequences end with
     it."""
@@ -442,7 +517,16 @@ class ResidencyReport(Frame, frozen=True, tag="residency"):
 
 
 ToWorker = (
-    Hello | GenerateRequest | ExtendLease | Cancel | CacheCommand | AdapterCommand | CacheProbe | Alive | EngineAck
+    Hello
+    | GenerateRequest
+    | ExtendLease
+    | Cancel
+    | CacheCommand
+    | AdapterCommand
+    | DrainCommand
+    | CacheProbe
+    | Alive
+    | EngineAck
 )
 ToGateway = (
     Hello
@@ -455,5 +539,6 @@ ToGateway = (
     | CacheProbed
     | EngineRecords
     | ResidencyReport
+    | EngineReport
 )
 Message = ToWorker | ToGateway

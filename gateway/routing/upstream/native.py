@@ -13,7 +13,7 @@ import uuid
 from array import array
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -33,8 +33,10 @@ from workers.protocol.messages import (
     CacheProbe,
     CacheProbed,
     Cancel,
+    DrainCommand,
     EngineAck,
     EngineRecords,
+    EngineReport,
     ExtendLease,
     Failed,
     Finished,
@@ -61,6 +63,9 @@ SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
 """The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
+
+WorkerState = Literal["ready", "draining", "disk_full", "silent"]
+"""The state of a linked worker. `silent`: its engine has shown no step for some seconds."""
 
 KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
 """Commits a worker's records to SQL, however long that takes, and returns the answer to the worker."""
@@ -132,6 +137,8 @@ class WorkerLink:
         self.registration = registration
         self.hello: Hello | None = None
         self.status = WorkerStatus()
+        self.report = EngineReport()
+        """What the worker last told for its operator. It stays empty for a version that reports nothing."""
         self.cached = CacheView()
         self.adapters: dict[str, AdapterState] = {}
         """The adapters by name, as the worker last reported them."""
@@ -158,6 +165,14 @@ class WorkerLink:
         suspect = self.status.last_step_age_ms > SUSPECT_STEP_AGE_MS
         told_to_wait = self.status.draining or self.status.disk_full
         return self.is_up and not told_to_wait and not suspect
+
+    @property
+    def state(self) -> WorkerState:
+        if self.takes_work:
+            return "ready"
+        if self.status.draining:
+            return "draining"
+        return "disk_full" if self.status.disk_full else "silent"
 
     @property
     def num_calls(self) -> int:
@@ -222,6 +237,12 @@ class WorkerLink:
         finally:
             del self._peeks[number]
 
+    def drain(self) -> None:
+        """Asks the worker to take nothing new. Raises `LinkDown` if it is gone, or does not know the command."""
+        if self.hello is None or not self.hello.operations:
+            raise LinkDown
+        self.send(DrainCommand())
+
     def send(self, message: Message) -> None:
         if self._connection is not None:
             self._connection.send(message)
@@ -244,7 +265,7 @@ class WorkerLink:
         except (OSError, TimeoutError):
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
-        self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True))
+        self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True, operations=True))
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))
             shipping = tasks.create_task(self._ship_records())
@@ -296,6 +317,8 @@ class WorkerLink:
             case CacheEvent():
                 if not self.cached.apply(message):
                     self._ask_snapshot()
+            case EngineReport():
+                self.report = message
             case AdapterReport():
                 self.adapters = {one.name: one for one in message.adapters}
             case Hello():

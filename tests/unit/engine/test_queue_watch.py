@@ -27,11 +27,11 @@ def test_who_runs_and_who_waits_is_told_by_tier():
     interactive, batch = found.tiers["interactive"], found.tiers["batch"]
     assert (interactive.num_running, interactive.num_waiting, interactive.num_tenants_waiting) == (1, 2, 1)
     assert (batch.num_running, batch.num_waiting, batch.num_tenants_waiting) == (0, 1, 1)
-    assert found.num_tenants == 3
+    assert found.tenants.keys() == {"one", "two", "three"}
     assert interactive.oldest_wait_s == batch.oldest_wait_s == 3.0
     drive.run()
     assert look(drive).tiers["interactive"].oldest_wait_s == 0.0
-    assert look(drive).num_tenants == 0
+    assert look(drive).tenants == {}
 
 
 def test_the_spread_is_that_of_tenants_that_wait():

@@ -48,5 +48,5 @@ class QueueMetrics:
             self._waiting_tenants.labels(name).set(tier.num_tenants_waiting)
             earlier = before.tiers.get(name, TierFigures())
             self._preemptions.labels(name).inc(tier.num_preempted - earlier.num_preempted)
-        self._tenants.set(now.num_tenants)
+        self._tenants.set(len(now.tenants))
         self._spread.set(now.counter_spread)

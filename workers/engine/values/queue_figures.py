@@ -1,13 +1,14 @@
-"""Figures of the queues: who waits, for how long, and how far tenants are apart. Values only.
+"""Figures of the queues: who waits, for how long, how far tenants are apart, and what steps cost. Values only.
 
-They show whether scheduling is fair. They name no tenant, because a worker's metrics do not carry every tenant.
+They show whether scheduling is fair. Metrics read the sums, because they do not carry every tenant; gateways are told
+of each tenant.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from workers.protocol.messages import Tier
+from workers.protocol.messages import StepTimes, Tier
 
 
 @dataclass(slots=True)
@@ -25,11 +26,24 @@ class TierFigures:
 
 
 @dataclass(slots=True)
+class TenantQueue:
+    weight: float = 1.0
+    num_running: int = 0
+    """Number of requests that have begun."""
+    num_waiting: int = 0
+    """Number of requests that never ran."""
+    oldest_wait_s: float = 0.0
+
+
+@dataclass(slots=True)
 class QueueFigures:
     tiers: dict[Tier, TierFigures] = field(
         default_factory=lambda: {"interactive": TierFigures(), "batch": TierFigures()}
     )
-    num_tenants: int = 0
-    """Number of tenants that have a request in the worker."""
     counter_spread: float = 0.0
     """Largest difference between the virtual counters of tenants that wait, in weighted tokens."""
+    tenants: dict[str, TenantQueue] = field(default_factory=dict)
+    """The tenants that have a request in the worker."""
+    wait_s: float = 0.0
+    """Forecast of the waiting time of a request that comes now."""
+    step_times: StepTimes = field(default_factory=StepTimes)

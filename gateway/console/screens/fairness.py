@@ -1,0 +1,74 @@
+"""Fairness: the share of busy workers that each tenant received against the one promised, its waits, its refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from gateway.console import charts, pages
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+TIERS = ("interactive", "batch")
+NUM_BARS = 20
+
+
+async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    asked = {name: request.query[name] for name in ("minutes", "tier") if request.query.get(name)}
+    found = await viewer.get("/admin/v1/fairness", **asked)
+    tables = {
+        "shares": Table("fairness", _SHARES, found["tenants"], _NOBODY),
+        "refusals": Table("refusals", _REFUSALS, found["refusals"], "Nobody was refused in these minutes."),
+    }
+    shown = request.query.get("table", "shares")
+    shares = [share for one in found["tenants"] for share in (one["promised_share"], one["received_share"])]
+    return pages.show(
+        request,
+        viewer,
+        "fairness.html",
+        found=found,
+        tiers=TIERS,
+        tables=tables,
+        table=tables.get(shown, tables["shares"]),
+        bars=[_bars(one, max(shares)) for one in found["tenants"][:NUM_BARS]],
+    )
+
+
+def _bars(one: Mapping[str, Any], longest: float) -> Mapping[str, Any]:
+    return {
+        "project_id": one["project_id"],
+        "received": one["received_share"],
+        "promised": one["promised_share"],
+        "received_line": charts.line_of([("received", one["received_share"])], longest),
+        "promised_line": charts.line_of([("", 0.0), ("promised", one["promised_share"])], longest),
+    }
+
+
+_NOBODY = "Nobody was served in these minutes. Send a request, or ask for more minutes."
+_SHARES = (
+    Column("project_id", "Tenant", "code", link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}"),
+    Column("weight", "Weight"),
+    Column("promised_share", "Promised", "share"),
+    Column("received_share", "Received", "share"),
+    Column("service_tokens", "Weighed tokens", "count"),
+    Column("num_requests", "Requests", "count"),
+    Column("mean_queue_ms", "Mean queue", "ms"),
+    Column("longest_queue_ms", "Longest queue", "ms"),
+    Column("running", "Running now", "count"),
+    Column("waiting", "Waiting now", "count"),
+    Column("oldest_wait_ms", "Oldest wait now", "ms"),
+)
+_REFUSALS = (
+    Column(
+        "project_id",
+        "Tenant",
+        "code",
+        link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}&outcome=refused",
+    ),
+    Column("code", "Reason", "code"),
+    Column("num_requests", "Refused requests", "count"),
+)
+
+ROUTES = [pages.get("/fairness", show_fairness)]

@@ -1,0 +1,133 @@
+"""The workers: their pools and queues, one worker with its last steps, and its drain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from gateway.console import charts, pages
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+PATH = "/admin/v1/workers"
+HELD = ("held", "evictable", "free")
+
+
+async def list_workers(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    found = await viewer.get(PATH)
+    return pages.show(
+        request,
+        viewer,
+        "workers.html",
+        gateway=found["gateway"],
+        table=Table("workers", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY),
+        pools=[(one["id"], _pool(one["blocks"])) for one in found["data"]],
+    )
+
+
+async def show_worker(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    found = await _one(request, viewer)
+    return pages.show(
+        request,
+        viewer,
+        "worker.html",
+        found=found,
+        pool=_pool(found["blocks"]),
+        steps=_steps(found["steps"]),
+        slowest_ms=max((step["execute_ms"] for step in found["steps"]), default=None),
+        table=Table("worker-tenants", _TENANT_COLUMNS, found["tenants"], "No tenant has anything in this worker."),
+    )
+
+
+async def ask_drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Shows what a drain would do, before the form that asks for it."""
+    found = await _one(request, viewer)
+    others = [
+        one["id"]
+        for one in (await viewer.get(PATH))["data"]
+        if one["model"] == found["model"] and one["id"] != found["id"] and one["state"] == "ready"
+    ]
+    return pages.show(request, viewer, "worker_drain.html", found=found, others=others)
+
+
+async def drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    worker_id = request.match_info["id"]
+    await viewer.post(f"{PATH}/{worker_id}/drain", {})
+    return pages.see_other(f"/workers/{worker_id}")
+
+
+async def _one(request: web.Request, viewer: Viewer) -> Any:
+    return await viewer.get(f"{PATH}/{request.match_info['id']}")
+
+
+_EMPTY = "No worker is linked with this gateway. Start one with `headgate worker` or `headgate up`."
+_COLUMNS = (
+    Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),
+    Column("state", "State"),
+    Column("model", "Model"),
+    Column("running", "Running", "count"),
+    Column("waiting", "Waiting", "count"),
+    Column("predicted_wait_ms", "Predicted wait", "ms"),
+    Column("held_share", "KV held", "share"),
+    Column("blocks_total", "KV blocks", "count"),
+    Column("last_step_age_ms", "Last step", "ms"),
+    Column("fixed_ms", "Step, fixed", "ms"),
+    Column("token_ms", "Step, per token", "ms"),
+    Column("requests_of_this_gateway", "Of this gateway", "count"),
+    Column("address", "Address", "code"),
+    Column("root", "Root", "code"),
+)
+_TENANT_COLUMNS = (
+    Column("project_id", "Tenant", "code"),
+    Column("weight", "Weight"),
+    Column("running", "Running", "count"),
+    Column("waiting", "Waiting", "count"),
+    Column("oldest_wait_ms", "Oldest wait", "ms"),
+    Column("held_blocks", "Blocks in use", "count"),
+    Column("retained_blocks", "Blocks evictable", "count"),
+    Column("pinned_blocks", "Blocks pinned", "count"),
+    Column("evicted_blocks", "Blocks lost", "count"),
+)
+
+
+def _row(one: Mapping[str, Any]) -> dict[str, Any]:
+    blocks, step_time = one["blocks"], one["step_time"] or {}
+    token_us = step_time.get("token_us")
+    return {
+        **one,
+        "held_share": blocks["held"] / blocks["total"] if blocks["total"] else None,
+        "blocks_total": blocks["total"],
+        "fixed_ms": step_time.get("fixed_ms"),
+        "token_ms": None if token_us is None else token_us / 1000,
+    }
+
+
+def _pool(blocks: Mapping[str, int]) -> Sequence[charts.Slice]:
+    return charts.line_of([(name, blocks[name]) for name in HELD])
+
+
+def _steps(steps: Sequence[Mapping[str, Any]]) -> charts.Bars | None:
+    """Returns the bars of the last steps by their milliseconds, divided as their tokens are."""
+    if not steps:
+        return None
+    values = []
+    for step in steps:
+        tokens = step["num_prefill_tokens"] + step["num_decode_tokens"] or 1
+        prefill = step["execute_ms"] * step["num_prefill_tokens"] / tokens
+        label = (
+            f"step {step['step']}: {step['execute_ms']:.1f} ms, {step['num_sequences']} sequences,"
+            f" {step['num_prefill_tokens']} prompt and {step['num_decode_tokens']} output tokens"
+        )
+        values.append((label, {"prompt tokens": prefill, "output tokens": step["execute_ms"] - prefill}))
+    slowest = max(step["execute_ms"] for step in steps)
+    return charts.stacked(values, ("prompt tokens", "output tokens"), f"{slowest:.1f} ms")
+
+
+ROUTES = [
+    pages.get("/workers", list_workers),
+    pages.get("/workers/{id}", show_worker),
+    pages.get("/workers/{id}/drain", ask_drain),
+    pages.post("/workers/{id}/drain", drain),
+]

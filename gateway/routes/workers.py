@@ -1,0 +1,78 @@
+"""`/admin/v1/workers`: the workers that this gateway is linked with, and their drain. Operator keys only.
+
+Every gateway is linked with every worker, and a worker tells all of them the same. Only the requests that a gateway
+has sent are its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from accounting.database import audit
+from gateway.base import errors
+from gateway.base.app_keys import SETTINGS
+from gateway.generation.stream import GENERATION
+from gateway.http.sql import writing
+from gateway.routes.admin import actor, now, part, route
+from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.schema import workers as shapes
+from gateway.schema.organization import listing, reply
+
+PATH = "/admin/v1/workers"
+ONE = f"{PATH}/{{worker_id}}"
+
+
+async def list_all(request: web.Request) -> web.Response:
+    """List the linked workers."""
+    return reply(
+        listing([shapes.worker(_told(link)) for link in _links(request)], has_more=False) | _answered_by(request)
+    )
+
+
+async def get(request: web.Request) -> web.Response:
+    """Show one worker with its last steps, its tenants, its kernels and its evictions."""
+    link = _link(request)
+    return reply(shapes.worker_in_detail(_told(link), link.adapters.values()) | _answered_by(request))
+
+
+async def drain(request: web.Request) -> web.Response:
+    """Let a worker finish what runs and take nothing new, until its process is started again."""
+    link = _link(request)
+    worker_id = link.registration.worker
+    async with writing(request, changes_identities=False) as conn:
+        await audit.record(conn, "headgate.worker.drained", actor=actor(request), now=now(), object_id=worker_id)
+        try:
+            link.drain()
+        except LinkDown:
+            raise errors.conflict(
+                "This worker is gone, or its version knows no drain from a gateway. Send SIGTERM to its process.",
+                "worker_not_drainable",
+            ) from None
+    return reply({"id": worker_id, "object": "worker.drain", "running": link.status.running})
+
+
+def _links(request: web.Request) -> list[WorkerLink]:
+    return sorted(request.app[GENERATION].fleet.links, key=lambda link: link.registration.worker)
+
+
+def _link(request: web.Request) -> WorkerLink:
+    wanted = part(request, "worker_id")
+    for link in _links(request):
+        if link.registration.worker == wanted:
+            return link
+    raise errors.not_found("No such worker is linked with this gateway.")
+
+
+def _told(link: WorkerLink) -> shapes.LinkedWorker:
+    assert link.hello is not None, "only links that are up are listed"
+    return shapes.LinkedWorker(link.registration, link.hello, link.status, link.report, link.state, link.num_calls)
+
+
+def _answered_by(request: web.Request) -> dict[str, Any]:
+    """Names the gateway process that answered, by its slot."""
+    return {"gateway": request.app[SETTINGS].slot}
+
+
+ROUTES = [route("GET", PATH, list_all), route("GET", ONE, get), route("POST", f"{ONE}/drain", drain)]

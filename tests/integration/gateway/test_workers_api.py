@@ -1,0 +1,78 @@
+"""`/admin/v1/workers`: what gateways know of a worker, and the drain that they ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fakes import ScriptedWorker
+from gateways import MODEL, RunningGateway, until
+
+from gateway.generation.stream import GENERATION
+
+PATH = "/admin/v1/workers"
+
+
+async def call(gateway: RunningGateway, method: str, path: str, key: str | None = None) -> tuple[int, dict[str, Any]]:
+    async with gateway.session(key or gateway.keys.admin_key) as session, session.request(method, path) as answer:
+        return answer.status, await answer.json()
+
+
+async def answer(gateway: RunningGateway, max_tokens: int = 20) -> None:
+    async with gateway.client() as client:
+        await client.completions.create(model=MODEL, prompt="twenty tokens, please, and no less", max_tokens=max_tokens)
+
+
+async def test_a_worker_tells_its_pool_its_steps_and_who_has_what(
+    gateway: RunningGateway, worker: ScriptedWorker
+) -> None:
+    await answer(gateway)
+    link = gateway.app[GENERATION].fleet.links[0]
+    await until(lambda: link.report.step_times.num_steps >= 8 and link.report.tenants)
+    status, page = await call(gateway, "GET", PATH)
+    assert (status, page["gateway"]) == (200, 0)
+    (one,) = page["data"]
+    assert (one["id"], one["model"], one["state"], one["draining"]) == (worker.worker, MODEL, "ready", False)
+    assert (one["root"], one["address"]) == (worker.runner.root, worker.address)
+    blocks, engine = one["blocks"], worker.engine
+    assert blocks["total"] == worker.runner.num_blocks - 1
+    assert blocks["held"] + blocks["free"] + blocks["evictable"] == blocks["total"]
+    assert one["step_time"]["num_steps"] == engine.scheduler.budget.step_time.num_steps
+
+    status, one = await call(gateway, "GET", f"{PATH}/{worker.worker}")
+    assert status == 200
+    assert sum(step["num_prefill_tokens"] for step in one["steps"]) == len("twenty tokens, please, and no less")
+    assert sum(step["num_decode_tokens"] for step in one["steps"]) == 19
+    (tenant,) = one["tenants"]
+    assert tenant["project_id"] == gateway.keys.tenant_id
+    assert (tenant["running"], tenant["waiting"]) == (0, 0)
+    assert tenant["retained_blocks"] == blocks["evictable"] > 0
+    assert one["cache"]["nodes"] == engine.cache.num_nodes > 0
+
+
+async def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(
+    gateway: RunningGateway, worker: ScriptedWorker
+) -> None:
+    client = gateway.client()
+    stream = await client.completions.create(model=MODEL, prompt="go on", max_tokens=60, stream=True)
+    pieces = [await anext(stream)]
+    status, body = await call(gateway, "POST", f"{PATH}/{worker.worker}/drain")
+    assert status == 200, body
+    link = gateway.app[GENERATION].fleet.links[0]
+    await until(lambda: link.status.draining)
+    assert (await call(gateway, "GET", PATH))[1]["data"][0]["state"] == "draining"
+    async with (
+        gateway.session() as session,
+        session.post("/v1/completions", json={"model": MODEL, "prompt": "x"}) as no,
+    ):
+        assert (no.status, (await no.json())["error"]["code"]) == (503, "no_worker")
+    pieces += [piece async for piece in stream]
+    await client.close()
+    assert pieces[-1].choices[0].finish_reason == "length"
+    events = await gateway.sql("SELECT object_id FROM audit_log WHERE event = 'headgate.worker.drained'")
+    assert [row[0] for row in events] == [worker.worker]
+
+
+async def test_a_worker_that_is_not_linked_is_unknown(bare_gateway: RunningGateway) -> None:
+    for method, path in (("GET", f"{PATH}/worker-7"), ("POST", f"{PATH}/worker-7/drain")):
+        status, body = await call(bare_gateway, method, path)
+        assert (status, body["error"]["type"]) == (404, "invalid_request_error")
