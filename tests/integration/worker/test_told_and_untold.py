@@ -12,6 +12,9 @@ from workers.protocol.messages import (
     AdapterReport,
     CacheCommand,
     CacheEvent,
+    DrainCommand,
+    EngineReport,
+    Failed,
     Finished,
     Hello,
     WorkerStatus,
@@ -41,7 +44,25 @@ async def test_a_gateway_of_an_older_version_is_told_nothing_that_it_cannot_read
         await new.until(lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport)))
         old.send(generate_request("r", LONG))
         await old.of(Finished)
-        assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent)]
+        assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent | EngineReport)]
+
+
+async def test_a_gateway_that_understands_it_is_told_of_steps_and_may_drain(worker):
+    async with await dial(worker, operations=True) as link:
+        link.send(generate_request("r", LONG, 4, tenant="acme"))
+        await link.of(Finished)
+        await link.until(
+            lambda heard: any(
+                [one.tenant for one in m.tenants] == ["acme"]
+                and sum(s.num_prefill_tokens for s in m.steps) == len(LONG)
+                for m in heard
+                if isinstance(m, EngineReport)
+            )
+        )
+        link.send(DrainCommand())
+        await link.until(lambda heard: any(m.draining for m in heard if isinstance(m, WorkerStatus)))
+        link.send(generate_request("late", LONG))
+        await link.of(Failed, request_id="late", code="draining")
 
 
 @pytest.mark.parametrize(("name", "path"), [("", "/adapter"), ("poet", ""), ("poet", "adapter"), ("poet", "/a\0b")])

@@ -40,7 +40,7 @@ async def test_hits_blocks_and_beginnings_of_prompts_are_shown_and_a_tenant_is_p
         assert tenant_id in page.words
         assert beginning["hash"] in page.words
         exported = (await operator.get("/cache?table=prefixes&format=csv")).text
-        assert exported.splitlines()[1].startswith(f"{beginning['hash']},{MODEL},a tenant's own,2,")
+        assert exported.splitlines()[1].startswith(f'"{beginning["hash"]}","{MODEL}","a tenant\'s own",2,')
         assert (await operator.get("/cache/purge?project_id=proj_nobody")).status == 404
         assert "Purge the cache of default" in (await operator.get(f"/cache/purge?project_id={tenant_id}")).words
         page = await operator.submit(f"/cache/tenants/{tenant_id}/purge")

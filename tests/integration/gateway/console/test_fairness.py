@@ -60,7 +60,7 @@ async def test_shares_follow_weights_and_refusals_name_the_limit(gateway: Runnin
         assert f"{tenant_id} rate_limit_exceeded 1" in page.words
         assert "promised 75.0 %" in page.words
         exported = (await operator.get("/fairness?table=refusals&format=csv")).text
-        assert exported.splitlines()[1] == f"{tenant_id},rate_limit_exceeded,1"
+        assert exported.splitlines()[1] == f'"{tenant_id}","rate_limit_exceeded",1'
         page = await operator.get("/fairness?minutes=<script>alert(1)</script>")
         assert (page.status, "<script>alert" in page.text) == (400, False)
         assert "Nobody was served" in (await operator.get("/fairness?tier=batch")).words

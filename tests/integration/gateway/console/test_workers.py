@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from urllib.parse import quote
 
 from console_pages import signed_in
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, until
+from gateways import MODEL, PEPPER, RunningGateway, until
 
+from accounting.access import api_keys
+from accounting.values.types import OPERATOR_TENANT
+from gateway.base.app_keys import DATABASE
 from gateway.generation.stream import GENERATION
 
 PROBE = "<script>alert(1)</script>\"'"
 
 
 async def read_only_key(gateway: RunningGateway) -> str:
-    async with (
-        gateway.session(gateway.keys.admin_key) as session,
-        session.post("/v1/organization/admin_api_keys", json={"name": "f", "scopes": ["usage:read"]}) as made,
-    ):
-        return (await made.json())["value"]
+    async with gateway.app[DATABASE].write() as conn:
+        made = await api_keys.create(
+            conn, PEPPER, tenant_id=OPERATOR_TENANT, now=int(time.time()), kind="admin", scopes=["admin:read"]
+        )
+    return made.value
 
 
 async def test_a_worker_is_drained_behind_a_page_that_says_what_it_costs(
@@ -37,7 +41,7 @@ async def test_a_worker_is_drained_behind_a_page_that_says_what_it_costs(
         page = await operator.get("/workers")
         assert all(text in page.words for text in (worker.worker, "ready", "Gateway 0 answered"))
         exported = (await operator.get("/workers?format=csv")).text
-        assert exported.splitlines()[1].startswith(f"{worker.worker},ready")
+        assert exported.splitlines()[1].startswith(f'"{worker.worker}","ready"')
         page = await operator.get(one)
         assert gateway.keys.tenant_id in page.words
         assert "Duration of the last" in page.words
