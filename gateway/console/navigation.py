@@ -19,7 +19,14 @@ class ScreenLink:
     roles: frozenset[Role] = ALL
 
 
-SCREENS = (ScreenLink("Home", ""), ScreenLink("Requests", "/requests"), ScreenLink("Workers", "/workers", OPERATORS))
+SCREENS = (
+    ScreenLink("Home", ""),
+    ScreenLink("Requests", "/requests"),
+    ScreenLink("Workers", "/workers", OPERATORS),
+    ScreenLink("Cache", "/cache", OPERATORS),
+    ScreenLink("Fairness", "/fairness", OPERATORS),
+    ScreenLink("Webhooks", "/webhooks", OPERATORS),
+)
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:

@@ -150,7 +150,7 @@ def _tenant(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _worker(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, **one["evicted_blocks"]}
+    return {**one, **dict.fromkeys(("capacity", "quota", "idle"), 0), **one["evicted_blocks"]}
 
 
 def _prefix(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,3 +18,15 @@ for (const block of document.querySelectorAll("pre.copy")) {
   });
   block.before(button);
 }
+
+// What changes by itself is read again every two seconds while the page is looked at.
+for (const element of document.querySelectorAll("[data-live]")) {
+  setInterval(async () => {
+    if (document.hidden) return;
+    const answer = await fetch(location.href);
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const newer = page.getElementById(element.id);
+    if (newer) element.replaceChildren(...newer.childNodes);
+  }, 2000);
+}
