@@ -22,7 +22,7 @@ MODULES = {
     "tenant_commands": "tenants keys audit",
     "limit_commands": "limits models-permissions quotas budgets",
     "money_commands": "prices invoice credits",
-    "serving_commands": "prefixes adapters webhooks",
+    "serving_commands": "prefixes adapters webhooks workers",
     "reports": "usage costs",
     "maintenance": "verify-books journals",
     "model_tools": "plan calibrate",

@@ -1,4 +1,4 @@
-"""The rows of the table about what is served and who is told: `headgate prefixes`, `adapters`, `webhooks`."""
+"""The rows of the table about what is served and who is told: `headgate prefixes`, `adapters`, `webhooks`, `workers`."""
 
 from __future__ import annotations
 
@@ -177,4 +177,24 @@ WEBHOOKS = group(
     _test_webhook,
 )
 
-COMMANDS: tuple[click.Command, ...] = (PREFIXES, ADAPTERS, WEBHOOKS)
+WORKERS = group(
+    "workers",
+    "See the workers that are linked with the gateway, and drain one.",
+    row(
+        "list",
+        "List the linked workers. The state is `ready`, `draining`, `disk_full` or `silent`.",
+        "GET /admin/v1/workers",
+        shows=("id", "state", "model", "running", "waiting", "predicted_wait_ms", "last_step_age_ms", "address"),
+    ),
+    row(
+        "drain WORKER_ID",
+        "Let the worker WORKER_ID finish what runs and take nothing new, until its process is started again.",
+        "POST /admin/v1/workers/{worker_id}/drain",
+        shows="running",
+        confirm="The worker takes nothing new until its process is started again. Go on?",
+        example="workers drain worker-0",
+    ),
+)
+
+
+COMMANDS: tuple[click.Command, ...] = (PREFIXES, ADAPTERS, WEBHOOKS, WORKERS)
