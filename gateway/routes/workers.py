@@ -25,10 +25,10 @@ ONE = f"{PATH}/{{worker_id}}"
 
 
 async def list_all(request: web.Request) -> web.Response:
-    """List the linked workers."""
-    return reply(
-        listing([shapes.worker(_told(link)) for link in _links(request)], has_more=False) | _answered_by(request)
-    )
+    """List the linked workers, and those that are registered and cannot be reached."""
+    found = listing([shapes.worker(_told(link)) for link in _links(request)], has_more=False)
+    unreachable = [shapes.registered(one) for one in request.app[GENERATION].fleet.unreachable]
+    return reply(found | {"unreachable": unreachable} | _answered_by(request))
 
 
 async def get(request: web.Request) -> web.Response:

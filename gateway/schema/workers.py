@@ -81,6 +81,11 @@ def worker_in_detail(link: LinkedWorker, adapters: Iterable[AdapterState]) -> di
     }
 
 
+def registered(one: Registration) -> dict[str, Any]:
+    """Returns a worker that is registered and not linked."""
+    return {"id": one.worker, "model": one.model, "address": one.address}
+
+
 def cache(report: EngineReport) -> dict[str, Any]:
     """Returns the state of a worker's prefix cache. Evicted blocks are counted since its process began."""
     return {"nodes": report.cache_nodes, "evicted_blocks": dict(sorted(report.evicted_blocks.items()))}

@@ -22,6 +22,7 @@ async def list_workers(request: web.Request, viewer: Viewer) -> web.StreamRespon
         viewer,
         "workers.html",
         gateway=found["gateway"],
+        unreachable=found["unreachable"],
         table=Table("workers", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY),
         pools=[(one["id"], _pool(one["blocks"])) for one in found["data"]],
     )
@@ -55,7 +56,7 @@ async def ask_drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 async def drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     worker_id = request.match_info["id"]
     await viewer.post(f"{PATH}/{worker_id}/drain", {})
-    return pages.see_other(f"/workers/{worker_id}")
+    return pages.see_other(f"/workers/{worker_id}", asked="drain")
 
 
 async def _one(request: web.Request, viewer: Viewer) -> Any:

@@ -42,6 +42,12 @@ class Fleet:
     def links(self) -> list[WorkerLink]:
         return [link for link in self._links.values() if link.is_up]
 
+    @property
+    def unreachable(self) -> list[Registration]:
+        """The workers that are registered and not linked: they start, they are gone, or the network is cut."""
+        linked = {link.registration.worker for link in self.links}
+        return [self._known[name] for name in sorted(self._known.keys() - linked)]
+
     def num_workers(self) -> dict[str, int]:
         return dict(Counter(link.registration.model for link in self.links))
 

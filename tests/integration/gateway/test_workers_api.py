@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import redis.asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 
 from gateway.generation.stream import GENERATION
+from workers.protocol import registry
 
 PATH = "/admin/v1/workers"
 
@@ -72,7 +74,17 @@ async def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(
     assert [row[0] for row in events] == [worker.worker]
 
 
-async def test_a_worker_that_is_not_linked_is_unknown(bare_gateway: RunningGateway) -> None:
+async def test_a_worker_that_is_registered_and_gone_is_named_and_cannot_be_drained(
+    bare_gateway: RunningGateway, redis_url: str
+) -> None:
+    gone = registry.Registration("worker-7", "p", "unix:/nowhere/w.sock", MODEL, "r", 1)
+    async with redis.asyncio.from_url(redis_url) as client:
+        await client.set(registry.worker_key(gone.worker), registry.encode(gone), ex=10)
+        await client.sadd(registry.WORKERS, gone.worker)
+    await until(lambda: bare_gateway.app[GENERATION].fleet.unreachable)
+    page = (await call(bare_gateway, "GET", PATH))[1]
+    assert page["data"] == []
+    assert page["unreachable"] == [{"id": "worker-7", "model": MODEL, "address": gone.address}]
     for method, path in (("GET", f"{PATH}/worker-7"), ("POST", f"{PATH}/worker-7/drain")):
         status, body = await call(bare_gateway, method, path)
         assert (status, body["error"]["type"]) == (404, "invalid_request_error")

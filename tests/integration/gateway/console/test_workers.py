@@ -48,7 +48,7 @@ async def test_a_worker_is_drained_behind_a_page_that_says_what_it_costs(
         assert "1 sequences, 0 prompt and 1 output tokens" in page.words
         assert "No other worker serves" in (await operator.get(ask)).words
         page = await operator.submit(ask)
-        assert (page.status, page.path) == (200, f"/console{one}")
+        assert (page.status, page.path) == (200, f"/console{one}?asked=drain")
         await until(lambda: link.status.draining)
         assert "Nothing is left" in (await operator.get(one)).words
 
