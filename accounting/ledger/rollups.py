@@ -74,7 +74,10 @@ async def by_tenant(
         query = query.where(table.tier == tier)
     total = func.sum(sum((getattr(table, name) for name in TOKEN_CLASSES[1:]), getattr(table, TOKEN_CLASSES[0])))
     query = query.group_by(table.tenant_id).order_by(total.desc(), table.tenant_id).limit(limit)
-    return [TenantSums(row[0], row[1], Usage(*row[2:])) for row in await conn.execute(query)]
+    return [
+        TenantSums(tenant_id, num_requests, Usage(read, write, uncached, output))
+        for tenant_id, num_requests, read, write, uncached, output in await conn.execute(query)
+    ]
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:

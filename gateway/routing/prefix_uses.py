@@ -1,4 +1,4 @@
-"""Which beginnings of prompts are used most, by the hash of their first group of 64 tokens. Pure and bounded.
+"""The beginnings of prompts that are used most, by the hash of their first group of 64 tokens. Pure and bounded.
 
 A hash is keyed and holds the caller's namespace: it tells nothing of the text, and two tenants' equal texts differ.
 """

@@ -11,7 +11,7 @@ from accounting.values.types import Usage
 from workers.protocol.messages import TenantReport
 
 COMPUTED_COST, CACHED_COST, OUTPUT_COST = 1.0, 0.1, 2.0
-"""What workers charge a tenant's counter for a token. A test compares the numbers with the scheduler's."""
+"""The amounts that workers charge a tenant's counter for a token. A test compares the numbers with the scheduler's."""
 
 
 class Present(NamedTuple):

@@ -22,7 +22,7 @@ LEAST_STEPS = 8
 
 
 class LinkedWorker(NamedTuple):
-    """What a worker told on its link to this gateway."""
+    """The messages of a worker on its link to this gateway."""
 
     registration: Registration
     hello: Hello

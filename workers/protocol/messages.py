@@ -409,7 +409,7 @@ class StepReport(Frame, frozen=True, array_like=True):
 
 
 class TenantReport(Frame, frozen=True, array_like=True):
-    """What one tenant has in the worker now."""
+    """The requests and blocks that one tenant has in the worker now."""
 
     tenant: str
     weight: float = 1.0
@@ -426,7 +426,7 @@ class TenantReport(Frame, frozen=True, array_like=True):
 
 
 class StepTimes(Frame, frozen=True):
-    """What steps were seen to cost: fixed seconds, seconds per token, seconds per token of KV that is read."""
+    """The costs of steps, as they were seen: fixed seconds, seconds per token, seconds per token of KV that is read."""
 
     num_steps: int = 0
     """Steps that were seen. Below eight nothing is predicted from them."""
@@ -436,7 +436,7 @@ class StepTimes(Frame, frozen=True):
 
 
 class EngineReport(Frame, frozen=True, tag="engine_report"):
-    """What an operator wants to see of a worker, sent each second."""
+    """The report of a worker for its operator, sent each second."""
 
     wait_ms: int = 0
     """The forecast of the waiting time of a request that comes now."""

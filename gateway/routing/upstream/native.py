@@ -138,7 +138,7 @@ class WorkerLink:
         self.hello: Hello | None = None
         self.status = WorkerStatus()
         self.report = EngineReport()
-        """What the worker last told for its operator. It stays empty for a version that reports nothing."""
+        """The worker's last report for its operator. It stays empty for a version that reports nothing."""
         self.cached = CacheView()
         self.adapters: dict[str, AdapterState] = {}
         """The adapters by name, as the worker last reported them."""

@@ -1,4 +1,4 @@
-"""What gateways are told of a worker for its operator: the last steps, who has what, evictions, kernels. Pure.
+"""The report of a worker to gateways for its operator: the last steps, who has what, evictions, kernels. Pure.
 
 It is given what the engine thread reports once a step, and makes one value of it for each heartbeat.
 """
