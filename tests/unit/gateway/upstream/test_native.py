@@ -12,14 +12,16 @@ import pytest
 from gateways import until
 
 from gateway.routing.upstream.base import Lost, Mailbox
-from gateway.routing.upstream.native import NativeCall, WorkerLink
+from gateway.routing.upstream.native import LinkDown, NativeCall, WorkerLink
 from workers.protocol.connection import Connection
 from workers.protocol.messages import (
     CacheProbe,
     Cancel,
+    DrainCommand,
     EngineAck,
     EngineRecord,
     EngineRecords,
+    EngineReport,
     ExtendLease,
     Finished,
     GenerateRequest,
@@ -263,3 +265,13 @@ async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
         await mailbox.take()
     mailbox.forgive()
     assert await mailbox.take() == [(0, Lost("x"))]
+
+
+async def test_only_a_worker_that_understands_it_is_asked_to_drain(pair: tuple[HandWorker, WorkerLink]) -> None:
+    worker, link = pair
+    with pytest.raises(LinkDown):
+        link.drain()
+    worker.say(Hello(1, "process", model="m", operations=True), EngineReport(wait_ms=7))
+    await until(lambda: link.report.wait_ms == 7)
+    link.drain()
+    assert await worker.hears(DrainCommand) == [DrainCommand()]
