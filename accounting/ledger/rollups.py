@@ -68,15 +68,16 @@ async def by_tenant(
     operator is not among them."""
     table = TABLES[width]
     sums = [cast(func.sum(getattr(table, name)), BigInteger).label(name) for name in TOKEN_CLASSES]
-    query = select(table.tenant_id, cast(func.sum(table.num_requests), BigInteger), *sums)
+    num_requests = cast(func.sum(table.num_requests), BigInteger).label("num_requests")
+    query = select(table.tenant_id, num_requests, *sums)
     query = query.where(table.bucket >= bucket_of(width, start), table.tenant_id != OPERATOR_TENANT)
     if tier is not None:
         query = query.where(table.tier == tier)
     total = func.sum(sum((getattr(table, name) for name in TOKEN_CLASSES[1:]), getattr(table, TOKEN_CLASSES[0])))
     query = query.group_by(table.tenant_id).order_by(total.desc(), table.tenant_id).limit(limit)
     return [
-        TenantSums(tenant_id, num_requests, Usage(read, write, uncached, output))
-        for tenant_id, num_requests, read, write, uncached, output in await conn.execute(query)
+        TenantSums(row.tenant_id, row.num_requests, Usage(row.cache_read, row.cache_write, row.uncached, row.output))
+        for row in await conn.execute(query)
     ]
 
 
