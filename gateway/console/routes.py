@@ -9,6 +9,7 @@ from gateway.console.screens import (
     batches,
     books,
     cache,
+    doctor,
     fairness,
     home,
     invoices,
@@ -24,8 +25,6 @@ from gateway.console.screens import (
     webhooks,
     workers,
 )
-from gateway.console.screens import anomalies, audit, home, keys, limits, requests, tenants
-from gateway.console.screens import batches, doctor, home, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,

@@ -250,7 +250,7 @@ class _Out:
         )
 
     def shutdown(self) -> None:
-        self._queue.shutdown()
+        self._queue.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _size(span: PlannedSpan) -> int:

@@ -146,8 +146,6 @@ LISTED = {
     "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/usage/changes": "admin",
     "GET /v1/usage/changes": "usage:read",
-    "GET /admin/v1/anomalies": "admin",
-    "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/requests": "admin",
     "GET /admin/v1/requests/volume": "admin",
     "GET /admin/v1/requests/{request_id}": "admin",

@@ -14,8 +14,9 @@ from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
 PREFIXES = "/admin/v1/prefixes"
-NEW = ("model", "name", "text", "ttl_s")
+NEW = ("model", "kind", "name", "text", "ttl_s")
 EMPTY_FORM = dict.fromkeys(NEW, "")
+KINDS = {"system": "System message of a chat", "text": "Start of a prompt for /v1/completions"}
 
 
 async def show_cache(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -38,7 +39,12 @@ async def show_prefixes(request: web.Request, viewer: Viewer) -> web.StreamRespo
 async def publish(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     form = await pages.fields_of(request)
     values = {name: form.get(name, "") for name in NEW}
-    body: dict[str, Any] = {"model": values["model"], "text": values["text"]}
+    text = values["text"].replace("\r\n", "\n")  # browsers send line ends of their own
+    body: dict[str, Any] = {"model": values["model"]}
+    if values["kind"] == "text":
+        body["text"] = text
+    else:
+        body["messages"] = [{"role": "system", "content": text}]
     if values["name"]:
         body["name"] = values["name"]
     if values["ttl_s"]:
@@ -83,6 +89,7 @@ async def _show_prefixes(
             "prefixes", _PUBLISHED_COLUMNS, [_published(one) for one in found["data"]], _NONE_PUBLISHED, following
         ),
         models=sorted({one["model"] for one in workers["data"]}),
+        kinds=KINDS,
         values=values,
         message=refused and refused.message,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from console_pages import signed_in
-from fakes import ScriptedWorker
+from fakes import ScriptedWorker, decode
 from gateways import MODEL, RunningGateway, until
 
+from gateway.generation.prefixes import PREFIXES
 from gateway.generation.stream import GENERATION
 
 LONG = "A system prompt that is long enough for whole groups of sixty-four tokens, said twice. " * 2
@@ -52,13 +54,18 @@ async def test_a_prefix_is_published_and_deleted_and_a_refused_form_keeps_its_va
     path = "/cache/prefixes"
     async with signed_in(gateway, gateway.keys.admin_key) as operator:
         assert "No prefix is published" in (await operator.get(path)).words
-        page = await operator.submit(path, model="none" + PROBE, name=FORMULA + PROBE, text=PROBE, ttl_s="x")
-        assert (page.status // 100, 'role="alert"' in page.text, "<script>alert" in page.text) == (4, True, False)
-        assert FORMULA + PROBE in page.text.replace("&#39;", "'").replace("&#34;", '"').replace("&lt;", "<").replace(
-            "&gt;", ">"
+        page = await operator.submit(
+            path, model="none" + PROBE, kind="text", name=FORMULA + PROBE, text=PROBE, ttl_s="x"
         )
-        page = await operator.submit(path, model=MODEL, name=FORMULA + PROBE, text=LONG, ttl_s="600")
-        assert (page.status, "<script>alert" in page.text) == (200, False)
+        assert (page.status // 100, 'role="alert"' in page.text, "<script>alert" in page.text) == (4, True, False)
+        assert f'value="{FORMULA + PROBE}"' in unescape(page.text)
+        lines = LONG + "\r\nAnswer in one line.\r\n" + LONG
+        for kind in ("system", "text"):
+            page = await operator.submit(path, model=MODEL, kind=kind, name=FORMULA + PROBE, text=lines, ttl_s="600")
+            assert (page.status, "<script>alert" in page.text) == (200, False)
+        stored = [decode(info.tokens) for info in gateway.app[PREFIXES].of(MODEL)]
+        assert min(len(text) for text in stored) >= len(lines.strip()) - 2
+        assert all("\nAnswer" in text and "\r" not in text for text in stored)
         exported = (await operator.get(f"{path}?format=csv")).text
         assert ",\"'=cmd|" in exported, "a spreadsheet takes the name for a formula"
         prefix_id = re.search(r"prefix_[0-9a-z]+", page.text)[0]
