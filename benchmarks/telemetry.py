@@ -1,4 +1,4 @@
-"""What telemetry costs a gateway: CPU time of its process for each request, with telemetry and without.
+"""The cost of telemetry for a gateway: CPU time of its process for each request, with telemetry and without.
 
     python benchmarks/telemetry.py                            # SQLite, streamed chats of 128 tokens
     python benchmarks/telemetry.py --database postgresql --tokens 8
@@ -54,7 +54,7 @@ STEP_S = 0.004
 BAR = 1.01
 MIN_ROUNDS = 5
 PROCESS_CLOCK = 2
-"""With a process id, the clock of `clock_getcpuclockid`: user and system time in nanoseconds."""
+"""The clock of a process, as `clock_getcpuclockid` names it by the process id: user and system time in nanoseconds."""
 GATEWAY = "gateway"
 PARTS = {"both": {"spans", "rows"}, "spans": {"spans"}, "rows": {"rows"}, "none": set()}
 

@@ -1,4 +1,4 @@
-"""What a home page says of money: charges by day, the month's prompts and what the cache saved on them, and the tenants
+"""The figures of a home page on money: charges by day, the month's prompts and what the cache saved on them, and the tenants
 that spent most. Everything is read from rollups, and charges for kept KV from their own rows.
 """
 

@@ -34,7 +34,7 @@ class JournalWatch:
         self._extents: dict[int, Extent] = {}
         """The extents of journals without an answering gateway, as they were at the last look."""
         self._unreplayed: dict[int, bool] = {}
-        """Of the journals that have not changed since: whether SQL lacks requests of them."""
+        """Whether SQL lacks requests of a journal, by journals that have not changed since."""
         self._num_unreplayed = Gauge(
             "headgate_journals_unreplayed",
             "Journals of this home that no gateway owns and of which SQL does not have all requests.",

@@ -29,7 +29,7 @@ SMALLEST_RECORD_BYTES = 26
 _ENDS_OF_BEGINNINGS = (Kind.SEAL, Kind.ACKED)
 """The kinds of record that end the beginning of a gateway's and of an engine's segment. Later they may stand again."""
 SET_ASIDE = ".quarantined"
-"""What the name of a damaged segment ends in that was set aside."""
+"""The ending of the name of a damaged segment that was set aside."""
 
 
 class SlotTaken(Exception):
