@@ -19,7 +19,7 @@ class Volume(msgspec.Struct, frozen=True):
     since_ms: int
     bucket_ms: int
     counts: list[tuple[int, int]]
-    """For each bucket the number of requests, and how many of them failed."""
+    """The number of requests of each bucket, and how many of them failed."""
     counted_from_ms: int
     """The time from which all wanted requests are counted. Older ones are left out where there are too many."""
 
