@@ -1,4 +1,4 @@
-"""What a month will probably cost: what was spent so far, and the mean of recent days for the time that is left.
+"""The probable cost of a month: what was spent so far, and the mean of recent days for the time that is left.
 
 The method is simple on purpose, so that a reader can repeat it. Recent days are the last 28 whole days, from the first
 day with a charge on. The band prices all of the time that is left by a low day (the 10th percentile) and by a high day

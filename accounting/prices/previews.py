@@ -1,4 +1,4 @@
-"""What a new version of a sheet would have changed: recent usage under that sheet, priced by the new rates.
+"""The effect that a new version of a sheet would have had: recent usage under that sheet, priced by the new rates.
 
 The usage comes from the day sums, so a preview is fast whatever the number of requests. It prices the sum of a model
 and tier once, where a ledger row is rounded by itself: the two differ by less than one micro-unit for each request.

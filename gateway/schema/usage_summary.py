@@ -19,7 +19,7 @@ METHOD = (
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What was spent in one currency."""
+    """The spending in one currency."""
 
     currency: str
     today: int
