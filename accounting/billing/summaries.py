@@ -1,5 +1,5 @@
-"""The figures of a home page on money: charges by day, the month's prompts and what the cache saved on them, and the tenants
-that spent most. Everything is read from rollups, and charges for kept KV from their own rows.
+"""The sums of a home page: charges by day, the month's prompts and what the cache saved on them, and the tenants that
+spent most. Everything is read from rollups, and charges for kept KV from their own rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The figures of a home page: `/admin/v1/usage/summary` of all tenants for the operator, `/v1/usage/summary` of a tenant's
+"""The sums of a home page: `/admin/v1/usage/summary` of all tenants for the operator, `/v1/usage/summary` of a tenant's
 own.
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,10 @@ from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
 
 NUM_LIMITS = 10
+LIMITER_S = 0.15
+"""The longest that the page waits for the limiter. It is asked for 2 s before a request is refused, and a page with the
+money alone is better than a late one.
+"""
 
 
 async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -41,9 +46,12 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 
 
 async def _windows(viewer: Viewer) -> Sequence[Mapping[str, Any]]:
-    """Returns the limits of the signed-in key that are no budget; none while the limiter does not answer."""
+    """Returns the limits of the signed-in key that are no budget; none while the limiter does not answer at once."""
     try:
-        found = await viewer.get("/v1/me/limits")
+        async with asyncio.timeout(LIMITER_S):
+            found = await viewer.get("/v1/me/limits")
+    except TimeoutError:
+        return []
     except Refused as refused:
         if refused.status != 503:
             raise

@@ -22,6 +22,7 @@ RUNS_A_MODEL = {
     "POST /detokenize",
     "POST /v1/quotes",
     "POST /admin/v1/verify-books",
+    "POST /admin/v1/price-sheets/preview",
 }
 """No state but the books."""
 PERSONAL = ("audit_log", "file", "spend_alert", "batch", "tenant", "service_account", "api_key")
