@@ -92,6 +92,8 @@ function showFacts(place, chunk, firstMs, totalMs) {
     `${usage.prompt_tokens_details.cached_tokens} of them from the cache; output ${usage.completion_tokens} tokens; ${cost} ${headgate.currency}. `;
   const link = Object.assign(document.createElement("a"), { textContent: "The request", href: asking.dataset.requests + headgate.request_id });
   place.append(link);
+}
+
 // What changes by itself is read again every two seconds while the page is looked at.
 for (const element of document.querySelectorAll("[data-live]")) {
   setInterval(async () => {
