@@ -25,12 +25,14 @@ from gateway.console.screens import (
     webhooks,
     workers,
 )
+from gateway.console.screens import books, home, invoices, prices, requests, usage, usage_changes
 
 ROUTES = [
     *signing_in.ROUTES,
     *home.ROUTES,
     *requests.ROUTES,
     *usage.ROUTES,
+    *usage_changes.ROUTES,
     *invoices.ROUTES,
     *prices.ROUTES,
     *books.ROUTES,
