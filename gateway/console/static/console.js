@@ -93,15 +93,3 @@ function showFacts(place, chunk, firstMs, totalMs) {
   const link = Object.assign(document.createElement("a"), { textContent: "The request", href: asking.dataset.requests + headgate.request_id });
   place.append(link);
 }
-
-// What changes by itself is read again every two seconds while the page is looked at.
-for (const element of document.querySelectorAll("[data-live]")) {
-  setInterval(async () => {
-    if (document.hidden) return;
-    const answer = await fetch(location.href);
-    if (!answer.ok) return;
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-    const newer = page.getElementById(element.id);
-    if (newer) element.replaceChildren(...newer.childNodes);
-  }, 2000);
-}
