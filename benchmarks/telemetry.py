@@ -1,7 +1,7 @@
 """The cost of telemetry for a gateway: CPU time of its process for each request, with telemetry and without.
 
-    python benchmarks/telemetry.py                            # SQLite, streamed chats of 128 tokens
-    python benchmarks/telemetry.py --database postgresql --tokens 8
+    python benchmarks/telemetry.py                            # SQLite; streamed chats of 128 tokens, bodies of 8
+    python benchmarks/telemetry.py --database postgresql
     python benchmarks/telemetry.py --part none                # both sides alike: what the measurement itself errs by
 
 Two installations run side by side, as `headgate up` starts them, with a worker that draws letters instead of computing.
@@ -39,7 +39,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import mock_server
@@ -49,6 +49,10 @@ from memory import children, cpu_name, one, postgresql, serving, tenants
 RATIO = 0.1
 REST_S = 6.0
 """The wait behind the last round. Rows are written each second, spans after 5 s at the latest."""
+CONCURRENCY = 16
+ROUND = 16
+"""Requests of a round."""
+WARM_UP = 128
 STEP_S = 0.004
 """The time of a worker's step. A worker without pace would send tokens faster than the gateway takes them."""
 BAR = 1.01
@@ -125,14 +129,28 @@ def collector() -> Iterator[tuple[str, Any]]:
 # --- a round ---
 
 
-def request(ready: dict[str, Any], key: str, told: argparse.Namespace) -> bytes:
-    """A streamed chat; each prompt is new."""
+class Load(NamedTuple):
+    """Chats that are answered as streams or as bodies of so many tokens."""
+
+    form: str
+    tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Load:
+        form, _, tokens = text.partition(":")
+        if form not in ("stream", "body"):
+            raise ValueError
+        return cls(form, int(tokens))
+
+
+def request(ready: dict[str, Any], key: str, load: Load) -> bytes:
+    """A chat; each prompt is new."""
     body = json.dumps(
         {
             "model": mock_server.MODEL,
             "messages": [{"role": "user", "content": f"{uuid.uuid4()} " + "What is a lease? " * 10}],
-            "max_tokens": told.tokens,
-            "stream": not told.whole,
+            "max_tokens": load.tokens,
+            "stream": load.form == "stream",
             "ignore_eos": True,
         }
     )
@@ -142,19 +160,19 @@ def request(ready: dict[str, Any], key: str, told: argparse.Namespace) -> bytes:
     ).encode()
 
 
-async def send(ready: dict[str, Any], keys: list[str], told: argparse.Namespace, count: int) -> None:
+async def send(ready: dict[str, Any], keys: list[str], load: Load, count: int) -> None:
     left = iter(range(count))
     address = urlsplit(ready["base_url"])
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
         for number in left:
-            if (status := await one(reader, writer, request(ready, keys[number % len(keys)], told))) != 200:
+            if (status := await one(reader, writer, request(ready, keys[number % len(keys)], load))) != 200:
                 raise RuntimeError(f"a request was answered with {status}")
         writer.close()
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(told.concurrency):
+        for _ in range(CONCURRENCY):
             group.create_task(client())
 
 
@@ -164,30 +182,38 @@ def cpu(ready: dict[str, Any]) -> float:
     return sum(time.clock_gettime(~pid << 3 | PROCESS_CLOCK) for pid in (gateway, *children(gateway)))
 
 
-async def measure(sides: dict[str, dict[str, Any]], told: argparse.Namespace) -> dict[str, list[float]]:
-    """CPU microseconds of each request, by side and round."""
+async def measure(sides: dict[str, dict[str, Any]], told: argparse.Namespace) -> dict[str, dict[str, Any]]:
     keys = {name: await tenants(ready) for name, ready in sides.items()}
-    for name, ready in sides.items():
-        await send(ready, keys[name], told, told.warm_up)
-    await asyncio.sleep(REST_S)
+    found = {}
+    for load in told.load:
+        for name, ready in sides.items():
+            await send(ready, keys[name], load, WARM_UP)
+        await asyncio.sleep(REST_S)
+        found[f"{load.form} of {load.tokens} tokens"] = summary(await rounds(sides, keys, load, told.seconds))
+    return found
+
+
+async def rounds(
+    sides: dict[str, dict[str, Any]], keys: dict[str, list[str]], load: Load, seconds: float
+) -> dict[str, list[float]]:
+    """CPU microseconds of each request, by side and round."""
     began, before = time.monotonic(), cpu(sides["without"])
     await asyncio.sleep(REST_S)
     at_rest = (cpu(sides["without"]) - before) / (time.monotonic() - began)
-    print(f"warm; {at_rest:.4f} of a core at rest", file=sys.stderr, flush=True)
 
     def reading(name: str) -> float:
         return cpu(sides[name]) - at_rest * time.monotonic()
 
     read: dict[str, list[float]] = {name: [] for name in sides}
-    until = time.monotonic() + told.seconds
+    until = time.monotonic() + seconds
     while time.monotonic() < until or len(read["with"]) < MIN_ROUNDS:
         for name in sides:
             read[name].append(reading(name))
-            await send(sides[name], keys[name], told, told.requests)
+            await send(sides[name], keys[name], load, ROUND)
     await asyncio.sleep(REST_S)
     for name in sides:
         read[name].append(reading(name))
-    return {n: [round((b - a) / told.requests * 1e6, 1) for a, b in itertools.pairwise(r)] for n, r in read.items()}
+    return {n: [round((b - a) / ROUND * 1e6, 1) for a, b in itertools.pairwise(r)] for n, r in read.items()}
 
 
 def summary(found: dict[str, list[float]]) -> dict[str, Any]:
@@ -221,22 +247,22 @@ def run(told: argparse.Namespace) -> None:
             if told.database == "postgresql":
                 env = {**env, "HEADGATE_DATABASE_URL": stack.enter_context(postgresql())}
             sides[name] = stack.enter_context(serving(folder / "home", env, [__file__, up]))
-        found = uvloop.run(measure(sides, told))
-        report({**summary(found), "num_spans": num_spans.value}, told)
+        loads = uvloop.run(measure(sides, told))
+        report({"num_spans": num_spans.value, "loads": loads}, told)
 
 
 def report(figures: dict[str, Any], told: argparse.Namespace) -> None:
-    print(json.dumps(figures, indent=2), flush=True)
+    for load, found in figures["loads"].items():
+        shown = {name: value for name, value in found.items() if name != "us_by_round"}
+        print(f"{load}: {json.dumps(shown)}", flush=True)
     if told.output is None:
         return
     known = json.loads(told.output.read_text()) if told.output.exists() else {}
-    form = "whole" if told.whole else "streamed"
     machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version()}
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    options = {"requests": told.requests, "concurrency": told.concurrency}
-    load = f"{told.part}: {told.database}, {told.tokens} tokens, {form}"
-    known[load] = {"date": date, "machine": machine, **options, **figures}
-    told.output.write_text(json.dumps(known, indent=2) + "\n")
+    parts = {"both": "spans and rows", "none": "both sides alike"}.get(told.part, told.part)
+    known[f"{told.database}, {parts}"] = {"date": date, "machine": machine, **figures}
+    told.output.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> int:
@@ -249,13 +275,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--database", choices=("sqlite", "postgresql"), default="sqlite")
     parser.add_argument("--part", choices=PARTS, default="both", help="what the one side has: spans, rows of the log")
-    parser.add_argument("--tokens", type=int, default=128, help="of an answer")
-    parser.add_argument("--whole", action="store_true", help="answers are bodies, not streams")
-    parser.add_argument("--seconds", type=float, default=90, help="of all rounds together; there are five at least")
-    parser.add_argument("--requests", type=int, default=16, help="of a round")
-    parser.add_argument("--warm-up", type=int, default=128)
-    parser.add_argument("--concurrency", type=int, default=16)
-    parser.add_argument("--output", type=Path, help="JSON; figures of other loads stay in it")
+    parser.add_argument(
+        "--load",
+        type=Load.parse,
+        nargs="*",
+        default=[Load("stream", 128), Load("body", 8)],
+        help="stream:<tokens> or body:<tokens>",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=40, help="of a load's rounds together; there are five at least"
+    )
+    parser.add_argument("--output", type=Path, help="JSON; other figures stay in it")
     told = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, set(cores[:1]))  # and so is all that is started from here, but for the gateways
