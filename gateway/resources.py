@@ -232,6 +232,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         directory=settings.journal_dir,
         metrics=MeteringMetrics(app[METRICS].registry, app[METRICS].model_label),
         limiter_timeout_s=settings.limiter_timeout_s,
+        shipped=app[TRACING].shipped,
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]

@@ -101,7 +101,7 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         model = self.model_label(record.model)
-        self.requests.labels(record.route, model, record.tier or "none", outcome_of(record)).inc()
+        self.requests.labels(record.route, model, record.tier or "none", record.outcome).inc()
         if record.disconnect_phase:
             self.disconnects.labels(record.disconnect_phase).inc()
         operation = _OPERATIONS.get(record.route)
@@ -135,16 +135,6 @@ class Metrics:
         return next((known for known in (name, base) if known in self._models), OTHER)
 
 
-def outcome_of(record: RequestRecord) -> str:
-    if record.disconnect_phase or record.status == 499:
-        return "client_gone"
-    if record.status >= 500 or (record.status == 200 and record.error_code):
-        return "server_error"
-    if record.status == 429:
-        return "refused"
-    return "client_error" if record.status >= 400 else "ok"
-
-
 def _exemplar(record: RequestRecord) -> dict[str, str] | None:
     """Returns the trace of a request whose spans are exported whatever becomes of it: no other trace can be opened."""
     if not record.outgoing_traceparent.endswith("-01"):
@@ -159,7 +149,7 @@ class TracingMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "headgate_trace_spans_dropped",
-            "Spans that were dropped because the collector does not take them.",
+            "Spans that the collector did not take, or for which no room was left because it is slow.",
             value=self._tracing.num_dropped,
         )
 
