@@ -132,7 +132,8 @@ def phases(timeline: Timeline) -> list[Phase]:
         for name, start, end in _GATEWAY_PHASES
         if start in at and end in at and at[start] <= at[end]
     ]
-    return sorted([*found, *worker_phases(timeline.worker)], key=lambda phase: (phase.start_us, phase.end_us))
+    found += [phase for phase in worker_phases(timeline.worker) if phase.num_tokens or phase.end_us > phase.start_us]
+    return sorted(found, key=lambda phase: (phase.start_us, phase.end_us))
 
 
 def first_token_us(timeline: Timeline) -> int | None:
@@ -141,8 +142,9 @@ def first_token_us(timeline: Timeline) -> int | None:
 
 
 def worker_phases(events: Sequence[Event]) -> list[Phase]:
-    """Return what the request did in the worker, in the order of time. A chunk's event comes at the end of the chunk,
-    as does that of a copy from the host; a preemption or a spent lease ends a window of decoding."""
+    """Return what the request did in the worker, in the order of time; a phase may have no length. A chunk's event
+    comes at the end of the chunk, as does that of a copy from the host; a preemption or a spent lease ends a window of
+    decoding."""
     found: list[Phase] = []
     present, since_us, has_token, has_blocks = "", 0, False, True
     for event in events:
@@ -171,7 +173,7 @@ def worker_phases(events: Sequence[Event]) -> list[Phase]:
             continue
         if event.name == "chunk":
             found.append(Phase("prefill", since_us, event.at_us, event.step, event.num_tokens))
-        elif present and event.at_us > since_us:
+        elif present:
             found.append(Phase(_COPIES.get(event.name, present), since_us, event.at_us))
         present, since_us = following, event.at_us
     return found

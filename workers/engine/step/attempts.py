@@ -199,7 +199,7 @@ class Attempts:
             if not waiting and self._grammars.drop(key):
                 del self._compiling[key]
 
-    def take_grammars(self) -> None:
+    def take_grammars(self, now: float) -> None:
         """Lets attempts run whose grammar is ready, or fails them without a token if it was refused."""
         if self._grammars is None:
             return
@@ -217,7 +217,7 @@ class Attempts:
                     logger.exception("a grammar cannot begin", extra=log_fields("request_broken", attempt.message))
                     self.broken(attempt)
                 else:
-                    attempt.event("compiled", self._clock())
+                    attempt.event("compiled", now)
                     self._scheduler.release(attempt)
 
     def extend(self, link: int, message: ExtendLease, now: float) -> None:
