@@ -99,8 +99,11 @@ async def test_a_stream_whose_worker_dies_leaves_its_trace_at_ratio_0(traced, co
     dying = ScriptedWorker(
         tmp_path / "dying.sock", redis_url=redis_url, tokens_per_s=200, fault=Fault("crash", after_tokens=3)
     )
-    async with dying, traced(trace_ratio=0.0) as gateway:
-        stream = await ask(gateway, stream=True, max_tokens=200)
+    async with dying, traced(trace_ratio=0.0) as gateway, gateway.client() as client:
+        await gateway.workers(1)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": CANARY}], max_tokens=200, stream=True
+        )
         with pytest.raises(openai.APIError):
             _ = [chunk async for chunk in stream]
         spans = await asyncio.to_thread(collector.wait_for, lambda spans: any(s.name == "ship" for s in spans), 30)
@@ -149,6 +152,7 @@ async def test_a_repeat_behind_a_dead_worker_is_joined_by_the_clients_trace(trac
 
 async def test_a_collector_that_is_away_costs_no_request(worker, tmp_path, redis_url, free_port, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     monkeypatch.setattr("gateway.telemetry.tracing.SHUTDOWN_S", 0.3)
     async with running_gateway(tmp_path / "home", redis_url, trace_ratio=1.0) as gateway:
         for _ in range(3):

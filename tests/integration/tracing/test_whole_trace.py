@@ -227,6 +227,20 @@ async def test_the_answer_names_its_span_to_who_sent_one(traced: RunningGateway,
     assert (root.trace_id.hex(), root.span_id.hex()) == (trace_id, span_id)
 
 
+async def test_a_replayed_answer_names_the_request_that_ran(traced: RunningGateway, collector: Collector) -> None:
+    headers = {"idempotency-key": "once", "traceparent": CLIENT}
+    first = await ask(traced, extra_headers=headers)
+    again = await ask(traced, extra_headers=headers)
+
+    def of(spans: list) -> list:
+        return [s for s in spans if attributes(s).get("headgate.request.id") == again]
+
+    spans = await asyncio.to_thread(collector.wait_for, lambda spans: bool(of(spans)), 30)
+    (root,) = of(spans)
+    assert attributes(root)["headgate.replayed.request.id"] == first != again
+    assert [s.name for s in spans if s.trace_id == root.trace_id] == [root.name], "nothing ran, and nothing was charged"
+
+
 async def test_no_text_and_no_key_stands_in_any_span(traced: RunningGateway, collector: Collector) -> None:
     request_id = await ask(traced, user=CANARY, metadata={"note": CANARY}, stop=["canary stop"])
     await trace_of(collector, request_id)
