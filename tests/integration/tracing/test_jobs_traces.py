@@ -73,6 +73,10 @@ async def test_batch_task_chunk_and_lines_find_each_other_although_a_worker_dies
         assert batch.request_counts.completed == NUM_LINES
         await gateway.settled()
         paid = await gateway.sql("SELECT line_no, trace_id FROM ledger_entry WHERE kind = 'settle'")
+        logged: list = []
+        async with asyncio.timeout(60):
+            while len([row for row in logged if row.status == 200]) < NUM_LINES:
+                logged = await gateway.sql("SELECT trace_id, status FROM request_log WHERE batch_id IS NOT NULL")
     spans = collector.spans
     by_id = {span.span_id: span for span in spans}
     (created,) = [s for s in spans if s.name == "POST /v1/batches"]
@@ -119,6 +123,8 @@ async def test_batch_task_chunk_and_lines_find_each_other_although_a_worker_dies
             }
     assert not told
     assert {row.line_no: row.trace_id for row in paid} == {no: roots[-1].trace_id.hex() for no, roots in tries.items()}
+
+    assert {row.trace_id for row in logged} >= {row.trace_id for row in paid}
 
     # The worker that died took the first try of a line with it.
     lost = [root for roots in tries.values() for root in roots[:-1]]
