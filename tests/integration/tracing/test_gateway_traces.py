@@ -13,7 +13,7 @@ from fakes import Fault, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from otlp import attributes, events, links
 
-from gateway.telemetry.tracing import parse
+from gateway.telemetry.span_export import parse
 
 pytestmark = pytest.mark.rest
 

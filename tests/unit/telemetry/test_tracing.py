@@ -12,10 +12,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry import tracing
+from gateway.telemetry import span_export
 from gateway.telemetry.metrics import TracingMetrics
 from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.tracing import Tracing, parse
+from gateway.telemetry.span_export import parse
+from gateway.telemetry.tracing import Tracing
 from workers.protocol.messages import TimelineEvent
 
 MS = 1_000_000
@@ -77,11 +78,13 @@ async def test_spans_that_the_collector_refuses_are_counted(receiver: Receiver) 
 async def test_a_collector_that_hangs_costs_spans_and_no_request_waits(receiver: Receiver) -> None:
     receiver.open.clear()
     traces = Tracing(1.0, (), receiver)
-    num_requests = tracing.MAX_QUEUED_SPANS // SPANS_EACH + 50
+    num_requests = span_export.MAX_QUEUED_SPANS // SPANS_EACH + 50
     for number in range(num_requests):
         traces.observe(ended(number))  # it returns although nothing is taken
     num_kept = num_requests * SPANS_EACH - traces.num_dropped
-    assert 0 < num_kept <= tracing.MAX_QUEUED_SPANS + 512, "what is waiting, and what was handed over before it hung"
+    assert 0 < num_kept <= span_export.MAX_QUEUED_SPANS + 512, (
+        "what is waiting, and what was handed over before it hung"
+    )
     receiver.open.set()
     await traces.close()
     assert len(receiver.spans) == num_kept
