@@ -16,7 +16,7 @@ from accounting.values.types import Principal, RequestFacts, Usage
 from workers.protocol.messages import CacheReport, TimelineEvent, TokenUsage
 
 Cut = Literal["client_gone", "worker_lost", "lease_lost", "drained", "failed"]
-"""What ended a request before its worker did, or instead of it."""
+"""The cause that ended a request before its worker did, or instead of it."""
 Mark = (
     Literal[
         "accepted",
@@ -61,7 +61,7 @@ class RoutedTo(Protocol):
 
 
 class Asked(NamedTuple):
-    """What the client asked for, in numbers and flags: nothing of its text, and nothing that is large."""
+    """The client's wishes in numbers and flags: nothing of its text, and nothing that is large."""
 
     num_prompts: int
     num_choices: int
@@ -116,7 +116,7 @@ class RequestRecord:
     """The worker of the prompt that `worker_timeline` tells of."""
     routed: RoutedTo | None = None
     worker_timeline: tuple[TimelineEvent, ...] = ()
-    """Of several prompts, the first one that failed, or else the first."""
+    """The timeline of the prompt that failed, or else of the first one."""
     worker_usage: TokenUsage | None = None
     num_received: int = 0
     """Output tokens of that prompt that the gateway received."""
