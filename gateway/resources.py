@@ -74,7 +74,7 @@ from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
 from gateway.routing.upstream.fleet import Fleet, decode_all
-from gateway.telemetry import access_log, tracing
+from gateway.telemetry import access_log, span_export
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
@@ -102,7 +102,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     metrics.serve_models(app[SETTINGS].models)
     settings = app[SETTINGS]
     app[TRACING] = traces = Tracing(
-        settings.trace_ratio, settings.trace_parent_from, tracing.exporter(), slot=settings.slot
+        settings.trace_ratio, settings.trace_parent_from, span_export.exporter(), slot=settings.slot
     )
     metrics.registry.register(TracingMetrics(traces))
     app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]
@@ -232,6 +232,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         directory=settings.journal_dir,
         metrics=MeteringMetrics(app[METRICS].registry, app[METRICS].model_label),
         limiter_timeout_s=settings.limiter_timeout_s,
+        shipped=app[TRACING].shipped,
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]

@@ -32,6 +32,21 @@ NAMES = (
     "preempted",
     "parked",
     "thinned",
+    "restored",
+    "compiling",
+    "compiled",
+    "fetching",
+    "fetched",
+    "unparked",
+    "swapped_out",
+    "swapped_in",
+    "grammar",
+    "routed",
+    "client_gone",
+    "worker_lost",
+    "lease_lost",
+    "drained",
+    "failed",
 )
 """The names that are packed as their place here. A name is only ever added at the end, because old rows stay."""
 _CODES = {name: code for code, name in enumerate(NAMES)}
@@ -43,6 +58,10 @@ _GATEWAY_PHASES = (
     ("dispatch", "admitted", "dispatched"),
     ("settle", "finished", "settled"),
 )
+
+
+_COPIES = {"restored": "restore", "swapped_in": "swap_in"}
+"""Event at the end of a copy from the host → the phase that ends with it."""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -113,7 +132,7 @@ def phases(timeline: Timeline) -> list[Phase]:
         for name, start, end in _GATEWAY_PHASES
         if start in at and end in at and at[start] <= at[end]
     ]
-    found += _worker_phases(timeline.worker)
+    found += [phase for phase in worker_phases(timeline.worker) if phase.num_tokens or phase.end_us > phase.start_us]
     ended_us = max((event.at_us for event in timeline.worker), default=at.get("finished", 0))
     if ended_us < at.get("finished", 0):
         # Both ways together: clocks of two hosts are never subtracted, so the way there is drawn here, too.
@@ -126,28 +145,40 @@ def first_token_us(timeline: Timeline) -> int | None:
     return _first(timeline.worker).get("first_token")
 
 
-def _worker_phases(events: Sequence[Event]) -> list[Phase]:
-    """Return what the request did in the worker. A chunk's event comes at the end of the chunk; a preemption ends a
-    window of decoding, and a resumption begins the next."""
+def worker_phases(events: Sequence[Event]) -> list[Phase]:
+    """Return what the request did in the worker, in the order of time; a phase may have no length. A chunk's event
+    comes at the end of the chunk, as does that of a copy from the host; a preemption or a spent lease ends a window of
+    decoding."""
     found: list[Phase] = []
-    present, since_us, has_token = "", 0, False
+    present, since_us, has_token, has_blocks = "", 0, False, True
     for event in events:
+        has_token = has_token or event.name == "first_token"
+        if event.name in ("preempted", "resumed"):
+            has_blocks = event.name == "resumed"
+        running = "decode" if has_token else "prefill"
         following = {
             "queued": "queue",
-            "matched": "prefill",
-            "chunk": "decode" if has_token else "prefill",
-            "first_token": "decode",
+            "compiling": "grammar",
+            "compiled": "queue",
+            "fetching": "fetch",
+            "fetched": "queue",
+            "matched": running,
+            "restored": running,
+            "swapped_in": running,
+            "chunk": running,
+            "first_token": running,
+            "parked": "parked",
+            "unparked": running if has_blocks else "preempted",
             "preempted": "preempted",
-            "resumed": "decode" if has_token else "prefill",
+            "resumed": running,
             "finished": "",
         }.get(event.name)
         if following is None:
             continue
-        has_token = has_token or event.name == "first_token"
         if event.name == "chunk":
             found.append(Phase("prefill", since_us, event.at_us, event.step, event.num_tokens))
-        elif present and event.at_us > since_us:
-            found.append(Phase(present, since_us, event.at_us))
+        elif present:
+            found.append(Phase(_COPIES.get(event.name, present), since_us, event.at_us))
         present, since_us = following, event.at_us
     return found
 

@@ -22,10 +22,10 @@ from gateway.console.screens import (
     sessions,
     tenants,
     usage,
+    usage_changes,
     webhooks,
     workers,
 )
-from gateway.console.screens import books, home, invoices, prices, requests, usage, usage_changes
 
 ROUTES = [
     *signing_in.ROUTES,

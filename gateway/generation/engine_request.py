@@ -12,6 +12,7 @@ from gateway.generation.models import ServedModel
 from gateway.metering.admission import AdmissionRequest
 from gateway.routing.router import Prompt
 from gateway.structured.form import Form
+from gateway.telemetry.record import Asked
 from gateway.text.choice import TextRules
 from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Region, SamplingParams
 
@@ -49,6 +50,22 @@ class EngineRequest:
     def reads_cache(self) -> bool:
         """The value is False if logprobs of the prompt are wanted, because they need all of it computed."""
         return self.principal.cache.read and self.prompt_logprobs < 0
+
+    def asked(self, num_prompts: int) -> Asked:
+        """Returns what telemetry shows of this request, the first of `num_prompts`."""
+        sampling = self.sampling
+        return Asked(
+            num_prompts,
+            self.num_choices,
+            self.max_tokens,
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.seed,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            self.form is not None,
+        )
 
     def to_route(self) -> Prompt:
         return Prompt(

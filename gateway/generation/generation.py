@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
@@ -18,11 +19,12 @@ from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
-from gateway.metering.leases import LOW_WATER, LeaseLost
+from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
 from gateway.routing.router import Pick
 from gateway.routing.upstream import failures
 from gateway.routing.upstream.base import Call, Event, Lost, Mailbox
 from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import Failed, Finished, FinishReason, PromptCounts, TokenDelta, TokenLogprob, TokenUsage
@@ -32,6 +34,7 @@ logger = logging.getLogger(__name__)
 FINAL_S = 5.0
 """The time that an abort waits for the engine's own counts; a live worker answers within a step."""
 LEASE_RETRY_S = 0.25
+MAX_LEASE_MARKS = 256
 HOLD_MS = 10_000
 """The wait that the worker is told while the client does not read. It is below the 15 s of silence after which a worker
 ends a parked sequence.
@@ -61,6 +64,7 @@ class _State:
     abort_bound: int | None = None
     lease_task: asyncio.Task[None] | None = None
     """The newest task that extends the lease; it may be done."""
+    leases: list[LeaseMark] = field(default_factory=list)
 
 
 class Generation:
@@ -81,6 +85,8 @@ class Generation:
         self._state = _State()
         self._choices = [Choice(ChoiceText(order.model.tokenizer, order.rules)) for _ in range(order.num_choices)]
         self._held = False
+        self.first_bound = admitted.lease_bound
+        """Output tokens of the first lease."""
         self.is_over = False
         """The ending has begun; no caller may begin another."""
 
@@ -149,7 +155,7 @@ class Generation:
         if self.order.beams is not None and delta.tokens and not delta.num_spent:
             logger.error("worker_without_search", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than beam requests, and drew samples instead
-        self.admitted.progress(self._num_received)
+        self.admitted.progress(self.num_received)
         self._keep_lease()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
@@ -215,7 +221,8 @@ class Generation:
     # Lease
 
     @property
-    def _num_received(self) -> int:
+    def num_received(self) -> int:
+        """The number of output tokens that the worker has sent."""
         if self.order.beams is not None:
             return self._state.num_spent
         return sum(choice.num_received for choice in self._choices)
@@ -226,7 +233,7 @@ class Generation:
         return (
             not self._held
             and bound < wanted
-            and bound - self._num_received <= LOW_WATER
+            and bound - self.num_received <= LOW_WATER
             and self._state.final is None
             and self.admitted.budget_stop is None
             and any(choice.finish is None for choice in self._choices)
@@ -241,18 +248,29 @@ class Generation:
         cached = self._state.prompt.cache_read if self._state.prompt else None
         while self._lease_is_due:
             try:
-                extension = await self.admitted.extend(self._num_received, cached_tokens=cached)
+                extension = await self.admitted.extend(self.num_received, cached_tokens=cached)
             except LeaseLost:
                 self._mailbox.fail(errors.unavailable("lease_lost", "The request lost its lease."))
                 return
             if extension is None:
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
+            self._note_lease(extension)
             if self.call is not None:
                 self.call.extend(extension.bound, last=extension.last, wait_ms=extension.wait_ms)
             if extension.last:
                 return
             await asyncio.sleep(extension.wait_ms / 1000)
+
+    def _note_lease(self, extension: Extension) -> None:
+        if len(self._state.leases) < MAX_LEASE_MARKS:
+            result: LeaseResult = "stopped" if extension.last else "waits" if extension.wait_ms else "granted"
+            self._state.leases.append(LeaseMark(time.monotonic_ns(), extension.bound, result))
+
+    @property
+    def leases(self) -> Sequence[LeaseMark]:
+        """The first `MAX_LEASE_MARKS` extensions of the lease."""
+        return self._state.leases
 
     def hold(self) -> None:
         """Called when the client does not read: the lease is not extended, and the worker is told so that the sequence
@@ -322,7 +340,7 @@ class Generation:
             return await self.admitted.void(outcome)
         engine_final = self._state.final is not None
         counts = self._prompt_counts()
-        output = counts.output if isinstance(counts, TokenUsage) else self._num_received
+        output = counts.output if isinstance(counts, TokenUsage) else self.num_received
         return await self.admitted.settle(
             outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
         )

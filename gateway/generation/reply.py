@@ -97,6 +97,7 @@ class Envelope:
 async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
     record = request[RECORD]
     record.stream = bool(plan.fields.stream)
+    record.asked = plan.orders[0].asked(len(plan.orders))
     async with request.app[GENERATION].run(plan.orders, record, request.get(CLAIMED_KEY), _ended(request)) as run:
         headers = dict(run.headers)
         if plan.ignored:

@@ -30,7 +30,7 @@ from gateway.metering.settlement import unstored
 from gateway.routing.router import Pick, Prompt, Router
 from gateway.routing.upstream.base import Mailbox
 from gateway.routing.upstream.fleet import Fleet
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
 
 PING_S = 15.0
@@ -46,6 +46,12 @@ _OUTCOMES: dict[str, Outcome] = {
     "lease_lost": "lease_lost",
     "server_draining": "drain",
     "invalid_api_key": "client_gone",
+}
+_CUTS: dict[Outcome, Cut] = {
+    "client_gone": "client_gone",
+    "worker_lost": "worker_lost",
+    "lease_lost": "lease_lost",
+    "drain": "drained",
 }
 
 
@@ -100,6 +106,8 @@ class GenerationGroup:
         self._mailbox = Mailbox()
         self._has_started = False
         self._has_ended = False
+        self._failed: Generation | None = None
+        """The one whose event ended all of them."""
         self._reserved: deque[Reserved] = deque()
         self.generations: list[Generation] = []
         self.settled: list[Settled] = []
@@ -151,7 +159,11 @@ class GenerationGroup:
             found: list[Numbered] = []
             for number, event in items:
                 generation = self.generations[number]
-                piece = generation.handle(event)
+                try:
+                    piece = generation.handle(event)
+                except errors.ApiError:
+                    self._failed = generation
+                    raise
                 if piece is not None:
                     found.append(Numbered(number * generation.order.num_choices + piece.index, piece))
             if found:
@@ -232,6 +244,7 @@ class GenerationGroup:
         request goes to this worker or fails.
         """
         pick = await self._choose(prompt)
+        self._record.mark("routed")
         self._engine.router.sent(pick)
         with pick.link.promised(pick.num_uncached):
             admitted = await self._reserved.popleft().open(pick.root)
@@ -269,6 +282,7 @@ class GenerationGroup:
         if not left:
             return
         outcome = _outcome(error)
+        self._record.mark(_CUTS.get(outcome, "failed"))
         for generation in left:
             generation.begin_abort()
         if outcome == "client_gone":
@@ -286,6 +300,7 @@ class GenerationGroup:
                             self.generations[number].note(event)
             except TimeoutError:
                 pass  # the request is settled by what the gateway itself has seen
+            self._record.mark("finished")
             ending = outcome
             if self._key is not None and outcome == "client_gone":
                 ending = unstored(self._orders[0].facts)
@@ -296,6 +311,7 @@ class GenerationGroup:
                 generation.close()
                 if endings[-1].charge_micro_units:
                     charged.append(generation.order.facts.request_id)
+            self._record.mark("settled")
             # A client that left pays for what the engine counted. If nobody pays, the log has the output that was
             # shown.
             billed = _sum([settled.usage for settled in endings])
@@ -309,14 +325,23 @@ class GenerationGroup:
         for settled in endings:
             record.charge_micro_units += settled.charge_micro_units
             record.currency = settled.currency
-        final = self.generations[0].final if self.generations else None
-        if final is not None:
-            record.worker_timeline = final.timeline
-        if isinstance(final, Finished):
-            record.cache = final.cache
+        if self.generations:
+            self._show(self._failed or self.generations[0])
         for generation in self.generations:
             if generation.pick is not None and isinstance(generation.final, Finished):
                 self._engine.router.ended(generation.pick, generation.final)
+
+    def _show(self, generation: Generation) -> None:
+        """Fills what the record says of one prompt alone."""
+        record, pick, final = self._record, generation.pick, generation.final
+        record.lease_bound, record.leases = generation.first_bound, generation.leases
+        record.num_received = generation.num_received
+        if pick is not None:
+            record.worker, record.routed = pick.link.registration.worker, pick.placement
+        if final is not None:
+            record.worker_timeline, record.worker_usage = final.timeline, final.usage
+        if isinstance(final, Finished):
+            record.cache = final.cache
 
 
 def _outcome(error: BaseException | None) -> Outcome:

@@ -33,6 +33,8 @@ READS_ALL = "admin:read"
 KEYLESS = frozenset({"none", "console"})
 """The scopes of routes that are asked without an API key."""
 RETRY_COUNT = "x-stainless-retry-count"
+TRACE_RESPONSE = "traceresponse"
+"""The answer's header with the request's own trace, for callers that send a `traceparent` (W3C Trace Context 2)."""
 _COUNT = re.compile(r"[0-9]{1,4}")
 _SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
 
@@ -80,7 +82,10 @@ async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResp
     try:
         return await handler(request)
     except errors.ApiError as error:
-        request[RECORD].error_code = error.code or error.type
+        record = request[RECORD]
+        record.error_code = error.code or error.type
+        if error.headgate is not None:
+            record.refused_by = f"{error.headgate.get('level')}/{error.headgate.get('dimension')}"
         return error.response()
     except web.HTTPException as error:
         refusal = _of_aiohttp(error, _asked(request))
@@ -186,6 +191,8 @@ async def stamp_answer(request: web.Request, response: web.StreamResponse) -> No
     if not record.is_waiting:
         record.mark("first_byte")
     stamp(response, record.request_id, int(record.duration_ms))
+    if record.traceparent:
+        response.headers[TRACE_RESPONSE] = record.outgoing_traceparent
     lifecycle = request.app[LIFECYCLE]
     if lifecycle.draining.is_set() and response.status != 101:
         response.headers[hdrs.CONNECTION] = "close"

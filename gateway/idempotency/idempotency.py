@@ -194,6 +194,7 @@ def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
 
 async def _replay(request: web.Request, replay: _Replay) -> web.StreamResponse:
     stored, body = replay.stored, replay.body
+    request[RECORD].replayed = stored.request_id
     headers = {"idempotent-replayed": "true"}
     if stored.content_type is None:
         return web.Response(status=stored.status, body=body, content_type="application/json", headers=headers)

@@ -49,9 +49,12 @@ class Shipper:
         *,
         max_outage_s: float = MAX_OUTAGE_S,
         max_backlog_bytes: int = MAX_BACKLOG_BYTES,
+        shipped: Callable[[int], None] = lambda _: None,
     ) -> None:
+        """`shipped` is called with moments of the monotonic clock, in nanoseconds: SQL has what was durable then."""
         self._journal = journal
         self._poster = poster
+        self._shipped = shipped
         self._num_posted = 0
         self._max_outage_s = max_outage_s
         self._max_backlog_bytes = max_backlog_bytes
@@ -125,14 +128,17 @@ class Shipper:
         """Ships one transaction's worth. Returns the number of records read; 0 means that nothing durable is left to
         ship.
         """
-        durable_seq = self._journal.durable_seq
+        asked_ns, durable_seq = time.monotonic_ns(), self._journal.durable_seq
         if durable_seq <= self._passed:
+            self._shipped(asked_ns)
             return 0
         posted = await self._until_done(lambda: self._poster.post(durable_seq))
         if posted.num_endings:
             self._failing_since = None
         self._num_posted += posted.num_new
         self._pass(posted.passed)
+        if posted.passed >= durable_seq:
+            self._shipped(asked_ns)
         return posted.num_records
 
     async def caught_up(self, *, soon: bool = False) -> None:

@@ -8,7 +8,7 @@ Stop: endings written → upkeep ended → journal sealed → shipped → limite
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -55,9 +55,10 @@ async def metering(
     directory: Path,
     limiter_timeout_s: float = TIMEOUT_S,
     metrics: MeteringMetrics | None = None,
+    shipped: Callable[[int], None] = lambda _: None,
 ) -> AsyncIterator[Metering]:
-    """Runs the billing path. `directory` holds this slot's journal. Raises SlotTaken if another process has it, and
-    what SQL raises.
+    """Runs the billing path. `directory` holds this slot's journal; `shipped` is explained at `Shipper`. Raises
+    SlotTaken if another process has it, and what SQL raises.
     """
     metrics = metrics or MeteringMetrics()
     async with database.read() as conn:
@@ -74,7 +75,7 @@ async def metering(
         await replies.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s, script_ran=metrics.script_ran)
     poster = _poster(database, directory, slot, offset)
-    shipper = Shipper(journal, poster)
+    shipper = Shipper(journal, poster, shipped=shipped)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
     upkeep = Upkeep(limiter, link, database)
     prices = PriceCache(database)

@@ -59,7 +59,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
         rules=rules(fields),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
         form=form,
-        traceparent=request[RECORD].outgoing_traceparent,
+        traceparent=request[RECORD].worker_traceparent,
     )
     shape = ChatShape(model.tokenizer, with_logprobs=bool(fields.logprobs))
     return AnswerPlan(fields, [order], shape, ignored, work=common.work_of(request))

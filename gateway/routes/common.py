@@ -129,6 +129,7 @@ async def form_of(request: web.Request, fields: SamplingFields, wanted: Response
         return None
     form = await in_thread(request, structured.form_of, wanted, fields.structured_outputs)
     if form is not None:
+        request[RECORD].mark("grammar")
         check_constrained(fields)
     return form
 

@@ -117,7 +117,7 @@ def _orders(
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         form=form,
         prompt_logprobs=fields.num_logprobs if fields.echo else -1,
-        traceparent=request[RECORD].outgoing_traceparent,
+        traceparent=request[RECORD].worker_traceparent,
     )
     others = [
         dataclasses.replace(

@@ -102,7 +102,7 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         model = self.model_label(record.model)
-        self.requests.labels(record.route, model, record.tier or "none", outcome_of(record)).inc()
+        self.requests.labels(record.route, model, record.tier or "none", record.outcome).inc()
         if record.disconnect_phase:
             self.disconnects.labels(record.disconnect_phase).inc()
         operation = _OPERATIONS.get(record.route)
@@ -136,16 +136,6 @@ class Metrics:
         return next((known for known in (name, base) if known in self._models), OTHER)
 
 
-def outcome_of(record: RequestRecord) -> str:
-    if record.disconnect_phase or record.status == 499:
-        return "client_gone"
-    if record.status >= 500 or (record.status == 200 and record.error_code):
-        return "server_error"
-    if record.status == 429:
-        return "refused"
-    return "client_error" if record.status >= 400 else "ok"
-
-
 class TracingMetrics(Collector):
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
@@ -153,7 +143,7 @@ class TracingMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(
             "headgate_trace_spans_dropped",
-            "Spans that were dropped because the collector does not take them.",
+            "Spans that the collector did not take, or for which no room was left because it is slow.",
             value=self._tracing.num_dropped,
         )
 

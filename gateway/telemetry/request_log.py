@@ -24,7 +24,6 @@ from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
 from accounting.values.timelines import Event
 from gateway.base.lifecycle import uninterrupted
-from gateway.telemetry.metrics import outcome_of
 from gateway.telemetry.record import RequestRecord
 from workers.process.logs import clean
 
@@ -138,11 +137,10 @@ def row_of(record: RequestRecord) -> LoggedRequest:
     principal = record.principal
     assert principal is not None
     usage, cache, facts = record.usage, record.cache, record.facts
-    outcome = outcome_of(record)
     timeline = _packed(record)
     return LoggedRequest(
         request_id=record.request_id,
-        is_tail=outcome != "ok",
+        is_tail=record.outcome != "ok",
         started_at_ms=record.started_ns // 1_000_000,
         tenant_id=principal.tenant_id,
         key_id=principal.key_id,
@@ -154,7 +152,7 @@ def row_of(record: RequestRecord) -> LoggedRequest:
         metadata=_metadata(facts.metadata) if facts else None,
         is_stream=record.stream,
         status=record.status,
-        outcome=outcome,
+        outcome=record.outcome,
         error_code=record.error_code,
         finish_reason=",".join(dict.fromkeys(reason for reason in record.finish_reasons if reason)),
         prompt_tokens=usage.prompt or (facts.prompt_tokens if facts else 0),
@@ -176,7 +174,10 @@ def row_of(record: RequestRecord) -> LoggedRequest:
 
 
 def _packed(record: RequestRecord) -> str:
+    since = record.started_mono_ns
     marks = [Event(name, ns // 1000) for name, ns in record.marks]
+    leases = [Event("lease", (lease.at_mono_ns - since) // 1000, num_tokens=lease.bound) for lease in record.leases]
+    marks = sorted([*marks, *leases], key=lambda event: event.at_us)
     worker = [Event(one.name, one.offset_us, one.step, one.num_tokens) for one in record.worker_timeline]
     return timelines.pack(marks, worker)
 

@@ -1,4 +1,4 @@
-"""A batch through the openai client's own calls, and one trace from HTTP to settle at a real OTLP receiver."""
+"""A batch through the openai client's own calls, and one trace from HTTP to the ledger at a real OTLP receiver."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from otlp import Collector
 
 NUM_LINES, NUM_INVALID = 100, 10
 
@@ -63,51 +62,33 @@ def test_a_batch_with_invalid_lines_ends_with_one_result_per_line(server):
 
 
 @pytest.fixture
-def collector() -> Iterator[tuple[str, list]]:
-    """A real OTLP/HTTP receiver: (endpoint, spans as they arrive)."""
-    spans: list = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                import gzip
-
-                body = gzip.decompress(body)
-            request = ExportTraceServiceRequest.FromString(body)
-            spans.extend(s for r in request.resource_spans for scope in r.scope_spans for s in scope.spans)
-            self.send_response(200)
-            self.send_header("content-type", "application/x-protobuf")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    receiver = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=receiver.serve_forever, daemon=True)
+def collector() -> Iterator[Collector]:
+    made = Collector()
+    thread = threading.Thread(target=made.server.serve_forever, daemon=True)
     thread.start()
-    yield f"http://127.0.0.1:{receiver.server_port}", spans
-    receiver.shutdown()
+    yield made
+    made.server.shutdown()
     thread.join()
-    receiver.server_close()
+    made.server.server_close()
 
 
 @pytest.mark.timeout(120)
-def test_one_trace_from_http_to_settle_arrives_at_a_collector(start_server, collector):
-    endpoint, spans = collector
+def test_one_trace_from_http_to_the_ledger_arrives_at_a_collector(start_server, collector):
+    spans = collector.spans
     server = start_server(
-        env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "HEADGATE_TRACE_RATIO": "1.0", "OTEL_BSP_SCHEDULE_DELAY": "200"}
+        env={
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "HEADGATE_TRACE_RATIO": "1.0",
+            "OTEL_BSP_SCHEDULE_DELAY": "200",
+        }
     )
     secret = "canary-in-the-prompt"
     server.client().chat.completions.create(
         model=server.model, messages=[{"role": "user", "content": secret}], max_tokens=8
     )
-    wanted = {"POST /v1/chat/completions", "admit", f"chat {server.model}", "queue", "prefill", "decode", "settle"}
-    deadline = time.monotonic() + 15
-    while not wanted <= {s.name for s in spans} and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert wanted <= {s.name for s in spans}
+    below = {"admit", "dispatch", f"chat {server.model}", "queue", "prefill", "decode", "settle", "ship"}
+    wanted = {"POST /v1/chat/completions", *below}
+    collector.wait_for(lambda spans: wanted <= {s.name for s in spans}, 60)
     (root,) = [s for s in spans if s.name == "POST /v1/chat/completions"]
     trace = [s for s in spans if s.trace_id == root.trace_id]
     assert {s.name for s in trace} >= wanted

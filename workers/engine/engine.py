@@ -207,7 +207,7 @@ class Engine:
         only handles the events and the clocks."""
         now = self._clock()
         self._drain_inbox(events, now)
-        self._attempts.take_grammars()
+        self._attempts.take_grammars(now)
         self._attempts.take_shared(now)
         self._attempts.expire(now)
         plan = self._plan(now)

@@ -16,7 +16,6 @@ from typing import Any
 from celery import Celery, Task, signals
 from kombu.exceptions import OperationalError
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.trace import SpanKind
 
 from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
 from workers.jobs.base import settings as jobs_settings
@@ -50,8 +49,7 @@ def build(settings: JobsSettings) -> Celery:
     def look(self: Task) -> None:
         assert process.provider is not None
         tracer = process.provider.get_tracer("headgate")
-        above = tracing.extract(self.request.headers or {})
-        with tracer.start_as_current_span("look", above, SpanKind.CONSUMER) as span:
+        with tracing.look_span(tracer, self.request.id, self.request.headers or {}) as span:
             num_left = asyncio.run(Look(settings, process.is_draining, tracer).run())
             for _ in range(num_left):
                 headers: dict[str, Any] = {}

@@ -289,8 +289,8 @@ class CacheReport(Frame, frozen=True):
 
 
 class TimelineEvent(Frame, frozen=True, array_like=True):
-    """An event of a request. `name` is one of queued, matched, chunk, first_token, preempted, resumed, parked,
-    finished."""
+    """An event of a request. docs/observability.md names and explains all of them; a reader ignores names that it does
+    not know."""
 
     name: str
     offset_us: int

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gateway.telemetry import tracing
+from gateway.telemetry import span_export, tracing
 from gateway.telemetry.record import RequestRecord
 from workers.protocol.messages import TimelineEvent
 
@@ -20,7 +20,7 @@ CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def exporter(collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    return tracing.exporter()
+    return span_export.exporter()
 
 
 def ended(request_id: str = "req_1", ms: int = 100, **fields) -> RequestRecord:
@@ -42,14 +42,15 @@ async def test_one_whole_trace_arrives(collector, exporter):
     traces = tracing.Tracing(1.0, (), exporter, slot=3)
     record = ended()
     traces.start(record)
-    told = tracing.parse(record.outgoing_traceparent)
+    told = span_export.parse(record.outgoing_traceparent)
     assert told.trace_flags.sampled
     traces.observe(record)
     await traces.close()
     spans = {span.name: span for span in collector.spans}
-    assert set(spans) == {"POST /v1/chat/completions", "admit", "chat llama", "queue", "prefill", "decode", "settle"}
+    below = {"admit", "dispatch", "chat llama", "queue", "prefill", "decode", "settle"}
+    assert set(spans) == {"POST /v1/chat/completions", *below}
     assert {span.trace_id for span in collector.spans} == {told.trace_id.to_bytes(16)}
-    assert spans["chat llama"].span_id == told.span_id.to_bytes(8), "the worker was told this span"
+    assert spans["POST /v1/chat/completions"].span_id == told.span_id.to_bytes(8), "jobs were told this span"
     assert spans["POST /v1/chat/completions"].parent_span_id == b""
     assert spans["admit"].parent_span_id == spans["POST /v1/chat/completions"].span_id
     assert spans["decode"].parent_span_id == spans["chat llama"].span_id
@@ -96,8 +97,8 @@ async def test_errors_always_leave_and_the_rest_by_ratio(collector, exporter):
     traces.observe(ended("req_ok"))
     traces.observe(ended("req_refused", status=429))
     traces.observe(ended("req_failed", status=503, error_code="overloaded"))
-    traces.observe(ended("req_cut", outcome="server_error", error_code="upstream_lost"))
-    spans = collector.wait_for(lambda spans: len(spans) >= 14, 8)
+    traces.observe(ended("req_cut", status=200, error_code="upstream_lost"))
+    spans = collector.wait_for(lambda spans: len(spans) >= 16, 8)
     roots = [s for s in spans if s.name.startswith("POST")]
     assert [s.status.code for s in roots] == [2, 2]
     assert {request_id(s) for s in roots} == {"req_failed", "req_cut"}
@@ -121,7 +122,7 @@ async def test_the_slowest_of_a_minute_leave_when_it_is_over(collector, exporter
 async def test_a_dead_collector_costs_the_requests_nothing(monkeypatch, free_port):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port}")
     monkeypatch.setattr(tracing, "SHUTDOWN_S", 0.2)
-    traces = tracing.Tracing(1.0, (), tracing.exporter())
+    traces = tracing.Tracing(1.0, (), span_export.exporter())
     spent = []
     for _ in range(3):  # of which one at least has the machine for itself
         started = time.perf_counter()
@@ -146,17 +147,17 @@ async def test_an_unsampled_request_makes_no_span(collector, exporter):
 
 
 def test_without_an_endpoint_there_is_no_exporter(monkeypatch):
-    assert tracing.exporter({}) is None
+    assert span_export.exporter({}) is None
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
-    assert tracing.exporter({**endpoint, "OTEL_SDK_DISABLED": "true"}) is None
-    assert tracing.exporter({**endpoint, "OTEL_TRACES_EXPORTER": "none"}) is None
+    assert span_export.exporter({**endpoint, "OTEL_SDK_DISABLED": "true"}) is None
+    assert span_export.exporter({**endpoint, "OTEL_TRACES_EXPORTER": "none"}) is None
 
 
 async def test_without_an_exporter_every_request_has_a_trace_id_all_the_same():
     traces = tracing.Tracing(1.0, (), None)
     record = ended()
     traces.start(record)
-    assert tracing.parse(record.outgoing_traceparent)
+    assert span_export.parse(record.outgoing_traceparent)
     traces.observe(record)
     await traces.close()
 

@@ -50,6 +50,37 @@ def test_the_waterfall_goes_from_authentication_to_settlement() -> None:
     ]
 
 
+def test_waits_and_copies_are_phases_and_what_took_no_time_is_none() -> None:
+    worker = [
+        Event("queued", 0),
+        Event("compiling", 0),
+        Event("compiled", 2_000),
+        Event("matched", 2_000, 1),
+        Event("restored", 5_000, 2, 64),
+        Event("chunk", 9_000, 3, 8),
+        Event("first_token", 9_000, 3),
+        Event("parked", 12_000, 4),
+        Event("unparked", 15_000),
+        Event("preempted", 16_000, 5),
+        Event("swapped_out", 16_500, -1, 72),
+        Event("resumed", 20_000, 6),
+        Event("swapped_in", 22_000, 7, 72),
+        Event("finished", 30_000, 8),
+    ]
+    found = timelines.phases(timelines.unpack(timelines.pack([MARKS[4], MARKS[6]], worker)))
+    assert [(phase.name, phase.start_us - 6_000, phase.end_us - 6_000) for phase in found] == [
+        ("grammar", 0, 2_000),
+        ("restore", 2_000, 5_000),
+        ("prefill", 5_000, 9_000),
+        ("decode", 9_000, 12_000),
+        ("parked", 12_000, 15_000),
+        ("decode", 15_000, 16_000),
+        ("preempted", 16_000, 20_000),
+        ("swap_in", 20_000, 22_000),
+        ("decode", 22_000, 30_000),
+    ]
+
+
 def test_what_is_packed_comes_back_whole() -> None:
     timeline = timelines.unpack(timelines.pack(MARKS, WORKER))
     assert timeline.gateway == tuple(MARKS)

@@ -7,8 +7,10 @@ import json
 
 import aiohttp
 import pytest
+from opentelemetry.trace import INVALID_SPAN
 
 from accounting.values.types import Usage
+from workers.jobs.base.tracing import ChunkTrace
 from workers.jobs.batches.line import Answered, Closed, Failed, Later, Sender, Stopped, judge
 from workers.jobs.batches.pace import FIRST, MOST, Pace
 
@@ -17,6 +19,7 @@ def error(code: str | None, kind: str = "x") -> bytes:
     return json.dumps({"error": {"code": code, "message": "why", "type": kind, "param": None}}).encode()
 
 
+UNTRACED = ChunkTrace(INVALID_SPAN)
 NEVER = {"x-should-retry": "false"}
 
 
@@ -73,7 +76,7 @@ def test_the_original_request_is_named_when_an_answer_is_replayed():
 
 async def test_a_gateway_that_is_away_costs_no_try(free_port):
     async with aiohttp.ClientSession() as session:
-        sender = Sender(session, f"http://127.0.0.1:{free_port}/", "hg_batch_x", "batch_1", "")
+        sender = Sender(session, f"http://127.0.0.1:{free_port}/", "hg_batch_x", "batch_1", UNTRACED)
         assert await sender.send(1, b"{}") == Later(1.0, busy=True)
 
 
@@ -85,7 +88,7 @@ async def test_a_connection_that_breaks_costs_one_try():
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with server, aiohttp.ClientSession() as session:
-        sender = Sender(session, f"http://127.0.0.1:{port}/", "hg_batch_x", "batch_1", "")
+        sender = Sender(session, f"http://127.0.0.1:{port}/", "hg_batch_x", "batch_1", UNTRACED)
         assert (await sender.send(1, b"{}")).code == "connection_lost"
 
 

@@ -16,7 +16,7 @@ from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
 from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.telemetry import request_log as writing
-from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.record import LeaseMark, RequestRecord
 from gateway.telemetry.request_log import RequestLogWriter, row_of
 from workers.protocol.messages import CacheReport, TimelineEvent
 
@@ -251,3 +251,14 @@ async def test_the_end_writes_what_waits_and_waits_for_nobody(
     log.observe(record(2))
     await asyncio.wait_for(log.close(), 2)
     assert dropped(registry, "shutdown") == 1
+
+
+def test_each_extension_of_the_lease_stands_in_the_timeline_at_its_time() -> None:
+    made = record()
+    made.leases = [LeaseMark(made.started_mono_ns + 60 * MS, 256, "granted")]
+    events = timelines.unpack(row_of(made).timeline).gateway
+    assert [(event.name, event.at_us, event.num_tokens) for event in events][2:] == [
+        ("first_byte", 40_000, 0),
+        ("lease", 60_000, 256),
+        ("last_byte", 113_000, 0),
+    ]

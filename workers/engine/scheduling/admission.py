@@ -185,7 +185,7 @@ class Admission:
         prompt counts as cached like any other."""
         restores = self._block_tables.restores
         restored = restores.poll() if restores is not None else []
-        for sequence in restored:
+        for sequence, was_swapped in restored:
             attempt = sequence.attempt
             first, tenant = not attempt.account.num_computed, attempt.message.tenant
             num_new = attempt.account.read_until(sequence.num_computed)
@@ -194,8 +194,8 @@ class Admission:
             self._counters.charge(tenant, cached=num_new)
             if first and num_new:
                 self._report(sequence, num_new)
-            attempt.event("restored", plan.now, plan.step, sequence.num_computed)
-        return restored
+            attempt.event("swapped_in" if was_swapped else "restored", plan.now, plan.step, sequence.num_computed)
+        return [sequence for sequence, _ in restored]
 
     def _report(self, sequence: Sequence, num_new: int) -> None:
         handle, end = sequence.handle, sequence.num_computed

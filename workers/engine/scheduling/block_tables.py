@@ -234,7 +234,7 @@ class BlockTables:
             self.restores.cancel(sequence)
             needed = self._resuming.pop(sequence, None)
             if needed is not None and not self.layout.num_dropped(sequence):
-                self.restores.swap_out(sequence, needed=needed)
+                self._swap_out(sequence, self.restores, needed=needed)
         self._count(sequence.attempt, -_num_own(sequence))
         self.cache.release(sequence.handle, sequence.block_ids)
         self._free_rows.append(sequence.row_id)
@@ -243,6 +243,10 @@ class BlockTables:
         sequence.row_id = -1
         sequence.num_computed = sequence.num_scheduled = 0
         self.layout.forget(sequence)
+
+    def _swap_out(self, sequence: Sequence, restores: Restores, *, needed: bool) -> None:
+        if restores.swap_out(sequence, needed=needed):
+            sequence.attempt.event("swapped_out", self.cache.now_ms() / 1000, num_tokens=sequence.num_computed)
 
     def _count(self, attempt: Attempt, num_blocks: int) -> None:
         if num_blocks:

@@ -118,8 +118,11 @@ class SequenceQueues:
             attempt.event("parked", now, step)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
-        attempt.lease.extend(message, now)
-        if attempt.lease.left < attempt.lease.stride:
+        lease, was_parked = attempt.lease, attempt.lease.parked_at is not None
+        lease.extend(message, now)
+        if was_parked and lease.parked_at is None:
+            attempt.event("unparked", now)
+        if lease.left < lease.stride:
             return
         for sequence in attempt.sequences:
             if sequence.status is Status.SUSPENDED:

@@ -319,8 +319,11 @@ class Attempt:
         return tuple(self._events)
 
     def event(self, name: str, now: float, step: int = -1, num_tokens: int = 0) -> None:
+        """Adds an event to the timeline, which is in the order of time although its callers read different clocks."""
         if len(self._events) < MAX_TIMELINE_EVENTS or name == "finished":
             offset_us = int((now - self.arrived_at) * 1e6)
+            if self._events:
+                offset_us = max(offset_us, self._events[-1].offset_us)
             self._events.append(TimelineEvent(name, offset_us, step, num_tokens))
 
     def seeds(self, indices: list[int]) -> list[int]:

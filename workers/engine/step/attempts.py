@@ -61,6 +61,11 @@ class GrammarSource(Protocol):
         ...
 
 
+def log_fields(event: str, message: GenerateRequest) -> dict[str, str]:
+    """Returns the fields of a log line about a request. With the trace id the line is found from the trace."""
+    return {"event": event, "request_id": message.request_id, "trace_id": message.traceparent[3:35]}
+
+
 class Attempts:
     def __init__(
         self,
@@ -116,7 +121,7 @@ class Attempts:
             self._refuse(link, message, refusal)
             return
         except Exception:  # one request must not end a process, whatever it made raise
-            logger.exception("a request was not taken in", extra={"event": "request_broken"})
+            logger.exception("a request was not taken in", extra=log_fields("request_broken", message))
             self._refuse(link, message, Refusal("internal", BROKEN))
             return
         quota = message.cache_quota_blocks
@@ -125,8 +130,10 @@ class Attempts:
         )
         self.by_key[attempt.key] = attempt
         self._beams.begin(attempt)
-        self._ask_shared(attempt, now)
         attempt.event("queued", now, step, len(attempt.prompt))
+        if message.grammar:
+            attempt.event("compiling" if attempt.grammar is None else "compiled", now, step)
+        self._ask_shared(attempt, now, step)
         self._scheduler.add(attempt)
 
     def _refuse(self, link: int, message: GenerateRequest, refusal: Refusal) -> None:
@@ -162,19 +169,22 @@ class Attempts:
             for sequence in attempt.sequences:
                 sequence.status = Status.COMPILING
 
-    def _ask_shared(self, attempt: Attempt, now: float) -> None:
+    def _ask_shared(self, attempt: Attempt, now: float, step: int) -> None:
         """Makes the attempt wait for the KV that other workers may have of its prompt, unless it waits already."""
         if self.shared is None or not self.shared.ask(attempt, now):
             return
-        for sequence in attempt.sequences:
-            if sequence.status is Status.WAITING:
-                sequence.status = Status.FETCHING
+        waiting = [sequence for sequence in attempt.sequences if sequence.status is Status.WAITING]
+        for sequence in waiting:
+            sequence.status = Status.FETCHING
+        if waiting:
+            attempt.event("fetching", now, step)
 
     def take_shared(self, now: float) -> None:
         """Lets attempts run that need not wait for others' KV any more."""
         for attempt in self.shared.take(now) if self.shared is not None else ():
             waits = any(s.status is Status.FETCHING for s in attempt.sequences)
             if waits and self.by_key.get(attempt.key) is attempt:
+                attempt.event("fetched", now)
                 self._scheduler.release(attempt)
 
     def _leave_grammar(self, attempt: Attempt) -> None:
@@ -189,7 +199,7 @@ class Attempts:
             if not waiting and self._grammars.drop(key):
                 del self._compiling[key]
 
-    def take_grammars(self) -> None:
+    def take_grammars(self, now: float) -> None:
         """Lets attempts run whose grammar is ready, or fails them without a token if it was refused."""
         if self._grammars is None:
             return
@@ -204,9 +214,10 @@ class Attempts:
                 except GrammarError as error:
                     self.fail(attempt, "grammar", str(error))
                 except Exception:
-                    logger.exception("a grammar cannot begin", extra={"event": "request_broken"})
+                    logger.exception("a grammar cannot begin", extra=log_fields("request_broken", attempt.message))
                     self.broken(attempt)
                 else:
+                    attempt.event("compiled", now)
                     self._scheduler.release(attempt)
 
     def extend(self, link: int, message: ExtendLease, now: float) -> None:

@@ -11,7 +11,7 @@ from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 from workers.engine.speculate.proposer import Outcome
-from workers.engine.step.attempts import Attempts
+from workers.engine.step.attempts import Attempts, log_fields
 from workers.engine.step.pipeline import InFlightStep
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.values.plan import RowResult, SampledToken
@@ -48,8 +48,9 @@ class Commit:
             except GrammarError as error:
                 self._attempts.broken(work.sequence.attempt, "grammar", str(error))
             except Exception:  # whatever it was, the other rows of the step had no part in it
-                logger.exception("a row was not committed", extra={"event": "request_broken"})
-                self._attempts.broken(work.sequence.attempt)
+                attempt = work.sequence.attempt
+                logger.exception("a row was not committed", extra=log_fields("request_broken", attempt.message))
+                self._attempts.broken(attempt)
         # This comes after all rows, because a sibling of the last draw may be in prefill again.
         for attempt in self._touched:
             if attempt.lease.exhausted and not attempt.gang:
@@ -129,7 +130,7 @@ class Commit:
                 elif attempt.lease.exhausted:
                     self._attempts.out_of_budget(attempt)
             except Exception:  # whatever it was, the other rows of the step had no part in it
-                logger.exception("a search did not go on", extra={"event": "request_broken"})
+                logger.exception("a search did not go on", extra=log_fields("request_broken", attempt.message))
                 self._attempts.broken(attempt)
 
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:

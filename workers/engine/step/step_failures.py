@@ -14,7 +14,7 @@ from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.scheduling.step_plan import StepPlan, Work
 from workers.engine.sequences.sequence import Sequence, Status
 from workers.engine.step.apart import Apart
-from workers.engine.step.attempts import Attempts
+from workers.engine.step.attempts import Attempts, log_fields
 from workers.engine.step.pipeline import Pipeline
 from workers.engine.step.pulse import Pulse
 from workers.engine.values.errors import DeviceOutOfMemory, EngineBroken
@@ -98,7 +98,7 @@ class StepFailures:
             logger.error(
                 "request %s failed its step",
                 attempt.message.request_id,
-                extra={"event": "attempt_poisoned", "tenant": attempt.message.tenant},
+                extra={**log_fields("attempt_poisoned", attempt.message), "tenant": attempt.message.tenant},
             )
             self._attempts.fail(attempt, "internal", "the model failed on this request")
         self._num_poisoned += len(blamed)

@@ -136,23 +136,24 @@ class Restores:
             return
         self.on_written(written)
 
-    def swap_out(self, sequence: Sequence, *, needed: bool) -> None:
-        """Keeps the blocks of a preempted sequence in the host, if that is faster than computing them again. The
-        sequence is about to lose them. Blocks that another sequence needs are gone next, and so are those that were
-        never in the tree; the others stay in the tree."""
+    def swap_out(self, sequence: Sequence, *, needed: bool) -> bool:
+        """Keeps the blocks of a preempted sequence in the host, if that is faster than computing them again. Returns
+        whether it does. The sequence is about to lose them. Blocks that another sequence needs are gone next, and so
+        are those that were never in the tree; the others stay in the tree."""
         size = self._cache.block_size
         num_blocks = -(-sequence.num_computed // size)
         if sequence.swapped is not None or not num_blocks or not self._swaps(sequence, num_blocks, needed):
-            return
+            return False
         slots = self._host.reserve(sequence.attempt.message.tenant, num_blocks)
         if slots is None:
-            return
+            return False
         self.flush()  # pending copies to these slots come first
         if not self._store(list(zip(sequence.block_ids, slots, strict=False))):
             self._host.give_back(slots)
-            return
+            return False
         self.counts.num_swapped_out += num_blocks
         sequence.swapped = Swapped(slots, sequence.num_computed)
+        return True
 
     def _swaps(self, sequence: Sequence, num_blocks: int, needed: bool) -> bool:
         message = sequence.attempt.message
@@ -205,18 +206,18 @@ class Restores:
         self._open[sequence] = restore
         self._load(restore)
 
-    def poll(self) -> list[Sequence]:
-        """Handles the chunks that have arrived. Returns the sequences whose restore has ended; their `num_computed`
-        says how much they have."""
-        ready: list[Sequence] = []
+    def poll(self) -> list[tuple[Sequence, bool]]:
+        """Handles the chunks that have arrived. Returns the sequences whose restore has ended, each with whether the
+        blocks were its own swapped ones; its `num_computed` says how much it has."""
+        ready: list[tuple[Sequence, bool]] = []
         if self._open:
             self.flush()
         for restore in list(self._open.values()):
             if restore.transfer is not None and restore.transfer.done:
                 self._place(restore)
             if restore.transfer is None:
+                ready.append((restore.sequence, restore.sequence.swapped is not None))
                 self._close(restore)
-                ready.append(restore.sequence)
         return ready
 
     def wait(self) -> None:

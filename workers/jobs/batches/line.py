@@ -10,6 +10,7 @@ import msgspec
 
 from accounting.requests.idempotency_store import line_key
 from accounting.values.types import Usage
+from workers.jobs.base.tracing import ChunkTrace
 
 NOT_READY = frozenset({409, 429, 503})
 """Answers that with Retry-After are back-pressure, and never a failure of the line."""
@@ -61,22 +62,22 @@ Outcome = Answered | Later | Failed | Stopped | Closed
 
 
 class Sender:
-    """Sends the lines of one chunk, with the connections, credential and trace of its batch."""
+    """Sends the lines of one chunk, with the connections and credential of its batch, in the chunk's trace."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, credential: str, batch_id: str, traceparent: str
+        self, session: aiohttp.ClientSession, url: str, credential: str, batch_id: str, trace: ChunkTrace
     ) -> None:
         self._session = session
         self._url = url
         self._batch_id = batch_id
-        self._headers = {"authorization": f"Bearer {credential}", "content-type": "application/json"}
-        if traceparent:
-            self._headers["traceparent"] = traceparent
+        self._trace = trace
+        self._headers = {"authorization": f"Bearer {credential}", "content-type": "application/json", **trace.headers}
 
     async def send(self, line_no: int, body: bytes) -> Outcome:
         headers = {**self._headers, "idempotency-key": line_key(self._batch_id, line_no)}
         try:
             async with self._session.post(self._url, data=body, headers=headers) as response:
+                self._trace.answered(line_no, response.status, response.headers)
                 content = await response.read()
                 return judge(response.status, response.headers, content)
         except aiohttp.ClientConnectorError:

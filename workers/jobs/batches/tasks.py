@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.access.credentials import batch_credential
 from accounting.batches import batch_runs, claims, files
 from accounting.batches.batch_runs import BatchClaim
+from accounting.batches.batches import BatchInfo
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import FileStore
 from accounting.database import sealing
@@ -90,33 +91,30 @@ class Look:
             now = await claims.now_ms(conn) // 1000
             master = self._settings.secret("master.key")
             data_key = await sealing.data_key(conn, master, held.tenant_id, now)
-        if isinstance(held, ChunkClaim):
-            await self._run_chunk(database, held, data_key)
-        elif held.work == "validate":
-            await Validation(self._settings, database, self._store, held, data_key).run()
-        else:
-            await Finaliser(database, self._store, held, data_key).run()
-
-    async def _run_chunk(self, database: Database, held: ChunkClaim, data_key: bytes) -> None:
         async with database.read() as conn:
             batch = await batch_runs.get(conn, held.batch_id)
+        if isinstance(held, ChunkClaim):
+            await self._run_chunk(database, held, batch, data_key)
+            return
+        with tracing.batch_span(self._tracer, held, batch.traceparent):
+            if held.work == "validate":
+                await Validation(self._settings, database, self._store, held, data_key).run()
+            else:
+                await Finaliser(database, self._store, held, data_key).run()
+
+    async def _run_chunk(self, database: Database, held: ChunkClaim, batch: BatchInfo, data_key: bytes) -> None:
+        async with database.read() as conn:
             source = await files.of_batch(conn, held.batch_id)
         credential = batch_credential(self._settings.secret("pepper"), held.batch_id)
         reader = self._store.open(source.storage_key, data_key)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         try:
-            with tracing.chunk_span(self._tracer, held, batch.traceparent) as span:
+            with tracing.chunk_span(self._tracer, held, batch.traceparent) as trace:
                 async with aiohttp.ClientSession(timeout=timeout) as session:
-                    sender = Sender(
-                        session,
-                        self._settings.url + batch.endpoint,
-                        credential,
-                        held.batch_id,
-                        tracing.traceparent(span),
-                    )
+                    sender = Sender(session, self._settings.url + batch.endpoint, credential, held.batch_id, trace)
                     runner = ChunkRunner(self._settings, database, held, reader, data_key, sender, self._is_draining)
                     left = await runner.run()
-                span.set_attribute(tracing.LEFT, left)
+                trace.left(left)
             logger.info("chunk_left", extra={"batch": held.batch_id, "seq": held.seq, "how": left})
         finally:
             reader.close()

@@ -84,6 +84,8 @@ def test_another_worker_reads_it_for_the_same_tenant_and_not_for_another(worker)
     assert anna.usage.cache_write + anna.usage.uncached == 8
     assert second.engine.shared.courier.counts.num_found == 3
     second.check_idle()
+    names = [event.name for event in anna.timeline]
+    assert names[:5] == ["queued", "fetching", "fetched", "matched", "restored"]
 
 
 def test_a_public_prompt_is_shared_with_every_tenant_and_stays_when_one_is_purged(worker):

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.exposition import OPENMETRICS, TEXT, gathered
-from gateway.telemetry.metrics import Metrics, outcome_of
+from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import RequestRecord
 
 ACCEPTS = {
@@ -90,4 +90,4 @@ def test_pages_of_several_processes_become_one() -> None:
     ],
 )
 def test_outcomes_are_few(facts: dict[str, object], outcome: str) -> None:
-    assert outcome_of(record(**facts)) == outcome
+    assert record(**facts).outcome == outcome
