@@ -56,7 +56,7 @@ def _record(one: LoggedRequest, for_operator: bool) -> RequestRecord:
         one.request_id, method, started_ns=one.started_at_ms * 1_000_000, route=route, status=one.status
     )
     record.error_code = one.error_code
-    record.disconnect_phase = "streaming" if one.outcome == "client_gone" else ""
+    record.disconnect_phase = "decode" if one.outcome == "client_gone" else ""
     record.principal = Principal("tenant", one.tenant_id, one.key_id, frozenset(), batch_id=one.batch_id)
     record.model, record.tier, record.stream = one.model, one.tier, one.is_stream
     uncached = one.prompt_tokens - one.cached_tokens - one.cache_write_tokens

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, RunningGateway, running_gateway, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.telemetry.exposition import OPENMETRICS, gathered
@@ -64,7 +64,7 @@ async def test_workers_and_checks_are_shown_and_a_lost_worker_too(bare_gateway, 
         assert value(bare_gateway, "headgate_check_state") == 0
     await bare_gateway.workers(0)
     assert value(bare_gateway, "headgate_ready_workers", model=MODEL) == 0
-    assert value(bare_gateway, "headgate_worker_links_lost_total") >= 1
+    await until(lambda: value(bare_gateway, "headgate_worker_links_lost_total") >= 1)
     assert value(bare_gateway, "headgate_check_state", check=f"model:{MODEL}") == 2
 
 

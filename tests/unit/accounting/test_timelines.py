@@ -78,6 +78,7 @@ def test_waits_and_copies_are_phases_and_what_took_no_time_is_none() -> None:
         ("preempted", 16_000, 20_000),
         ("swap_in", 20_000, 22_000),
         ("decode", 22_000, 30_000),
+        ("wire", 30_000, 104_000),
     ]
 
 
