@@ -117,11 +117,11 @@ async def read(
         corrections = -sum(corrected.values())
         seconds = interval.end - interval.start
         periods.append(Period(seconds=seconds, lines=tuple(mine), residency=residency, corrections=corrections))
+    if not currencies:
+        currencies = {*(await prices.currencies(conn, [tenant_id], intervals.after.start * 1000)).values()}
     if len(currencies) > 1:
         raise ConflictError("The tenant was charged in more than one currency.")
-    known = await prices.currencies(conn, [tenant_id], intervals.after.start * 1000)
-    currency = currencies.pop() if currencies else known[tenant_id]
-    before, after = periods
+    (currency,), (before, after) = currencies, periods
     return Periods(intervals, currency, before, after, await _keys(conn, source))
 
 
