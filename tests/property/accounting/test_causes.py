@@ -24,7 +24,7 @@ periods = st.builds(
     Period,
     seconds=st.integers(1, 366 * 1440).map(lambda minutes: 60 * minutes),
     lines=st.lists(lines, max_size=5).map(tuple),
-    residency=st.dictionaries(st.sampled_from("abd"), st.integers(0, 10**9), max_size=2),
+    residency=st.dictionaries(st.sampled_from("abx"), st.integers(0, 10**9), max_size=2),
     corrections=st.integers(-(10**9), 0),
 )
 
