@@ -15,6 +15,7 @@ def banner(base_url: str, model: str, credentials: Credentials, home: Path) -> s
             "",
             "Headgate is ready.",
             f"  base URL    {base_url}/v1",
+            f"  console     {base_url}/console",
             f"  model       {model}",
             f"  state       {home}",
             *_keys(credentials),
