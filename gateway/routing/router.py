@@ -195,8 +195,8 @@ class Router:
         )
 
     def _groups(self, link: WorkerLink, prompt: Prompt) -> list[Group]:
-        if link.hello is None:
-            return []
+        if link.hello is None or (prompt.adapter and prompt.adapter not in link.adapters):
+            return []  # the worker or the adapter has left meanwhile
         identity = link.adapters[prompt.adapter].identity if prompt.adapter else b""
         return prompt.groups(self._key, link.hello.root, identity, link.hello.block_size)
 

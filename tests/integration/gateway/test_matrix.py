@@ -61,6 +61,7 @@ NEVER = {
     "version": "1",
     "webhook_id": "we_" + "0" * 32,
     "request_id": "req_" + "0" * 32,
+    "worker_id": "none",
 }
 FIELDS = {
     "name": "robot",

@@ -78,7 +78,7 @@ def test_o9_names_are_found_in_singular_and_plural(typed, name):
     assert f"Usage: main {name}" in said(typed, "--help")[1]
 
 
-@pytest.mark.parametrize("typed", ["ups", "workers", "gateways"])
+@pytest.mark.parametrize("typed", ["ups", "gateways"])
 def test_o9_no_process_is_started_by_another_name(typed):
     status, output = said(typed)
     assert (status, "Did you mean" in output) == (2, True)
