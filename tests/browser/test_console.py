@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,3 +90,48 @@ def test_every_screen_is_readable_and_stays_on_this_host(
         for screen in screens_of(role):
             one.open(screen.path)
             one.check(f"{role}-{size}-{scheme}{screen.path.replace('/', '-') or '-home'}")
+
+
+def test_from_a_new_key_to_a_charge_and_a_batch(chromium: Any, used_server: Server) -> None:
+    """An operator makes a key; its owner chats, finds the request with its waterfall, and lets a batch run."""
+    tenant = used_server.admin("GET", "/v1/organization/projects")["data"][0]["id"]
+    with visitor(chromium, used_server, used_server.ready["admin_key"], "desktop") as operator:
+        page = operator.page
+        operator.open(f"/keys/new?project_id={tenant}")
+        page.get_by_label("Tenant").fill(tenant)
+        page.get_by_label("Name").fill("journey")
+        for scope in ("chat", "batch", "files:read", "files:write", "usage:read"):
+            page.locator(f'input[name="scopes"][value="{scope}"]').check()
+        page.get_by_role("button", name="Make the key").click()
+        key = page.locator("pre.copy").inner_text().strip()
+        assert key.startswith("hg_live_")
+        operator.check("journey-1-key")
+    with visitor(chromium, used_server, key, "desktop") as owner:
+        page = owner.page
+        owner.open("/playground")
+        page.get_by_label("Message").fill("What does json.dumps do?")
+        page.get_by_label("Most tokens of output").fill("16")
+        page.get_by_role("button", name="Send").click()
+        page.get_by_role("link", name="The request").wait_for(timeout=30_000)
+        owner.check("journey-2-answer")
+        request_id = page.get_by_role("link", name="The request").get_attribute("href").rpartition("/")[2]
+        page.wait_for_timeout(2_000)
+        owner.open("/requests")
+        assert request_id in page.content(), "the request log has a request after two seconds"
+        owner.open(f"/requests/{request_id}")
+        assert {"prefill", "decode", "settle"} <= set(page.inner_text("table.waterfall").split())
+        owner.check("journey-3-waterfall")
+        body = {"model": used_server.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+        lines = [
+            {"custom_id": f"line-{n}", "method": "POST", "url": "/v1/chat/completions", "body": body} for n in range(3)
+        ]
+        owner.open("/batches")
+        page.get_by_label("Lines of JSON").fill("\n".join(json.dumps(line) for line in lines))
+        page.get_by_role("button", name="Submit").click()
+        page.get_by_role("link", name="Results").wait_for(timeout=60_000)  # the page shows itself anew
+        owner.check("journey-4-batch")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="Results").click()
+        answers = [json.loads(line) for line in download.value.path().read_text().splitlines()]
+        assert {answer["custom_id"] for answer in answers} == {"line-0", "line-1", "line-2"}
+        assert all(answer["response"]["status_code"] == 200 for answer in answers)
