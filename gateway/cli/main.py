@@ -81,7 +81,9 @@ class _Commands(Commands):
         return found[cmd_name]
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        return super().resolve_command(ctx, [_in_full(args[0]), *args[1:]])
+        # `worker` starts one; `workers` are those that are linked.
+        name = args[0] if args[0] in self.commands else _in_full(args[0])
+        return super().resolve_command(ctx, [name, *args[1:]])
 
 
 def _in_full(name: str) -> str:

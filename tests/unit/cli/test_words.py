@@ -84,6 +84,11 @@ def test_o9_no_process_is_started_by_another_name(typed):
     assert (status, "Did you mean" in output) == (2, True)
 
 
+def test_a_worker_is_started_and_workers_are_listed():
+    assert "Usage: main worker [OPTIONS] Run one worker" in said("worker", "--help")[1]
+    assert "Usage: main workers [OPTIONS] COMMAND" in said("workers", "--help")[1]
+
+
 @pytest.mark.parametrize("command", ["usage", "costs"])
 def test_o9_a_range_that_ends_before_it_begins_is_told_by_its_options(command, tmp_path):
     days = ("--from", "2026-11-02", "--to", "2026-11-01")
