@@ -21,7 +21,7 @@ from accounting.responses import stored
 from accounting.tables.admin_models import ModelPermission, SpendAlert
 from accounting.tables.batch_models import Batch, BatchLine, DataKey, File, IdempotentReply
 from accounting.tables.models import ApiKey, ServiceAccount, Tenant
-from accounting.tables.request_models import RequestLog
+from accounting.tables.request_models import LabelUsage, RequestLog
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError
 
@@ -89,6 +89,7 @@ async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureRe
     await webhooks.remove_of_tenant(conn, tenant_id)
     await conn.execute(delete(ModelPermission).where(ModelPermission.tenant_id == tenant_id))
     await conn.execute(delete(RequestLog).where(RequestLog.tenant_id == tenant_id))
+    await conn.execute(delete(LabelUsage).where(LabelUsage.tenant_id == tenant_id))
     key = await conn.execute(delete(DataKey).where(DataKey.tenant_id == tenant_id))
     return ErasureReport(tenant_id, now, keys.rowcount, num_files, answers.rowcount + num_responses, bool(key.rowcount))
 

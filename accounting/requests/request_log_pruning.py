@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, and_, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import Database, among
+from accounting.requests import label_usage
 from accounting.requests.request_log import id_at
 from accounting.tables.request_models import RequestLog
 
@@ -29,7 +30,10 @@ _Run = tuple[str, bool]
 
 
 async def prune(database: Database, now_ms: int, *, max_rows: int, max_days: int) -> int:
-    """Delete what is too old, then the oldest rows above `max_rows`. Return the number of deleted rows."""
+    """Delete what is too old, then the oldest rows above `max_rows`. Return the number of deleted rows. Sums by label
+    are deleted by their age alone."""
+    async with database.write() as conn:
+        await label_usage.forget(conn, now_ms - max_days * DAY_MS)
     num_deleted = num_pieces = 0
     while num_pieces < MAX_PIECES and (num_old := await _delete_old(database, id_at(now_ms - max_days * DAY_MS))):
         num_deleted, num_pieces = num_deleted + num_old, num_pieces + 1

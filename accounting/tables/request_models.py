@@ -1,4 +1,5 @@
-"""The table of the request log: one row per HTTP request of a known key. No equation reads it, and old rows are deleted.
+"""The request log: one row per HTTP request of a known key, and daily sums of it. No equation reads them, and old rows are
+deleted.
 
 Rows have ids, counts, times and what the client named itself (its end user and metadata). They have no text of a prompt
 or an answer.
@@ -73,3 +74,25 @@ class RequestLog(Base):
             postgresql_where=text("session_id <> ''"),
         ),
     )
+
+
+class LabelUsage(Base):
+    """The sums of one day's charged requests that have one value of a label: an end user, or a field of the metadata."""
+
+    __tablename__ = "label_usage"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    label: Mapped[str] = mapped_column(primary_key=True)
+    day_ms: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    """The day's first millisecond in UTC."""
+    value: Mapped[str] = mapped_column(primary_key=True)
+    model: Mapped[str] = mapped_column(primary_key=True)
+    currency: Mapped[str] = mapped_column(primary_key=True)
+    num_requests: Mapped[int]
+    prompt_tokens: Mapped[int]
+    cached_tokens: Mapped[int]
+    output_tokens: Mapped[int]
+    charge: Mapped[int]
+    """Micro-units of `currency`."""
+
+    __table_args__ = (Index("ix_label_usage_day_ms", "day_ms"),)

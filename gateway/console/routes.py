@@ -23,6 +23,7 @@ from gateway.console.screens import (
     tenants,
     usage,
     usage_changes,
+    usage_labels,
     webhooks,
     workers,
 )
@@ -33,6 +34,7 @@ ROUTES = [
     *requests.ROUTES,
     *usage.ROUTES,
     *usage_changes.ROUTES,
+    *usage_labels.ROUTES,
     *invoices.ROUTES,
     *prices.ROUTES,
     *books.ROUTES,

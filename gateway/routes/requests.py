@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.requests import request_log, request_prices, request_volume, sessions
+from accounting.requests import label_usage, request_log, request_prices, request_volume, sessions
 from accounting.values import clock
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
 from gateway.routes.admin import part, route
+from gateway.schema import label_usage as by_label
 from gateway.schema import otlp, query
 from gateway.schema import requests as shapes
 from gateway.schema.organization import reply
@@ -59,6 +60,15 @@ async def list_sessions(request: web.Request) -> web.Response:
     return reply(shapes.sessions(found))
 
 
+async def list_label_sums(request: web.Request) -> web.Response:
+    """List the sums of charged requests by end user or by a field of their metadata, the largest first."""
+    wanted = by_label.filter_of(request.query, _only_of(request), clock.now_ms())
+    async with reading(request) as conn:
+        labels = await label_usage.list_labels(conn, wanted)
+        found = await label_usage.list_sums(conn, wanted, query.limit(request.query, 100, 1000))
+    return reply(by_label.sums(found, labels))
+
+
 def _only_of(request: web.Request) -> str | None:
     """Returns the tenant whose requests the caller may see. None stands for all tenants."""
     principal = request[PRINCIPAL]
@@ -71,6 +81,8 @@ ROUTES = [
     route("GET", "/admin/v1/requests/{request_id}", show),
     route("GET", "/admin/v1/requests/{request_id}/otlp", show_spans),
     route("GET", "/admin/v1/sessions", list_sessions),
+    route("GET", "/admin/v1/usage/labels", list_label_sums),
+    Route("GET", "/v1/usage/labels", list_label_sums, "usage:read"),
     Route("GET", "/v1/sessions", list_sessions, "usage:read"),
     Route("GET", "/v1/requests", list_requests, "usage:read"),
     Route("GET", "/v1/requests/volume", volume, "usage:read"),

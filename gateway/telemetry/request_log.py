@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import exc
 
 from accounting.database.db import Database, first_line
-from accounting.requests import request_log
+from accounting.requests import label_usage, request_log
 from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
 from accounting.values.timelines import Event
@@ -127,6 +127,7 @@ class RequestLogWriter:
 
     async def _add(self, batch: list[LoggedRequest]) -> None:
         async with self._database.write() as conn:
+            await label_usage.note(conn, batch)
             await request_log.add(conn, batch)
 
     def _remove(self, batch: list[LoggedRequest]) -> None:

@@ -165,6 +165,8 @@ LISTED = {
     "GET /v1/organization/costs": "usage:read",
     "GET /admin/v1/usage/summary": "admin",
     "GET /v1/usage/summary": "usage:read",
+    "GET /admin/v1/usage/labels": "admin",
+    "GET /v1/usage/labels": "usage:read",
     "GET /admin/v1/anomalies": "admin",
     "GET /v1/anomalies": "usage:read",
     "GET /admin/v1/usage/changes": "admin",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+import msgspec
 import pytest
 from money import posting
 
@@ -14,7 +15,8 @@ from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
 from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import AlertFields
-from accounting.requests import request_log, request_postings
+from accounting.requests import label_usage, request_log, request_postings
+from accounting.requests.label_usage import LabelFilter
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tenants import model_permissions, tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
@@ -154,7 +156,9 @@ async def test_the_organizations_limit_is_reached_by_all_together_in_one_month(c
 
 async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, tenant, key):
     await spend(conn, tenant, 500)
-    await request_log.add(conn, [logged(tenant), logged("proj_other")])
+    rows = [logged(tenant), logged("proj_other")]
+    await label_usage.note(conn, [msgspec.structs.replace(row, currency="USD", end_user="maria") for row in rows])
+    await request_log.add(conn, rows)
     secret = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
     text = sealing.seal(secret, b"private", b"place")
     with pytest.raises(ConflictError):
@@ -170,6 +174,8 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     assert await principals.resolve(conn, pepper, key.value, NOW) is None
     log = await request_log.list_requests(conn, RequestFilter())
     assert [one.tenant_id for one in log.items] == ["proj_other"]
+    sums = await label_usage.list_sums(conn, LabelFilter(since_ms=0, until_ms=2**45), 10)
+    assert [one.tenant_id for one in sums] == ["proj_other"]
     another = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
     with pytest.raises(sealing.SealBroken):
         sealing.unseal(another, text, b"place")

@@ -1,0 +1,143 @@
+"""Use by label: the daily sums of charged requests by end user and by metadata, for a tenant that charges its own users.
+
+The ledger knows no labels, so the sums are made beside it, when rows come into the request log, and are as complete as
+that log is. A client may invent a value for each request. So a tenant has a bounded number of sums a day, and what comes
+beyond it is added to the sum without a value: the sums of a label are always those of all its requests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Row, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.database.db import add_up, among
+from accounting.requests.request_log import LoggedRequest
+from accounting.tables.request_models import LabelUsage, RequestLog
+
+DAY_MS = 86_400_000
+END_USER = "end_user"
+METADATA = "metadata."
+"""The label of a metadata field is this and the field's key."""
+MAX_SUMS = 2_000
+"""The most sums with a value of one tenant's day."""
+MAX_CHARACTERS = 200
+"""Longer keys and values are cut."""
+_KEY = tuple(column.name for column in LabelUsage.__table__.primary_key)
+_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "output_tokens", "charge")
+
+_Key = tuple[str, str, int, str, str, str]
+"""Tenant, label, day, value, model, currency: the primary key in its order."""
+
+
+class LabelFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums to list, over whole days of UTC: from the day of `since_ms` to that before `until_ms`."""
+
+    label: str = END_USER
+    tenant_id: str | None = None
+    """The only tenant; None takes all."""
+    model: str | None = None
+    since_ms: int
+    until_ms: int
+
+
+class LabelSum(msgspec.Struct, frozen=True, kw_only=True):
+    """The charged requests of one value of a label."""
+
+    value: str
+    """An empty text stands for the requests that have a value beyond the bound."""
+    tenant_id: str
+    currency: str
+    num_requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    charge: int
+    """Micro-units of `currency`."""
+
+
+async def note(conn: AsyncConnection, requests: Iterable[LoggedRequest]) -> None:
+    """Add requests to the sums, in the transaction that adds their rows to the log and before it does: a request that
+    has a row already is in the sums."""
+    labelled = {one.request_id: (one, labels) for one in requests if one.currency and (labels := _labels(one))}
+    if not labelled:
+        return
+    known = await conn.scalars(select(RequestLog.request_id).where(among(conn, RequestLog.request_id, labelled)))
+    for request_id in known.all():
+        del labelled[request_id]
+    sums: dict[_Key, list[int]] = defaultdict(lambda: [0] * len(_SUMS))
+    for one, labels in labelled.values():
+        for label, value in labels:
+            day_ms = one.started_at_ms // DAY_MS * DAY_MS
+            amounts = 1, one.prompt_tokens, one.cached_tokens, one.output_tokens, one.charge
+            _add(sums[one.tenant_id, label, day_ms, value, one.model, one.currency], amounts)
+    days = {(key[0], key[2]) for key in sums}
+    for tenant_id, day_ms in days:
+        await _keep_bound(conn, sums, tenant_id, day_ms)
+    rows = [dict(zip((*_KEY, *_SUMS), (*key, *amounts), strict=True)) for key, amounts in sorted(sums.items())]
+    await add_up(conn, LabelUsage.__table__, rows, _SUMS)
+
+
+async def _keep_bound(conn: AsyncConnection, sums: dict[_Key, list[int]], tenant_id: str, day_ms: int) -> None:
+    """Take the values out of new sums for which the tenant's day has no room."""
+    own = [key for key in sums if (key[0], key[2]) == (tenant_id, day_ms)]
+    usage = LabelUsage
+    of_day = usage.tenant_id == tenant_id, usage.day_ms == day_ms, usage.label.in_({key[1] for key in own})
+    num_stored = await conn.scalar(select(func.count()).where(*of_day[:2], usage.value != "")) or 0
+    if num_stored + len(own) <= MAX_SUMS:
+        return
+    columns = usage.tenant_id, usage.label, usage.day_ms, usage.value, usage.model, usage.currency
+    stored = {tuple(row) for row in await conn.execute(select(*columns).where(*of_day))}
+    new = [key for key in own if key not in stored]
+    for tenant, label, day, value, model, currency in new[max(0, MAX_SUMS - num_stored) :]:
+        _add(sums[tenant, label, day, "", model, currency], sums.pop((tenant, label, day, value, model, currency)))
+
+
+def _labels(one: LoggedRequest) -> list[tuple[str, str]]:
+    pairs = [(END_USER, one.end_user), *((METADATA + key, value) for key, value in (one.metadata or {}).items())]
+    return [
+        (label[:MAX_CHARACTERS], value[:MAX_CHARACTERS]) for label, value in pairs if isinstance(value, str) and value
+    ]
+
+
+def _add(sums: list[int], amounts: Iterable[int]) -> None:
+    for place, amount in enumerate(amounts):
+        sums[place] += amount
+
+
+async def list_labels(conn: AsyncConnection, wanted: LabelFilter) -> list[str]:
+    """Return the labels that have a sum in these days, in their order."""
+    query = select(LabelUsage.label).where(*_within(wanted))
+    return list(await conn.scalars(query.distinct().order_by(LabelUsage.label)))
+
+
+async def list_sums(conn: AsyncConnection, wanted: LabelFilter, limit: int) -> Sequence[LabelSum]:
+    """Return the largest sums of a label."""
+    usage = LabelUsage
+    groups = usage.value, usage.tenant_id, usage.currency
+    totals: list[Any] = [func.sum(getattr(usage, name)).label(name) for name in _SUMS]
+    query = select(*groups, *totals).where(usage.label == wanted.label, *_within(wanted))
+    query = query.group_by(*groups).order_by(totals[-1].desc(), *groups).limit(limit)
+    return [_sum(row) for row in await conn.execute(query)]
+
+
+async def forget(conn: AsyncConnection, before_ms: int) -> int:
+    """Delete the sums of days that ended before this time. Return how many they were."""
+    return (await conn.execute(delete(LabelUsage).where(LabelUsage.day_ms <= before_ms - DAY_MS))).rowcount
+
+
+def _within(wanted: LabelFilter) -> list[ColumnElement[bool]]:
+    first = wanted.since_ms // DAY_MS * DAY_MS
+    where = [LabelUsage.day_ms >= first, LabelUsage.day_ms < wanted.until_ms]
+    where += [] if wanted.tenant_id is None else [LabelUsage.tenant_id == wanted.tenant_id]
+    return where + ([] if wanted.model is None else [LabelUsage.model == wanted.model])
+
+
+def _sum(row: Row[Any]) -> LabelSum:
+    # PostgreSQL adds integers up to decimals.
+    values: dict[str, Any] = {name: int(value) if name in _SUMS else value for name, value in row._mapping.items()}
+    return LabelSum(**values)

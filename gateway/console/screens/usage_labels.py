@@ -1,0 +1,76 @@
+"""Use by label: what each end user, or each value of a field of the metadata, used and cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from gateway.base import errors
+from gateway.console import pages, spans
+from gateway.console.tables import Column, Table
+from gateway.console.viewer import Viewer
+
+MOST = 1000
+"""The values that the page shows."""
+BEYOND = "(other values)"
+_EMPTY = (
+    "No charged request of these days has this label. A request names its end user in 'user', and its own labels in "
+    "'metadata'."
+)
+
+
+async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    asked = request.query
+    try:
+        span = spans.span_of("day", asked.get("start", ""), asked.get("end", ""), int(time.time()))
+    except ValueError as error:
+        raise errors.invalid(str(error), "start") from None
+    label = asked.get("label") or "end_user"
+    filters = {name: asked[name] for name in ("project_id", "model") if asked.get(name)}
+    root = "/admin/v1/usage/labels" if viewer.sees_all else "/v1/usage/labels"
+    found = await viewer.get(root, label=label, start_time=span.start, end_time=span.end, limit=MOST, **filters)
+    rows = [_row(one) for one in found["data"]]
+    return pages.show(
+        request,
+        viewer,
+        "usage_labels.html",
+        span=span,
+        label=label,
+        labels=list(dict.fromkeys(["end_user", *found["labels"], label])),
+        written=spans.written,
+        is_cut=len(rows) == MOST,
+        table=Table("usage-by-label", _columns(viewer), rows, _EMPTY),
+    )
+
+
+def _row(one: Mapping[str, Any]) -> dict[str, Any]:
+    usage = one["usage"]
+    prompt = usage["prompt_tokens"]
+    return {
+        "value": one["value"] or BEYOND,
+        "project_id": one["project_id"],
+        "requests": one["num_requests"],
+        "prompt": prompt,
+        "cached_share": usage["cached_tokens"] / prompt if prompt else None,
+        "output": usage["completion_tokens"],
+        "cost": one["charge_micro_units"],
+        "currency": one["currency"],
+    }
+
+
+def _columns(viewer: Viewer) -> Sequence[Column]:
+    return [
+        Column("value", "Value"),
+        *([Column("project_id", "Tenant", "code")] if viewer.sees_all else []),
+        Column("requests", "Requests", "count"),
+        Column("prompt", "Prompt tokens", "count"),
+        Column("cached_share", "Cached", "share"),
+        Column("output", "Output tokens", "count"),
+        Column("cost", "Cost", "money", currency="currency"),
+    ]
+
+
+ROUTES = [pages.get("/usage/labels", show_labels)]

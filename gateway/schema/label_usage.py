@@ -1,0 +1,64 @@
+"""Sums of requests by end user or by a field of their metadata: what is asked, and the answer. Shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from accounting.requests.label_usage import DAY_MS, END_USER, METADATA, LabelFilter, LabelSum
+from gateway.base import errors
+from gateway.schema import query
+from gateway.schema.query import Query
+
+NUM_DAYS = 30
+"""The days that are summed where no start is named."""
+MAX_SECONDS = 2**38
+
+
+def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
+    """Reads which sums are asked for. With `tenant_id` only that tenant's are. Raises `ApiError` 400."""
+    query.refuse_unknown(asked, ("project_id", "model", "start_time", "end_time", "label", "limit"))
+    label = query.name(asked, "label") or END_USER
+    if label != END_USER and label.removeprefix(METADATA) in {label, ""}:
+        raise errors.invalid(f"'label' must be '{END_USER}', or '{METADATA}' and the name of a field.", "label")
+    until_ms = _milliseconds(asked, "end_time", now_ms + 1)
+    return LabelFilter(
+        label=label,
+        tenant_id=query.name(asked, "project_id") if tenant_id is None else tenant_id,
+        model=query.name(asked, "model"),
+        since_ms=_milliseconds(asked, "start_time", until_ms - NUM_DAYS * DAY_MS),
+        until_ms=until_ms,
+    )
+
+
+def sums(found: Sequence[LabelSum], labels: Sequence[str]) -> dict[str, Any]:
+    """Returns sums by the value of a label, and the labels that the requests of these days have."""
+    return {
+        "object": "list",
+        "data": [
+            {
+                "object": "label_usage",
+                "value": one.value or None,
+                "project_id": one.tenant_id,
+                "num_requests": one.num_requests,
+                "usage": {
+                    "prompt_tokens": one.prompt_tokens,
+                    "cached_tokens": one.cached_tokens,
+                    "completion_tokens": one.output_tokens,
+                },
+                "charge_micro_units": one.charge,
+                "currency": one.currency,
+            }
+            for one in found
+        ],
+        "labels": list(labels),
+    }
+
+
+def _milliseconds(asked: Query, name: str, default: int) -> int:
+    value = query.integer(asked, name)
+    if value is None:
+        return default
+    if not 0 <= value <= MAX_SECONDS:
+        raise errors.invalid(f"'{name}' must be 0 to {MAX_SECONDS}.", name)
+    return value * 1000
