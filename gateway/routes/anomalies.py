@@ -1,10 +1,10 @@
-"""`GET /admin/v1/anomalies` for the operator, `/v1/anomalies` for a tenant's own: keys whose last hours are unusual."""
+"""`GET /admin/v1/anomalies` for the operator, `/v1/anomalies` for a tenant's own: keys and end users that are unusual."""
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.anomalies import anomalies
+from accounting.anomalies import anomalies, end_users
 from gateway.base import errors
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -26,11 +26,13 @@ async def list_anomalies(request: web.Request) -> web.Response:
         raise errors.invalid(f"'hours' must be 1 to {anomalies.MAX_HOURS}.", "hours")
     principal = request[PRINCIPAL]
     is_operator = principal.kind == "operator"
-    tenant_id = query.text(request.query, "project_id") if is_operator else principal.tenant_id
+    tenant_id = query.name(request.query, "project_id") if is_operator else principal.tenant_id
     now = admin.now()
     async with reading(request) as conn:
-        found = await anomalies.find(conn, now, num_hours, tenant_id)
-    return reply(listing([shapes.anomaly(one) for one in found], False) | {"as_of": now})
+        keys = await anomalies.find(conn, now, num_hours, tenant_id)
+        users = await end_users.find(conn, now * 1000, tenant_id)
+    found = listing([shapes.anomaly(one) for one in keys], False)
+    return reply(found | {"end_users": [shapes.of_end_user(one) for one in users], "as_of": now})
 
 
 ROUTES = [

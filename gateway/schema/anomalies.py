@@ -1,4 +1,4 @@
-"""An anomaly: a key, what looks unusual, and the amounts of its worst hour beside the usual ones. Shapes only."""
+"""An anomaly: a key or an end user, and the amounts of its worst hour or its day beside the usual ones. Shapes only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from accounting.anomalies.anomalies import Anomaly
 from accounting.anomalies.bands import Band
+from accounting.anomalies.end_users import EndUserAnomaly
 from accounting.anomalies.findings import HOUR_S
 
 
@@ -32,6 +33,19 @@ def anomaly(one: Anomaly) -> dict[str, Any]:
         "currency": one.currency,
         "new_models": list(one.new_models),
         "cause": found.cause,
+    }
+
+
+def of_end_user(one: EndUserAnomaly) -> dict[str, Any]:
+    """Returns an anomaly of an end user's present day."""
+    return {
+        "object": "end_user_anomaly",
+        "project_id": one.tenant_id,
+        "end_user": one.end_user,
+        "start_time": one.day_ms // 1000,
+        "requests": _amounts(one.num_requests, one.requests),
+        "charge_micro_units": _amounts(one.charge, one.charges),
+        "currency": one.currency,
     }
 
 

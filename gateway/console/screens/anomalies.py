@@ -1,4 +1,5 @@
-"""Anomalies: keys whose last hours are unusual, worst first, with what looks wrong and where it is stopped."""
+"""Anomalies: keys whose last hours are unusual, worst first, with what looks wrong and where it is stopped; and end
+users whose day is."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from aiohttp import web
 
 from gateway.console import choices, pages
 from gateway.console.formats import count, money
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
 
 HOURS: dict[str, str] = {"1": "this hour", "4": "4 hours", "12": "12 hours", "24": "24 hours"}
@@ -40,11 +41,16 @@ async def list_anomalies(request: web.Request, viewer: Viewer) -> web.StreamResp
     tenant_id = request.query.get("project_id") if viewer.sees_all else None
     path = "/admin/v1/anomalies" if viewer.sees_all else "/v1/anomalies"
     found = await viewer.get(path, hours=hours, project_id=tenant_id)
+    tables = [
+        Table("anomalies", _columns(viewer), [_row(one) for one in found["data"]], _EMPTY),
+        Table("unusual-end-users", _user_columns(viewer), [_user_row(one) for one in found["end_users"]], _NO_USERS),
+    ]
     return pages.show(
         request,
         viewer,
         "anomalies.html",
-        table=Table("anomalies", _columns(viewer), [_row(one) for one in found["data"]], _EMPTY),
+        tables=tables,
+        table=chosen(tables, request.query.get("table")),
         hours=hours,
         windows=HOURS,
         tenant_id=tenant_id or "",
@@ -53,6 +59,18 @@ async def list_anomalies(request: web.Request, viewer: Viewer) -> web.StreamResp
 
 
 _EMPTY = "Nothing is unusual. Look at more hours, or come back later: the current hour is judged as it goes."
+
+
+_NO_USERS = "No end user's day is unusual. Requests name their end user in 'user'."
+
+
+def _user_columns(viewer: Viewer) -> Sequence[Column]:
+    return [
+        Column("end_user", "End user"),
+        *([Column("project_id", "Tenant", "code", link=_tenant_page)] if viewer.sees_all else []),
+        Column("requests", "Requests today, usually"),
+        Column("charge", "Charge today, usually"),
+    ]
 
 
 def _columns(viewer: Viewer) -> Sequence[Column]:
@@ -76,8 +94,19 @@ def _columns(viewer: Viewer) -> Sequence[Column]:
     ]
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, Any]:
+def _user_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {**one, **_usually(one)}
+
+
+def _usually(one: Mapping[str, Any]) -> dict[str, str]:
     requests, charge = one["requests"], one["charge_micro_units"]
+    return {
+        "requests": f"{count(requests['observed'])}, {count(requests['usual'])}",
+        "charge": f"{money(charge['observed'], one['currency'])}, {money(charge['usual'])}",
+    }
+
+
+def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **one,
         "suspicion": SUSPICIONS[one["suspicion"]],
@@ -85,8 +114,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
         "why": ", ".join(SIGNALS[name] for name in one["signals"]),
         "cause": CAUSES[one["cause"]] if one["cause"] else None,
         "new_models": ", ".join(one["new_models"]),
-        "requests": f"{count(requests['observed'])}, {count(requests['usual'])}",
-        "charge": f"{money(charge['observed'], one['currency'])}, {money(charge['usual'])}",
+        **_usually(one),
         "act": "Disable the key" if one["api_key_works"] else "does not work any more",
         "suspend": "Suspend the tenant" if one["project_status"] == "active" else one["project_status"],
     }

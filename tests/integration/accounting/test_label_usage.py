@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from accounting.anomalies import end_users
 from accounting.database.db import Database
 from accounting.requests import label_usage, request_log, request_log_pruning
 from accounting.requests.label_usage import LabelFilter, LabelSum
@@ -12,6 +14,7 @@ from accounting.requests.request_log import LoggedRequest
 
 DAY_MS = 86_400_000
 T0_MS = 20_000 * DAY_MS
+NUMBERS = itertools.count(100_000)
 EVERYTHING: dict[str, Any] = {"tenant_id": "proj_a", "since_ms": 0, "until_ms": 2**45}
 
 
@@ -114,3 +117,29 @@ async def test_old_days_are_deleted_with_the_log(db: Database) -> None:
     await write(db, row(1, end_user="maria"), row(2, days=5, end_user="maria", charge=7))
     await request_log_pruning.prune(db, T0_MS + 6 * DAY_MS, max_rows=10**6, max_days=3)
     assert await charges(db) == {"maria": 7}
+
+
+def days_of(user: str, per_day: Sequence[int], **fields: Any) -> list[LoggedRequest]:
+    """Requests of an end user by day, the last of which is day 28."""
+    first = 29 - len(per_day)
+    return [
+        row(next(NUMBERS), days=first + day, end_user=user, **fields)
+        for day, count in enumerate(per_day)
+        for _ in range(count)
+    ]
+
+
+async def unusual(db: Database, tenant_id: str | None = None) -> dict[str, tuple[int, int]]:
+    """Each unusual end user's requests today and on its usual day."""
+    async with db.read() as conn:
+        found = await end_users.find(conn, T0_MS + 28 * DAY_MS + 1000, tenant_id)
+    return {one.end_user: (one.num_requests, one.requests.usual) for one in found}
+
+
+async def test_an_end_user_whose_day_is_far_above_its_own_past_is_found(db: Database) -> None:
+    await write(db, *days_of("maria", [4] * 10 + [50]), *days_of("steady", [40] * 12), *days_of("young", [1, 99]))
+    await write(db, *days_of("few", [1] * 10 + [30]), *days_of("dear ", [2] * 10 + [2], charge=90_000))
+    assert await unusual(db) == {"maria": (50, 4)}
+    await write(db, *days_of("dear  ", [2] * 10), row(next(NUMBERS), days=28, end_user="dear  ", charge=900_000))
+    assert list(await unusual(db)) == ["dear  ", "maria"], "the highest charge comes first"
+    assert await unusual(db, "proj_b") == {}

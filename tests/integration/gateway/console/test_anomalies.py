@@ -10,7 +10,8 @@ from gateways import PEPPER, RunningGateway
 from money import posting
 
 from accounting.access import api_keys
-from accounting.requests import request_postings
+from accounting.requests import label_usage, request_postings
+from accounting.requests.request_log import LoggedRequest
 from accounting.values.types import Usage
 from gateway.base.app_keys import DATABASE
 
@@ -69,3 +70,35 @@ async def test_a_tenant_sees_its_own_keys_alone(shared_gateway: RunningGateway) 
         assert "Suspend" not in page.words
     async with signed_in(gateway, (await gateway.new_tenant("reader", scopes=["usage:read"]))[1]) as reader:
         assert "Nothing is unusual." in (await reader.get("/anomalies")).words
+
+
+async def test_an_end_user_whose_day_is_unusual_is_shown_as_text(shared_gateway: RunningGateway) -> None:
+    tenant, key = await shared_gateway.new_tenant("with end users", scopes=["usage:read"])
+    now_ms = int(time.time()) * 1000
+    requests = [
+        LoggedRequest(
+            request_id=f"req_{now_ms:012x}8{day:09x}{number:010x}",
+            is_tail=False,
+            started_at_ms=now_ms - day * 86_400_000,
+            tenant_id=tenant,
+            key_id="key_1",
+            endpoint="POST /v1/chat/completions",
+            status=200,
+            outcome="ok",
+            end_user=PROBE,
+            currency="USD",
+        )
+        for day in range(10)
+        for number in range(1 if day else 40)
+    ]
+    async with shared_gateway.app[DATABASE].write() as conn:
+        await label_usage.note(conn, requests)
+    async with signed_in(shared_gateway, key) as own:
+        page = await own.get("/anomalies")
+        assert PROBE in page.words
+        assert "<script>alert" not in page.text
+        assert "40, 1" in page.words
+        assert PROBE.replace('"', '""') in (await own.get("/anomalies?format=csv&table=unusual-end-users")).text
+    _, other = await shared_gateway.new_tenant("other", scopes=["usage:read"])
+    async with signed_in(shared_gateway, other) as own:
+        assert PROBE not in (await own.get("/anomalies")).words
