@@ -13,13 +13,14 @@ from sqlalchemy import func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.anomalies.bands import Band, band
-from accounting.anomalies.findings import MIN_CHARGE, MIN_REQUESTS, NUM_DAYS
+from accounting.anomalies.findings import DAY_S, MIN_CHARGE, MIN_REQUESTS, NUM_DAYS
 from accounting.database.db import among
-from accounting.requests.label_usage import DAY_MS, END_USER
-from accounting.tables.request_models import LabelUsage
+from accounting.tables.request_models import END_USER, LabelUsage
 
 MAX_END_USERS = 200
 """The most end users that are judged: those with the highest charges of the day."""
+
+DAY_MS = 1000 * DAY_S
 
 _Who = tuple[str, str, str]
 """Tenant, end user, currency."""

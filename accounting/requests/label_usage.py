@@ -17,10 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import add_up, among
 from accounting.requests.request_log import LoggedRequest
-from accounting.tables.request_models import LabelUsage, RequestLog
+from accounting.tables.request_models import END_USER, LabelUsage, RequestLog
 
 DAY_MS = 86_400_000
-END_USER = "end_user"
 METADATA = "metadata."
 """The label of a metadata field is this and the field's key."""
 MAX_SUMS = 2_000

@@ -76,6 +76,10 @@ class RequestLog(Base):
     )
 
 
+END_USER = "end_user"
+"""The label of end users. The other labels are `metadata.` and the name of a field."""
+
+
 class LabelUsage(Base):
     """The sums of one day's charged requests that have one value of a label: an end user, or a field of the metadata."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.requests.label_usage import DAY_MS, END_USER, METADATA, LabelFilter, LabelSum
+from accounting.requests.label_usage import DAY_MS, METADATA, LabelFilter, LabelSum
+from accounting.tables.request_models import END_USER
 from gateway.base import errors
 from gateway.schema import query
 from gateway.schema.query import Query
