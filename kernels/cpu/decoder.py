@@ -14,8 +14,9 @@ from numba import njit
 from kernels.cpu.attention import attend
 from kernels.cpu.lanes import add_at, integer_at, load, number_at, store, store_bf16
 from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
-from kernels.cpu.product import PAIRED, PANEL, PANEL_BYTES, add_bias, panel_bytes, panel_product
+from kernels.cpu.product import PANEL, PANEL_BYTES, TILED, add_bias, panel_bytes, panel_product, takes_pairs
 from kernels.cpu.team import LINE, done, finish, stage_bytes, take
+from kernels.cpu.tiles import release
 
 JOB = (
     "lines",
@@ -155,6 +156,8 @@ def decode(job):
         weight, bias = integer_at(layer + _DOWN), integer_at(layer + _DOWN_BIAS)
         _add_product(job, gated, inner, weight, bias, private, thread, stage + 7 * size)
         stage += STAGES * size
+    if integer_at(job + _KIND) == TILED:
+        release()
 
 
 @njit(nogil=True)
@@ -180,7 +183,7 @@ def _normed(job, weight, eps, private, thread, stage):
 
 @njit(nogil=True)
 def _norm_lines(job, weight, eps, out, first, end):
-    hidden, narrow = integer_at(job + _HIDDEN), integer_at(job + _KIND) == PAIRED
+    hidden, narrow = integer_at(job + _HIDDEN), takes_pairs(integer_at(job + _KIND))
     x = integer_at(job + _STATES)
     for line in range(first, end):
         to = out + line * hidden * (2 if narrow else 4)
@@ -194,7 +197,7 @@ def _project(job, layer, x, thread, stage):
     heads = integer_at(job + _HEADS) + 2 * integer_at(job + _KV_HEADS)
     width = heads * integer_at(job + _HEAD_DIM)
     pieces, bias = width // PANEL, integer_at(layer + _QKV_BIAS)
-    x_stride = hidden * (2 if kind == PAIRED else 4)
+    x_stride = hidden * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         panel = integer_at(layer + _QKV) + piece * panel_bytes(kind, hidden)
@@ -296,7 +299,7 @@ def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
         place + 1,
         scratch,
     )
-    as_pairs = integer_at(job + _KIND) == PAIRED
+    as_pairs = takes_pairs(integer_at(job + _KIND))
     size = head_dim * (2 if as_pairs else 4)
     to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * size
     _copy(to, out, groups * head_dim, as_pairs)
@@ -327,7 +330,7 @@ def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
     lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
     kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     pieces = hidden // PANEL
-    x_stride = num_inputs * (2 if kind == PAIRED else 4)
+    x_stride = num_inputs * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         panel = weight + piece * panel_bytes(kind, num_inputs)
@@ -351,7 +354,7 @@ def _gate(job, layer, x, private, thread, stage):
     lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
     kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     inner, bias = integer_at(job + _INNER), integer_at(layer + _GATE_UP_BIAS)
-    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), kind == PAIRED
+    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), takes_pairs(kind)
     x_stride = hidden * (2 if as_pairs else 4)
     gate, up = private, private + TILE_BYTES
     piece = take(stage, thread, threads, pieces)

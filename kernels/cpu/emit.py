@@ -46,6 +46,11 @@ def has_bf16_products() -> bool:
     return instructions.has("bf16") and _knows("avx512bf16") and _knows("avx512bw")
 
 
+def has_tiles() -> bool:
+    """Returns whether this CPU multiplies tiles of bfloat16."""
+    return instructions.has("amx") and _knows("amx-tile") and _knows("amx-bf16")
+
+
 def has_wide_registers() -> bool:
     return instructions.has("avx512") and _knows("avx512f")
 

@@ -1,0 +1,149 @@
+"""Products of rows with a panel in the CPU's matrix unit (Intel's AMX): 16 rows by 32 inputs at an instruction.
+
+Knows panels and rows. Does not know layers. A panel of bfloat16 pairs (`product`) is, read with a stride, what the unit
+takes as its second operand, so the same weight serves both. An output is one chain of sums over the inputs in their
+order, 32 at a time: its bits do not depend on other rows or panels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+from kernels.cpu import emit
+
+INPUTS = 32
+"""Number of inputs that one instruction takes."""
+TILE_ROWS = 16
+ROWS = 2 * TILE_ROWS
+"""Number of rows whose sums for a panel stay in the unit's registers."""
+_ROW_BYTES = 64
+_PANEL_STRIDE = 2 * _ROW_BYTES
+_PAIR_ROWS = 16
+_SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
+"""Registers: sums of the first rows with both halves of a panel, then those of the second rows."""
+_CONFIG_BYTES, _WIDTHS, _HEIGHTS = 64, 16, 48
+"""Size of a configuration, and where it has the widths in bytes (16 bits each) and the heights of registers."""
+_AHEAD = 4 * INPUTS * _ROW_BYTES
+"""Distance in bytes by which a panel is prefetched before it is used."""
+
+_BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
+
+
+def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), args)
+
+
+def _load(builder: ir.IRBuilder, tile: int, address: ir.Value, stride: ir.Value) -> None:
+    _call(builder, "tileloadd64", _BYTE(tile), emit.pointer(builder, address, _BYTE), stride)
+
+
+@intrinsic
+def _shape(typing: Any, first: Any, second: Any) -> Any:
+    """Configures the registers for so many first and second rows."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not emit.has_tiles():
+            return context.get_dummy_value()
+        config = cgutils.alloca_once(builder, ir.ArrayType(_BYTE, _CONFIG_BYTES))
+        start = builder.ptrtoint(config, emit.INT64)
+
+        def put(offset: int, value: ir.Value) -> None:
+            at = builder.add(start, emit.INT64(offset))
+            builder.store(value, emit.pointer(builder, at, value.type)).align = 1
+
+        for offset in range(0, _CONFIG_BYTES, 8):
+            put(offset, emit.INT64(1 if offset == 0 else 0))  # the first byte names the layout
+        one, two = (builder.trunc(rows, _BYTE) for rows in args)
+        heights = (one, one, two, two, one, two, _BYTE(_PAIR_ROWS), _BYTE(_PAIR_ROWS))
+        for tile, height in enumerate(heights):
+            # A register without rows has to have no width either.
+            is_empty = builder.icmp_unsigned("==", height, _BYTE(0))
+            put(_WIDTHS + 2 * tile, builder.select(is_empty, _SHORT(0), _SHORT(_ROW_BYTES)))
+            put(_HEIGHTS + tile, height)
+        _call(builder, "ldtilecfg", emit.pointer(builder, start, _BYTE))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
+
+
+@intrinsic
+def release(typing: Any) -> Any:
+    """Gives the unit's registers back, so that a switch of threads does not save them."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if emit.has_tiles():
+            _call(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+@intrinsic
+def _multiply(typing: Any, two: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
+    """Computes the products of one or `two` tiles of rows and a panel. `num` is the number of inputs divided by
+    `INPUTS`."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if not emit.has_tiles():
+            return context.get_dummy_value()
+        two, *rest = args
+        emit.choose(builder, two, {0: lambda: _emit(builder, 1, *rest), 1: lambda: _emit(builder, 2, *rest)})
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), build
+
+
+def _emit(
+    builder: ir.IRBuilder,
+    heights: int,
+    panel: ir.Value,
+    x: ir.Value,
+    x_stride: ir.Value,
+    num: ir.Value,
+    out: ir.Value,
+    stride: ir.Value,
+) -> None:
+    integer = panel.type
+    pairs = [(row, half) for row in range(heights) for half in range(2)]
+    for row, half in pairs:
+        _call(builder, "tilezero", _BYTE(_SUMS[2 * row + half]))
+    lines = [builder.add(x, builder.mul(x_stride, integer(TILE_ROWS * row))) for row in range(heights)]
+
+    def step(place: ir.Value, _: emit.Vectors) -> emit.Vectors:
+        at = builder.add(panel, builder.mul(place, integer(INPUTS * _ROW_BYTES)))
+        if heights == 1:
+            for line in range(0, INPUTS * _ROW_BYTES, _ROW_BYTES):
+                emit.prefetch(builder, builder.add(at, integer(_AHEAD + line)))
+        for half, tile in enumerate(_WEIGHTS):
+            _load(builder, tile, builder.add(at, integer(_ROW_BYTES * half)), integer(_PANEL_STRIDE))
+        for row, line in enumerate(lines):
+            _load(builder, _INPUTS[row], builder.add(line, builder.mul(place, integer(_ROW_BYTES))), x_stride)
+        for row, half in pairs:
+            tiles = (_SUMS[2 * row + half], _INPUTS[row], _WEIGHTS[half])
+            _call(builder, "tdpbf16ps", *(_BYTE(tile) for tile in tiles))
+        return []
+
+    emit.loop(builder, num, [], step)
+    for row, half in pairs:
+        at = builder.add(out, builder.mul(stride, integer(TILE_ROWS * row)))
+        place = emit.pointer(builder, builder.add(at, integer(_ROW_BYTES * half)), _BYTE)
+        _call(builder, "tilestored64", _BYTE(_SUMS[2 * row + half]), place, stride)
+
+
+@njit(nogil=True)
+def tile_product(panel, x, x_stride, num_inputs, out, stride, num_rows):
+    """Does the same as `product.panel_product` for inputs and weights in bfloat16."""
+    shaped = 0
+    for row in range(0, num_rows, ROWS):
+        some = min(num_rows - row, ROWS)
+        if some != shaped:
+            _shape(min(some, TILE_ROWS), max(some - TILE_ROWS, 0))
+            shaped = some
+        is_two = 1 if some > TILE_ROWS else 0
+        _multiply(is_two, panel, x + row * x_stride, x_stride, num_inputs // INPUTS, out + row * stride, stride)
