@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu import emit, team
+from kernels.cpu import team
 from kernels.cpu.compiled import functions
+from kernels.cpu.emit import NUM
 from kernels.cpu.pages import in_large_pages
 from kernels.cpu.product import FLOATS, PAIRED, PANEL, TILED, WIDENED
+from kernels.cpu.tiles import INPUTS
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,16 @@ def pack(weight: torch.Tensor, kind: int = WIDENED) -> Panels:
     are bfloat16 and the CPU's own instruction for them is used."""
     assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
     out_features, in_features = weight.shape
-    assert in_features % emit.NUM == 0, weight.shape
+    assert in_features % NUM == 0, weight.shape
     num = -(-out_features // PANEL)
     padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
     if weight.dtype == torch.float32:
         tensor = padded.view(num, PANEL, in_features).transpose(1, 2)
         return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, FLOATS)
-    tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
+    if kind == TILED:
+        tensor = padded.view(num, 2, NUM, in_features // INPUTS, INPUTS // 2, 2).permute(0, 3, 1, 4, 2, 5)
+    else:
+        tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
     return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, kind)
 
 

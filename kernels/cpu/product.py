@@ -137,7 +137,7 @@ def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
     """Computes `out` `[num_rows, PANEL]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are
     `stride` bytes apart, those of `x` `x_stride`."""
     if kind == TILED:
-        tile_product(panel, x, x_stride, num_inputs, out, stride, num_rows)
+        tile_product(panel, x, 16 * x_stride, 64, x_stride, num_inputs, out, stride, num_rows)
         return
     num = num_inputs if kind == FLOATS else num_inputs // 2
     for row in range(0, num_rows, _ROWS):

@@ -7,6 +7,8 @@ order, 32 at a time: its bits do not depend on other rows or panels.
 
 from __future__ import annotations
 
+import ctypes
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -22,16 +24,27 @@ TILE_ROWS = 16
 ROWS = 2 * TILE_ROWS
 """Number of rows whose sums for a panel stay in the unit's registers."""
 _ROW_BYTES = 64
-_PANEL_STRIDE = 2 * _ROW_BYTES
+TILE_BYTES = TILE_ROWS * _ROW_BYTES
 _PAIR_ROWS = 16
 _SUMS, _INPUTS, _WEIGHTS = (0, 1, 2, 3), (4, 5), (6, 7)
 """Registers: sums of the first rows with both halves of a panel, then those of the second rows."""
 _CONFIG_BYTES, _WIDTHS, _HEIGHTS = 64, 16, 48
 """Size of a configuration, and where it has the widths in bytes (16 bits each) and the heights of registers."""
-_AHEAD = 4 * INPUTS * _ROW_BYTES
+_AHEAD = 8 * TILE_BYTES
 """Distance in bytes by which a panel is prefetched before it is used."""
 
+_PERMISSION, _TILE_DATA, _SYSTEM_CALL = 0x1023, 18, 158
+"""Linux gives the unit's registers to a process that asks: arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)."""
+
 _BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
+
+
+@cache
+def are_there() -> bool:
+    """Returns whether the CPU has the unit, and the system lets this process use it. All threads may use it then."""
+    if not emit.has_tiles():
+        return False
+    return ctypes.CDLL(None, use_errno=True).syscall(_SYSTEM_CALL, _PERMISSION, _TILE_DATA) == 0
 
 
 def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:
@@ -85,7 +98,9 @@ def release(typing: Any) -> Any:
 
 
 @intrinsic
-def _multiply(typing: Any, two: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
+def _multiply(
+    typing: Any, two: Any, panel: Any, x: Any, x_tile: Any, x_step: Any, x_stride: Any, num: Any, out: Any, stride: Any
+) -> Any:
     """Computes the products of one or `two` tiles of rows and a panel. `num` is the number of inputs divided by
     `INPUTS`."""
 
@@ -96,7 +111,7 @@ def _multiply(typing: Any, two: Any, panel: Any, x: Any, x_stride: Any, num: Any
         emit.choose(builder, two, {0: lambda: _emit(builder, 1, *rest), 1: lambda: _emit(builder, 2, *rest)})
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 7), build
+    return types.void(*[types.int64] * 9), build
 
 
 def _emit(
@@ -104,6 +119,8 @@ def _emit(
     heights: int,
     panel: ir.Value,
     x: ir.Value,
+    x_tile: ir.Value,
+    x_step: ir.Value,
     x_stride: ir.Value,
     num: ir.Value,
     out: ir.Value,
@@ -113,17 +130,17 @@ def _emit(
     pairs = [(row, half) for row in range(heights) for half in range(2)]
     for row, half in pairs:
         _call(builder, "tilezero", _BYTE(_SUMS[2 * row + half]))
-    lines = [builder.add(x, builder.mul(x_stride, integer(TILE_ROWS * row))) for row in range(heights)]
+    lines = [builder.add(x, builder.mul(x_tile, integer(row))) for row in range(heights)]
 
     def step(place: ir.Value, _: emit.Vectors) -> emit.Vectors:
-        at = builder.add(panel, builder.mul(place, integer(INPUTS * _ROW_BYTES)))
+        at = builder.add(panel, builder.mul(place, integer(2 * TILE_BYTES)))
         if heights == 1:
-            for line in range(0, INPUTS * _ROW_BYTES, _ROW_BYTES):
+            for line in range(0, 2 * TILE_BYTES, _ROW_BYTES):
                 emit.prefetch(builder, builder.add(at, integer(_AHEAD + line)))
         for half, tile in enumerate(_WEIGHTS):
-            _load(builder, tile, builder.add(at, integer(_ROW_BYTES * half)), integer(_PANEL_STRIDE))
+            _load(builder, tile, builder.add(at, integer(TILE_BYTES * half)), integer(_ROW_BYTES))
         for row, line in enumerate(lines):
-            _load(builder, _INPUTS[row], builder.add(line, builder.mul(place, integer(_ROW_BYTES))), x_stride)
+            _load(builder, _INPUTS[row], builder.add(line, builder.mul(place, x_step)), x_stride)
         for row, half in pairs:
             tiles = (_SUMS[2 * row + half], _INPUTS[row], _WEIGHTS[half])
             _call(builder, "tdpbf16ps", *(_BYTE(tile) for tile in tiles))
@@ -137,8 +154,9 @@ def _emit(
 
 
 @njit(nogil=True)
-def tile_product(panel, x, x_stride, num_inputs, out, stride, num_rows):
-    """Does the same as `product.panel_product` for inputs and weights in bfloat16."""
+def tile_product(panel, x, x_tile, x_step, x_stride, num_inputs, out, stride, num_rows):
+    """Does the same as `product.panel_product` for inputs and weights in bfloat16. Input i of row r is `r // 16 *
+    x_tile + i // 32 * x_step + r % 16 * x_stride + i % 32 * 2` bytes behind the first."""
     shaped = 0
     for row in range(0, num_rows, ROWS):
         some = min(num_rows - row, ROWS)
@@ -146,4 +164,5 @@ def tile_product(panel, x, x_stride, num_inputs, out, stride, num_rows):
             _shape(min(some, TILE_ROWS), max(some - TILE_ROWS, 0))
             shaped = some
         is_two = 1 if some > TILE_ROWS else 0
-        _multiply(is_two, panel, x + row * x_stride, x_stride, num_inputs // INPUTS, out + row * stride, stride)
+        rows = x + row // TILE_ROWS * x_tile
+        _multiply(is_two, panel, rows, x_tile, x_step, x_stride, num_inputs // INPUTS, out + row * stride, stride)
