@@ -57,7 +57,7 @@ def _load(builder: ir.IRBuilder, tile: int, address: ir.Value, stride: ir.Value)
 
 
 @intrinsic
-def _shape(typing: Any, first: Any, second: Any) -> Any:
+def shape(typing: Any, first: Any, second: Any) -> Any:
     """Configures the registers for so many first and second rows."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -161,8 +161,58 @@ def tile_product(panel, x, x_tile, x_step, x_stride, num_inputs, out, stride, nu
     for row in range(0, num_rows, ROWS):
         some = min(num_rows - row, ROWS)
         if some != shaped:
-            _shape(min(some, TILE_ROWS), max(some - TILE_ROWS, 0))
+            shape(min(some, TILE_ROWS), max(some - TILE_ROWS, 0))
             shaped = some
         is_two = 1 if some > TILE_ROWS else 0
         rows = x + row // TILE_ROWS * x_tile
         _multiply(is_two, panel, rows, x_tile, x_step, x_stride, num_inputs // INPUTS, out + row * stride, stride)
+
+
+@intrinsic
+def scores(typing: Any, steps: Any, keys: Any, stride: Any, queries: Any, out: Any) -> Any:
+    """Writes products of 16 keys and 16 queries, `[16, 16]` float32. The queries are tiles, one behind the other. The
+    registers have 16 rows."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        steps, keys, stride, queries, out = args
+        _emit_tile(builder, steps, keys, _ROW_BYTES, stride, queries, out)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), build
+
+
+@intrinsic
+def sums(typing: Any, steps: Any, values: Any, weights: Any, out: Any) -> Any:
+    """Writes sums of 16 columns of values by the weights of 16 lanes, `[16, 16]` float32. Both are tiles, one behind
+    the other. The registers have 16 rows."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        steps, values, weights, out = args
+        _emit_tile(builder, steps, values, TILE_BYTES, steps.type(_ROW_BYTES), weights, out)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), build
+
+
+def _emit_tile(
+    builder: ir.IRBuilder,
+    steps: ir.Value,
+    first: ir.Value,
+    step_bytes: int,
+    stride: ir.Value,
+    second: ir.Value,
+    out: ir.Value,
+) -> None:
+    if not emit.has_tiles():
+        return
+    integer, (total, left, right) = steps.type, (_SUMS[0], _INPUTS[0], _WEIGHTS[0])
+    _call(builder, "tilezero", _BYTE(total))
+
+    def step(place: ir.Value, _: emit.Vectors) -> emit.Vectors:
+        _load(builder, left, builder.add(first, builder.mul(place, integer(step_bytes))), stride)
+        _load(builder, right, builder.add(second, builder.mul(place, integer(TILE_BYTES))), integer(_ROW_BYTES))
+        _call(builder, "tdpbf16ps", _BYTE(total), _BYTE(left), _BYTE(right))
+        return []
+
+    emit.loop(builder, steps, [], step)
+    _call(builder, "tilestored64", _BYTE(total), emit.pointer(builder, out, _BYTE), integer(_ROW_BYTES))
