@@ -183,7 +183,9 @@ def attend_tiles(lanes, head_dim, keys, block_bytes, half_bytes, table, block_si
     while start < length:
         num = min(length - start, CHUNK)
         steps = (num + INPUTS - 1) // INPUTS
-        _stage(keys, block_bytes, half_bytes, table, block_size, head_dim, start, steps, first, length, spare, of_values)
+        _stage(
+            keys, block_bytes, half_bytes, table, block_size, head_dim, start, steps, first, length, spare, of_values
+        )
         for number in range(end):
             tile = tiles + number * size
             for key in range(0, num, TILE_ROWS):
@@ -221,9 +223,7 @@ def _begin(queries, tile, head_dim):
 
 
 @njit(nogil=True)
-def _stage(
-    keys, block_bytes, half_bytes, table, block_size, head_dim, start, steps, first, length, spare, of_values
-):
+def _stage(keys, block_bytes, half_bytes, table, block_size, head_dim, start, steps, first, length, spare, of_values):
     """Writes the values of a chunk with a column to a row. Tokens that nobody sees are zeros: they were perhaps never
     written."""
     for step in range(steps):

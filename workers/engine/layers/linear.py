@@ -1,6 +1,7 @@
 """Linear layers of a CPU worker: weights are reordered once for the library that multiplies, instead of at every call.
 
-Knows weights and their products. Does not know which layer it is in. Weights of 16 bits are multiplied by oneDNN if the
+Knows weights and their products. Does not know which layer it is in. Where there are compiled products (`kernels.cpu`)
+they take the weights of every size that fits their panels. Elsewhere weights of 16 bits are multiplied by oneDNN if the
 CPU has instructions for them. Otherwise such products would be emulated, so the weights have 16 bits in memory only:
 FBGEMM widens them in registers and computes in float32.
 """
@@ -191,7 +192,7 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 
 def _has_panels(weight: torch.Tensor) -> bool:
-    """Returns whether the compiled product takes the weight, and a matrix unit would not be faster."""
+    """Returns whether the compiled product takes the weight."""
     fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 16 == 0
     return fits and compiled.functions() is not None
 
