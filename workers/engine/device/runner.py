@@ -246,6 +246,7 @@ class ModelRunner:
         hf.attach(sites, store, ops, step)
         moe.install(model, ops, settings.quant)
         pack_linears(model, make_linear, model.get_output_embeddings())
+        loader.leave_files(model)
         own: fused.FusedPass | cpu_pass.CpuPass | None = fused.build(model, ops, step, self.max_model_len)
         if own is None and (own := cpu_pass.build(model, ops, step, self.max_model_len)):
             min_tokens = own.min_tokens
