@@ -16,7 +16,7 @@ from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from kernels.cpu import emit
+from kernels.cpu import emit, instructions
 
 INPUTS = 32
 """Number of inputs that one instruction takes."""
@@ -41,8 +41,9 @@ _BYTE, _SHORT = ir.IntType(8), ir.IntType(16)
 
 @cache
 def are_there() -> bool:
-    """Returns whether the CPU has the unit, and the system lets this process use it. All threads may use it then."""
-    if not emit.has_tiles():
+    """Returns whether the CPU has the unit, no setting hides it, and the system lets this process use it. All threads may
+    use it then."""
+    if not (instructions.has("amx") and emit.has_tiles()):
         return False
     return ctypes.CDLL(None, use_errno=True).syscall(_SYSTEM_CALL, _PERMISSION, _TILE_DATA) == 0
 
