@@ -14,8 +14,10 @@ from numba import njit
 from kernels.cpu.attention import attend
 from kernels.cpu.lanes import add_at, integer_at, load, number_at, store, store_bf16
 from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
-from kernels.cpu.product import PAIRED, PANEL, PANEL_BYTES, add_bias, panel_bytes, panel_product
+from kernels.cpu.product import PANEL, PANEL_BYTES, TILED, add_bias, panel_bytes, panel_product, takes_pairs
 from kernels.cpu.team import LINE, done, finish, stage_bytes, take
+from kernels.cpu.tile_attention import attend_tiles, query_at, query_scale, see
+from kernels.cpu.tiles import release
 
 JOB = (
     "lines",
@@ -44,6 +46,7 @@ JOB = (
     "counters",  # one counter of threads, then those of each stage (`team`), zeros at first
     "private",  # `private_bytes` bytes for each thread
     "private_bytes",
+    "in_tiles",  # attention takes the matrix unit
 )
 """Words of a call, int64: sizes, and addresses of data."""
 PART = (
@@ -99,6 +102,7 @@ NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
     _COUNTERS,
     _PRIVATE,
     _PRIVATE_BYTES,
+    _IN_TILES,
 ) = range(0, 8 * len(JOB), 8)
 _FIRST, _END, _PLACE, _TABLE = range(0, 8 * len(PART), 8)
 (
@@ -155,6 +159,8 @@ def decode(job):
         weight, bias = integer_at(layer + _DOWN), integer_at(layer + _DOWN_BIAS)
         _add_product(job, gated, inner, weight, bias, private, thread, stage + 7 * size)
         stage += STAGES * size
+    if integer_at(job + _KIND) == TILED:
+        release()
 
 
 @njit(nogil=True)
@@ -180,7 +186,7 @@ def _normed(job, weight, eps, private, thread, stage):
 
 @njit(nogil=True)
 def _norm_lines(job, weight, eps, out, first, end):
-    hidden, narrow = integer_at(job + _HIDDEN), integer_at(job + _KIND) == PAIRED
+    hidden, narrow = integer_at(job + _HIDDEN), takes_pairs(integer_at(job + _KIND))
     x = integer_at(job + _STATES)
     for line in range(first, end):
         to = out + line * hidden * (2 if narrow else 4)
@@ -194,7 +200,7 @@ def _project(job, layer, x, thread, stage):
     heads = integer_at(job + _HEADS) + 2 * integer_at(job + _KV_HEADS)
     width = heads * integer_at(job + _HEAD_DIM)
     pieces, bias = width // PANEL, integer_at(layer + _QKV_BIAS)
-    x_stride = hidden * (2 if kind == PAIRED else 4)
+    x_stride = hidden * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         panel = integer_at(layer + _QKV) + piece * panel_bytes(kind, hidden)
@@ -227,15 +233,19 @@ def _store(job, layer, numbers, private, thread, stage):
 def _attend(job, layer, numbers, private, thread, stage):
     parts, threads = integer_at(job + _PARTS), integer_at(job + _THREADS)
     pieces, stored = parts * integer_at(job + _KV_HEADS), integer_at(job + _STORES) != 0
+    tiled = integer_at(job + _IN_TILES) != 0
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         part, kv_head = integer_at(job + _PART_WORDS) + piece % parts * _PART_BYTES, piece // parts
         first, table = integer_at(part + _FIRST), integer_at(part + _TABLE)
-        for line in range(first, integer_at(part + _END)):
-            place = integer_at(part + _PLACE) + line - first
-            if not stored:
-                _store_head(job, layer, numbers, private, line, place, table, kv_head)
-            _attend_head(job, layer, numbers, private, line, place, table, kv_head)
+        end, place = integer_at(part + _END), integer_at(part + _PLACE)
+        for line in range(first, end if not stored else first):
+            _store_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
+        if tiled:
+            _attend_part(job, layer, numbers, private, first, end, place, table, kv_head)
+        else:
+            for line in range(first, end):
+                _attend_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
         done(stage, threads)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
@@ -296,10 +306,43 @@ def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
         place + 1,
         scratch,
     )
-    as_pairs = integer_at(job + _KIND) == PAIRED
+    as_pairs = takes_pairs(integer_at(job + _KIND))
     size = head_dim * (2 if as_pairs else 4)
     to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * size
     _copy(to, out, groups * head_dim, as_pairs)
+
+
+@njit(nogil=True)
+def _attend_part(job, layer, numbers, private, first, end, place, table, kv_head):
+    """Does the same as `_attend_head` for all lines of a part, in the matrix unit."""
+    heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
+    head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
+    groups, window = heads // kv_heads, integer_at(layer + _WINDOW)
+    lanes, width = (end - first) * groups, 4 * head_dim
+    weight = integer_at(layer + _NORM_QUERY)
+    eps, scale = number_at(numbers + _EPS_HEADS), query_scale(number_at(numbers + _SCALE))
+    for lane in range(lanes):
+        line, head = first + lane // groups, kv_head * groups + lane % groups
+        x = integer_at(job + _PROJECTED) + (line * (heads + 2 * kv_heads) + head) * width
+        _turned(job, query_at(private, lane, head_dim), x, weight, eps, line, scale)
+        last = place + line - first
+        see(private, lanes, lane, head_dim, max(0, last + 1 - window) if window > 0 else 0, last + 1)
+    half_bytes = kv_heads * block_size * head_dim * 2
+    attend_tiles(
+        lanes,
+        head_dim,
+        integer_at(layer + _KV) + kv_head * block_size * head_dim * 2,
+        2 * half_bytes,
+        half_bytes,
+        table,
+        block_size,
+        max(0, place + 1 - window) if window > 0 else 0,
+        place + end - first,
+        private,
+    )
+    for line in range(first, end):
+        to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * 2 * head_dim
+        _copy(to, query_at(private, (line - first) * groups, head_dim), groups * head_dim, True)
 
 
 @njit(nogil=True)
@@ -327,7 +370,7 @@ def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
     lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
     kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     pieces = hidden // PANEL
-    x_stride = num_inputs * (2 if kind == PAIRED else 4)
+    x_stride = num_inputs * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         panel = weight + piece * panel_bytes(kind, num_inputs)
@@ -351,7 +394,7 @@ def _gate(job, layer, x, private, thread, stage):
     lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
     kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
     inner, bias = integer_at(job + _INNER), integer_at(layer + _GATE_UP_BIAS)
-    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), kind == PAIRED
+    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), takes_pairs(kind)
     x_stride = hidden * (2 if as_pairs else 4)
     gate, up = private, private + TILE_BYTES
     piece = take(stage, thread, threads, pieces)

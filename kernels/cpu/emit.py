@@ -46,6 +46,12 @@ def has_bf16_products() -> bool:
     return instructions.has("bf16") and _knows("avx512bf16") and _knows("avx512bw")
 
 
+def has_tiles() -> bool:
+    """Returns whether LLVM knows that this CPU multiplies tiles of bfloat16. What is compiled depends on nothing else: a
+    process that is told of another kind of CPU has the same functions, and does not call those of the unit."""
+    return _knows("amx-tile") and _knows("amx-bf16")
+
+
 def has_wide_registers() -> bool:
     return instructions.has("avx512") and _knows("avx512f")
 

@@ -1,8 +1,7 @@
 """The CPU instructions that are used: those that the CPU has, without those that a setting hides.
 
-`HEADGATE_ENGINE_CPU` names a kind of CPU, and instructions beyond that kind count as missing. `amx` is the one kind
-that can be pretended: products then go to the library that would use a matrix unit, and that library computes them on
-any CPU. Knows names, not what an instruction is used for.
+`HEADGATE_ENGINE_CPU` names a kind of CPU, and instructions beyond that kind count as missing. Knows names, not what an
+instruction is used for.
 """
 
 from __future__ import annotations
@@ -59,11 +58,6 @@ def has(instruction: Instruction) -> bool:
     told = kind()
     if told != "auto" and instruction not in _OF_KIND[told]:
         return False
-    pretended = told == "amx" and instruction == "amx"
-    return pretended or _is_there(instruction)
-
-
-def _is_there(instruction: Instruction) -> bool:
     import torch
 
     if getattr(torch.cpu, _ASKED[instruction], bool)():

@@ -75,19 +75,39 @@ def store_bf16(typing: Any, address: Any, lanes: Any) -> Any:
     """Stores bfloat16, rounded to nearest even."""
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number, words = args[1], builder.bitcast(args[1], WORDS)
-
-        def word(value: int) -> ir.Value:
-            return ir.Constant(WORDS, [value] * NUM)
-
-        odd = builder.and_(builder.lshr(words, word(16)), word(1))
-        upper = builder.lshr(builder.add(builder.add(words, word(0x7FFF)), odd), word(16))
-        is_none = builder.fcmp_unordered("uno", number, number)
-        narrow = builder.trunc(builder.select(is_none, word(0x7FC0), upper), HALVES)
+        upper = builder.lshr(_nearest(builder, args[1]), _word(16))
+        narrow = builder.trunc(upper, HALVES)
         builder.store(narrow, pointer(builder, args[0], HALVES)).align = 2
         return context.get_dummy_value()
 
     return types.void(types.int64, LANES), build
+
+
+@intrinsic
+def store_pairs(typing: Any, address: Any, low: Any, high: Any) -> Any:
+    """Stores pairs of bfloat16, rounded to nearest even, a number of `low` and one of `high`."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, low, high = args
+        upper = builder.and_(_nearest(builder, high), _word(0xFFFF0000))
+        pairs = builder.or_(builder.lshr(_nearest(builder, low), _word(16)), upper)
+        builder.store(pairs, pointer(builder, address, WORDS)).align = 4
+        return context.get_dummy_value()
+
+    return types.void(types.int64, LANES, LANES), build
+
+
+def _word(value: int) -> ir.Value:
+    return ir.Constant(WORDS, [value] * NUM)
+
+
+def _nearest(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
+    """Returns words whose upper halves are the nearest bfloat16."""
+    words = builder.bitcast(number, WORDS)
+    odd = builder.and_(builder.lshr(words, _word(16)), _word(1))
+    near = builder.add(builder.add(words, _word(0x7FFF)), odd)
+    is_none = builder.fcmp_unordered("uno", number, number)
+    return builder.select(is_none, _word(0x7FC00000), near)
 
 
 @intrinsic

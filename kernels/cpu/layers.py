@@ -11,13 +11,13 @@ from itertools import pairwise
 
 import torch
 
-from kernels.cpu import team
+from kernels.cpu import team, tile_attention
 from kernels.cpu.attention import scratch_floats
 from kernels.cpu.compiled import functions
 from kernels.cpu.decoder import JOB, LAYER, NUMBERS, PART, STAGES, TILE_BYTES
 from kernels.cpu.emit import NUM
 from kernels.cpu.panels import Panels
-from kernels.cpu.product import PANEL
+from kernels.cpu.product import PANEL, TILED
 
 PART_LINES = 16
 """Largest number of lines of a part. A step with longer rows stores all keys before attention begins."""
@@ -109,7 +109,12 @@ class DecoderLayers:
         shared = lines > _OWN_LINES
         normed = torch.empty((lines if shared else 0, self._hidden), dtype=dtype)
         groups, threads = heads // kv_heads, team.size()
-        attending = 4 * (scratch_floats(groups) + 2 * groups * head_dim)
+        in_tiles = self._kind == TILED and narrow and tile_attention.fits(head_dim, block_size)
+        if in_tiles:
+            longest = min(PART_LINES, max(end - start for start, end in pairwise(starts)))
+            attending = tile_attention.scratch_bytes(groups * longest, head_dim)
+        else:
+            attending = 4 * (scratch_floats(groups) + 2 * groups * head_dim)
         own = 0 if shared else 4 * lines * self._hidden
         private_bytes = -(-max(own + 2 * TILE_BYTES, attending) // 64) * 64
         private = torch.empty(threads * private_bytes, dtype=torch.uint8)
@@ -142,6 +147,7 @@ class DecoderLayers:
             counters.data_ptr(),
             private.data_ptr(),
             private_bytes,
+            in_tiles,
         )
         assert len(job) == len(JOB)
         team.run(found.decode, torch.tensor(job))

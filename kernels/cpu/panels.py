@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.cpu import emit, team
+from kernels.cpu import team
 from kernels.cpu.compiled import functions
+from kernels.cpu.emit import NUM
 from kernels.cpu.pages import in_large_pages
-from kernels.cpu.product import FLOATS, PAIRED, PANEL, WIDENED
+from kernels.cpu.product import FLOATS, PAIRED, PANEL, TILED, WIDENED
+from kernels.cpu.tiles import INPUTS
 
 
 @dataclass(frozen=True)
@@ -32,22 +34,24 @@ class Panels:
 
     @property
     def input_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.kind == PAIRED else torch.float32
+        return torch.bfloat16 if self.kind in (PAIRED, TILED) else torch.float32
 
 
-def pack(weight: torch.Tensor, paired: bool = False) -> Panels:
+def pack(weight: torch.Tensor, kind: int = WIDENED) -> Panels:
     """Packs `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. With `paired`, inputs
     are bfloat16 and the CPU's own instruction for them is used."""
     assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
     out_features, in_features = weight.shape
-    assert in_features % emit.NUM == 0, weight.shape
+    assert in_features % NUM == 0, weight.shape
     num = -(-out_features // PANEL)
     padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
     if weight.dtype == torch.float32:
         tensor = padded.view(num, PANEL, in_features).transpose(1, 2)
         return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, FLOATS)
-    tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
-    kind = PAIRED if paired else WIDENED
+    if kind == TILED:
+        tensor = padded.view(num, 2, NUM, in_features // INPUTS, INPUTS // 2, 2).permute(0, 3, 1, 4, 2, 5)
+    else:
+        tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
     return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, kind)
 
 

@@ -19,10 +19,11 @@ from kernels.cpu import emit
 from kernels.cpu.emit import NUM
 from kernels.cpu.lanes import add_at, integer_at, load, store
 from kernels.cpu.team import LINE, take
+from kernels.cpu.tiles import release, tile_product
 
-FLOATS, WIDENED, PAIRED = 0, 1, 2
+FLOATS, WIDENED, PAIRED, TILED = 0, 1, 2, 3
 """Kinds of products: weights and inputs in float32; weights in bfloat16 that are widened, inputs in float32; both in
-bfloat16, multiplied in pairs by an instruction of the CPU."""
+bfloat16, multiplied in pairs by an instruction of the CPU, or in its matrix unit."""
 
 PANEL = 32
 PANEL_BYTES = 4 * PANEL
@@ -121,6 +122,12 @@ def _steps(builder: ir.IRBuilder, at: ir.Value, kind: int) -> list[Any]:
 
 
 @njit(nogil=True)
+def takes_pairs(kind):
+    """Returns whether inputs are bfloat16."""
+    return kind >= PAIRED
+
+
+@njit(nogil=True)
 def panel_bytes(kind, num_inputs):
     return num_inputs * (PANEL_BYTES if kind == FLOATS else PANEL_BYTES // 2)
 
@@ -129,6 +136,9 @@ def panel_bytes(kind, num_inputs):
 def panel_product(kind, panel, x, x_stride, num_inputs, out, stride, num_rows):
     """Computes `out` `[num_rows, PANEL]` float32 = `x` `[num_rows, num_inputs]` times a panel; `out`'s rows are
     `stride` bytes apart, those of `x` `x_stride`."""
+    if kind == TILED:
+        tile_product(panel, x, 16 * x_stride, 64, x_stride, num_inputs, out, stride, num_rows)
+        return
     num = num_inputs if kind == FLOATS else num_inputs // 2
     for row in range(0, num_rows, _ROWS):
         some = min(num_rows - row, _ROWS)
@@ -173,3 +183,5 @@ def multiply(job):
             integer_at(job + _NUM_ROWS),
         )
         piece = take(stage, thread, threads, pieces)
+    if kind == TILED:
+        release()

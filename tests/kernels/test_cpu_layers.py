@@ -17,10 +17,11 @@ from kernels.cpu import compiled
 if reason := compiled.refusal():
     pytest.skip(reason, allow_module_level=True)
 
-from kernels.cpu import layers, panels
+from kernels.cpu import layers, panels, tiles
 from kernels.cpu.attention import CHUNK
 from kernels.cpu.emit import has_bf16_products
 from kernels.cpu.layers import DecoderLayers, LayerWeights
+from kernels.cpu.product import PAIRED, TILED, WIDENED
 from kernels.reference.pointwise import rotate
 
 HIDDEN, INNER, MAX_POSITIONS = 64, 128, 2048
@@ -50,7 +51,8 @@ class Case:
     biased: bool = False
     normed: bool = False
     window: int = 0
-    paired: bool = False
+    kind: int = WIDENED
+    """Of products with weights in bfloat16."""
 
     def __post_init__(self) -> None:
         self._random = torch.Generator().manual_seed(sum(self.lens) + self.head_dim)
@@ -105,7 +107,7 @@ class Case:
 
     def _packed(self, layer: dict[str, Any]) -> LayerWeights:
         names = ("qkv", "output", "gate_up", "down")
-        tiles = {name: panels.pack(layer[name], self.paired) for name in names}
+        tiles = {name: panels.pack(layer[name], self.kind) for name in names}
         eps = {"eps_before": 1e-5, "eps_behind": 1e-6, "eps_heads": 1e-4}
         return LayerWeights(**layer | tiles, **eps, scale=self.head_dim**-0.5, window=self.window)
 
@@ -214,15 +216,40 @@ def test_biases_and_norms_of_heads_are_applied() -> None:
     check(Case([5, 70], biased=True, normed=True, dtype=torch.bfloat16))
 
 
-@pytest.mark.skipif(not has_bf16_products(), reason="this CPU does not multiply pairs of bfloat16")
-def test_products_of_pairs_stay_within_the_rounding_of_their_inputs() -> None:
-    check(Case(LENS, dtype=torch.bfloat16, paired=True), 2e-2)
+@pytest.mark.parametrize("way", ["paired", "tiled"])
+def test_inputs_of_bfloat16_stay_within_their_rounding(way: str) -> None:
+    for window in (0, 65):
+        check(Case(LENS, dtype=torch.bfloat16, kind=kind_of(way), window=window), 2e-2)
+        check(Case(SOME_LENS, SOME, dtype=torch.bfloat16, kind=kind_of(way), window=window), 2e-2)
+        check(Case(LONG_LENS, LONG, dtype=torch.bfloat16, kind=kind_of(way), window=window), 2e-2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (2, 2), (6, 2), (4, 1), (8, 1), (7, 1)], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 128, 256])
+def test_attention_in_the_matrix_unit_has_any_heads(heads: tuple[int, int], head_dim: int) -> None:
+    many, few = heads
+    head_dim = head_dim if (many + 2 * few) * head_dim % 32 == 0 else 2 * head_dim
+    shape = {"heads": many, "kv_heads": few, "head_dim": head_dim, "normed": True}
+    check(Case([1, 30, 600, 200], [1, 1, 1, 90], dtype=torch.bfloat16, kind=kind_of("tiled"), **shape), 2e-2)
+
+
+@pytest.mark.parametrize("block_size", [5, 16, 32, 128])
+def test_attention_in_the_matrix_unit_has_any_block_size(block_size: int) -> None:
+    check(Case(LONG_LENS, LONG, block_size=block_size, dtype=torch.bfloat16, kind=kind_of("tiled")), 2e-2)
+
+
+def kind_of(way: str) -> int:
+    if way == "paired" and not has_bf16_products():
+        pytest.skip("this CPU does not multiply pairs of bfloat16")
+    if way == "tiled" and not tiles.are_there():
+        pytest.skip("this CPU has no matrix unit")
+    return {"paired": PAIRED, "tiled": TILED}.get(way, WIDENED)
+
+
+@pytest.mark.parametrize("way", ["floats", "widened", "paired", "tiled"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, threads: int) -> None:
-    case = Case(LENS, dtype=dtype)
+def test_a_row_has_the_same_bits_alone_and_among_others(way: str, threads: int) -> None:
+    case = Case(LENS, dtype=torch.float32 if way == "floats" else torch.bfloat16, kind=kind_of(way))
     together, kv = case.run()
     torch.set_num_threads(threads)
     for row, length in enumerate(LENS):
@@ -234,17 +261,15 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype, thre
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("way", ["floats", "widened", "paired"])
+@pytest.mark.parametrize("way", ["floats", "widened", "paired", "tiled"])
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("window", [0, 12])
+@pytest.mark.parametrize("window", [0, 12, 130])
 @pytest.mark.parametrize(("lens", "news"), [(SOME_LENS, SOME), (LONG_LENS, LONG)], ids=["some", "long"])
 def test_tokens_of_a_row_have_the_bits_of_one_after_another(
     way: str, threads: int, window: int, lens: list[int], news: list[int]
 ) -> None:
-    if way == "paired" and not has_bf16_products():
-        pytest.skip("this CPU does not multiply pairs of bfloat16")
     dtype = torch.float32 if way == "floats" else torch.bfloat16
-    case = Case(lens, news, dtype=dtype, window=window, normed=True, paired=way == "paired")
+    case = Case(lens, news, dtype=dtype, window=window, normed=True, kind=kind_of(way))
     torch.set_num_threads(threads)
     together, kv = case.run()
     torch.set_num_threads(1)
@@ -280,6 +305,11 @@ def test_scores_of_thousands_neither_overflow_nor_vanish() -> None:
     for layer in case.weights:
         layer["qkv"] *= 60.0
     check(case, 1e-4)
+    case = Case([40, 600], dtype=torch.bfloat16, kind=kind_of("tiled"))
+    for layer in case.weights:
+        layer["qkv"] *= 60.0
+    found, _ = case.run()
+    assert found.isfinite().all()
 
 
 def test_many_rows_take_the_same_way() -> None:

@@ -216,8 +216,9 @@ def needs_panels(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled layers, with inputs in float32, whichever CPU this is."""
     if reason := compiled.refusal():
         pytest.skip(reason)
-    monkeypatch.setattr(linear, "_pairs", lambda dtype: False)
-    monkeypatch.setattr(linear, "has_matrix_unit", lambda: False)
+    from kernels.cpu.product import FLOATS, WIDENED  # needs numba
+
+    monkeypatch.setattr(linear, "kind_of", lambda weight: FLOATS if weight.dtype == torch.float32 else WIDENED)
 
 
 def last_logits(runner: ModelRunner) -> torch.Tensor:

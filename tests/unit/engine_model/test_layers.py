@@ -44,6 +44,10 @@ def as_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def forget() -> None:
     for known in (instructions.has, linear._pairs, compiled.functions):
         known.cache_clear()
+    if not compiled.refusal():
+        from kernels.cpu import tiles  # needs numba
+
+        tiles.are_there.cache_clear()
 
 
 @pytest.fixture
@@ -157,10 +161,7 @@ def test_a_product_is_chosen_by_what_this_cpu_has() -> None:
     """Row T1: whichever CPU runs the tests, and whatever is hidden of it."""
     weight = weight_of(64, 64, torch.bfloat16)
     product = linear.product_of(weight)
-    if linear.has_matrix_unit():
-        packs = linear._onednn_packs(torch.bfloat16)
-        assert isinstance(product, linear.OneDnnProduct if packs else linear.PlainProduct)
-    elif not compiled.refusal():
+    if not compiled.refusal():
         assert isinstance(product, linear.PanelProduct)
         assert product.is_wide is (product.panels.input_dtype == torch.float32)
     elif linear.widens(torch.bfloat16):
@@ -170,7 +171,7 @@ def test_a_product_is_chosen_by_what_this_cpu_has() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("amx", linear.OneDnnProduct),
+        ("amx", linear.PanelProduct),
         ("avx512_bf16", linear.PanelProduct),
         ("avx512", linear.PanelProduct),
         ("avx2", linear.HalfProduct),
@@ -182,8 +183,6 @@ def test_a_kind_of_cpu_that_is_asked_for_chooses_its_product(
     needs_panels()
     needs_fbgemm()
     as_on(kind)
-    if kind == "amx" and not linear._onednn_packs(torch.bfloat16):
-        pytest.skip("this oneDNN has no products of bfloat16")
     weight, x = weight_of(64, 64, torch.bfloat16), weight_of(5, 64, torch.bfloat16)
     product = linear.product_of(weight)
     assert type(product) is expected

@@ -16,6 +16,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from kernels.cpu.pages import give_back, in_large_pages
 from kernels.dispatch import TWINS, Ops
 from workers.engine.checkpoint import stored, wrappers
 from workers.engine.checkpoint.checkpoint import Checkpoint, Part, cause_of, read_json
@@ -39,6 +40,9 @@ _NONSENSE = (
     StrictDataclassError,
 )
 """Errors that transformers raises for a configuration that is valid JSON but makes no sense to it."""
+_SMALL = 1 << 20
+"""Bytes of tensors that are copied when they are read on a CPU. Layers keep norms and biases as they are, and one view
+keeps the whole file in memory."""
 _NO_PARTS: Mapping[str, Part] = MappingProxyType({})
 
 
@@ -129,6 +133,8 @@ def fill(
         if found.shape != needed:
             raise ModelError(f"The tensor {name} has shape {found.shape}, but the model needs {needed}.")
         tensor = found.read(part).to(device=device, dtype=old.dtype)
+        if device.type == "cpu" and tensor.nbytes < _SMALL:
+            tensor = tensor.clone()
         if id(old) in filled:
             _refuse_unequal(name, filled[id(old)], tensor)
             continue
@@ -154,6 +160,15 @@ def fill(
         raise ModelError(
             f"The checkpoint {checkpoint.directory} lacks {len(missing)} tensors, the first is {missing[0]}."
         )
+
+
+def leave_files(model: PreTrainedModel) -> None:
+    """Copies parameters on a CPU that are still views of the checkpoint's files, so that the files are mapped no longer:
+    one view, such as an embedding, keeps the whole file in the process's memory."""
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu":
+            parameter.data = in_large_pages(parameter.data.clone())
+    give_back()
 
 
 def _put_packed(model: PreTrainedModel, target: str, tensors: Tensors, scheme: Scheme) -> None:

@@ -149,7 +149,8 @@ def main(
     except ModelError as error:
         _fail(str(error))
     settings = {"MODEL": model, "DTYPE": census.dtype, "KV_DTYPE": kv_dtype, "QUANT": quant}
-    report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason)
+    path = _cpu_path(census.dtype) if device.is_cpu else ""
+    report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason, path)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
     else:
@@ -192,6 +193,14 @@ def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, n
     kv_itemsize = None if kv_dtype == "auto" else 1
     taken = census.take(config, chosen.dtype, kv_itemsize, quant, num_ranks, device.is_cpu)
     return taken, chosen.reason
+
+
+def _cpu_path(dtype: str) -> str:
+    import torch
+
+    from workers.engine.layers import cpu_path
+
+    return cpu_path.of_products(getattr(torch, dtype))
 
 
 def _encoder(model: str, device: Device, dtype: str) -> dict[str, Any] | None:

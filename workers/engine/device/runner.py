@@ -28,7 +28,7 @@ from workers.engine.device.guarded import current, device_of, guarded
 from workers.engine.device.steps import LoadedModel, PlainSteps, Steps
 from workers.engine.kv.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.kv.offload import HostStore
-from workers.engine.layers import moe, quant
+from workers.engine.layers import cpu_path, moe, quant
 from workers.engine.layers.linear import MIN_ROWS, pack_linears
 from workers.engine.lora import adapters
 from workers.engine.lora.adapters import Adapters
@@ -246,9 +246,15 @@ class ModelRunner:
         hf.attach(sites, store, ops, step)
         moe.install(model, ops, settings.quant)
         pack_linears(model, make_linear, model.get_output_embeddings())
+        loader.leave_files(model)
         own: fused.FusedPass | cpu_pass.CpuPass | None = fused.build(model, ops, step, self.max_model_len)
         if own is None and (own := cpu_pass.build(model, ops, step, self.max_model_len)):
             min_tokens = own.min_tokens
+        if device.type == "cpu":
+            whole = isinstance(own, cpu_pass.CpuPass) and own.is_compiled
+            products, layers = cpu_path.of_products(model.dtype), cpu_path.of_layers(whole)
+            told = {"event": "cpu_path", "products": products, "layers": layers}
+            log.info("steps on this CPU: %s; %s", products, layers, extra=told)
         head = hf.Head(model, min_tokens)
         logits = classifier_of(found, self._device, model.dtype) if recipe.head == "classifier" else head
         return LoadedModel(

@@ -1,6 +1,7 @@
 """Linear layers of a CPU worker: weights are reordered once for the library that multiplies, instead of at every call.
 
-Knows weights and their products. Does not know which layer it is in. Weights of 16 bits are multiplied by oneDNN if the
+Knows weights and their products. Does not know which layer it is in. Where there are compiled products (`kernels.cpu`)
+they take the weights of every size that fits their panels. Elsewhere weights of 16 bits are multiplied by oneDNN if the
 CPU has instructions for them. Otherwise such products would be emulated, so the weights have 16 bits in memory only:
 FBGEMM widens them in registers and computes in float32.
 """
@@ -130,7 +131,7 @@ class PanelProduct:
         from kernels.cpu import panels  # needs numba
 
         self._product = panels.product
-        self.panels = panels.pack(weight.contiguous(), paired=_pairs(weight.dtype))
+        self.panels = panels.pack(weight.contiguous(), kind_of(weight))
         self.num_bytes = weight.nbytes
         self.is_wide = self.panels.input_dtype == torch.float32
 
@@ -191,15 +192,20 @@ def _fits_half(weight: torch.Tensor) -> bool:
 
 
 def _has_panels(weight: torch.Tensor) -> bool:
-    """Returns whether the compiled product takes the weight, and a matrix unit would not be faster."""
+    """Returns whether the compiled product takes the weight."""
     fits = weight.dtype in (torch.float32, torch.bfloat16) and weight.shape[1] % 16 == 0
-    unit = weight.dtype == torch.bfloat16 and has_matrix_unit()
-    return fits and not unit and compiled.functions() is not None
+    return fits and compiled.functions() is not None
 
 
-def has_matrix_unit() -> bool:
-    """Returns whether the CPU has a matrix unit, so that products of bfloat16 are left to oneDNN."""
-    return instructions.has("amx")
+def kind_of(weight: torch.Tensor) -> int:
+    """Returns the kind of product in panels (`kernels.cpu.product`)."""
+    from kernels.cpu import product, tiles  # need numba
+
+    if weight.dtype == torch.float32:
+        return product.FLOATS
+    if tiles.are_there() and weight.shape[1] % tiles.INPUTS == 0:
+        return product.TILED
+    return product.PAIRED if _pairs(weight.dtype) else product.WIDENED
 
 
 @cache

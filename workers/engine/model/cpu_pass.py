@@ -31,6 +31,9 @@ from workers.engine.values.plan import Row
 
 log = logging.getLogger(__name__)
 
+_TRIAL_BLOCK = 16
+"""Tokens of a block while a layer is tried: whole tiles of keys, as in the usual worker."""
+
 
 class CpuPass:
     """Computes `hf.hidden_states` of one model."""
@@ -181,11 +184,11 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
     weight = layer.norms[0].weight
     number, chunks = 24, ((0, 18), (18, 19), (19, 24))
     x = torch.randn((number, len(weight)), generator=torch.Generator().manual_seed(1)).to(weight)
-    shape = KVShape(1, layer.num_kv_heads, layer.head_dim, 4, weight.dtype)
-    store = KVStore(shape, 7, weight.device, ops)
+    shape = KVShape(1, layer.num_kv_heads, layer.head_dim, _TRIAL_BLOCK, weight.dtype)
+    store = KVStore(shape, 4, weight.device, ops)
     served, layer.paged = layer.paged, PagedLayer(store, 0, ops, trial)
-    table = [3, 1, 6, 2, 5, 4]
-    whole = pack([Row([0] * number, 0, table)], 4, weight.device)
+    table = [3, 1]
+    whole = pack([Row([0] * number, 0, table)], _TRIAL_BLOCK, weight.device)
     trial.context = whole.context
     embeddings = decoder_of(model).rotary_emb(x[None], whole.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0].float()
@@ -193,7 +196,7 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
     for run in (mine.run, mine.run_plain):
         found = x.to(torch.float32, copy=True)
         for start, end in chunks:
-            packed = pack([Row([0] * (end - start), start, table)], 4, weight.device)
+            packed = pack([Row([0] * (end - start), start, table)], _TRIAL_BLOCK, weight.device)
             trial.context = packed.context
             run(range(index, index + 1), found[start:end], packed.positions)
         errors.append((found - expected).norm() / expected.norm())

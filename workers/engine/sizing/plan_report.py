@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from workers.engine.sizing.capacity import Served, in_words
+from workers.engine.sizing.capacity import CPU_LIBRARIES, Served, in_words
 from workers.engine.sizing.sizing import LEASE_TOKENS, Asked, AtContext, Plan
 
 PREFIX = "HEADGATE_"
@@ -28,6 +28,8 @@ class Report:
     given: dict[str, str]
     """Settings that were asked for, by their names without prefix."""
     dtype_reason: str
+    cpu_path: str = ""
+    """How a CPU computes linear layers; empty for a GPU."""
 
     def settings(self) -> dict[str, str | int]:
         """Returns the settings for a worker, by environment variable."""
@@ -64,7 +66,9 @@ class Report:
                 "fitting_blocks": plan.fitting_blocks,
                 "num_blocks": plan.num_blocks,
                 "block_size": self.asked.block_size,
+                "process_bytes": plan.process_bytes,
             },
+            "cpu_path": self.cpu_path,
             "knee_tokens_per_step": plan.knee,
             "contexts": [_context(each) for each in plan.contexts],
             "settings": self.settings(),
@@ -90,6 +94,13 @@ class Report:
         size, plan, device, ranks = (self.whole.size, self.plan, self.asked.device, self.asked.num_ranks)
         each = "" if ranks == 1 else f", on each of {ranks} devices"
         rate = device.ceilings(self.given["DTYPE"]).matmul_flops_per_s
+        on_cpu = [
+            ("products", self.cpu_path),
+            (
+                "process",
+                f"{in_words(plan.process_bytes)} once its KV is full, {in_words(CPU_LIBRARIES)} of it for libraries and steps",
+            ),
+        ]
         return [
             ("parameters", f"{size.total:,} in all, {size.active:,} met by a token"),
             ("dtype", f"{self.given['DTYPE']} ({self.dtype_reason})"),
@@ -106,6 +117,7 @@ class Report:
                 f"{plan.fitting_blocks:,} of {self.asked.block_size} tokens fit; a worker takes {plan.num_blocks:,}",
             ),
             ("knee", f"{plan.knee:,.0f} tokens per step: below, memory bounds it, above, arithmetic"),
+            *(on_cpu if device.is_cpu else ()),
         ]
 
 

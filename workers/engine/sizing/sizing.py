@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engine.sizing.capacity import (
+    CPU_LIBRARIES,
     CPU_TERMS,
     GIB,
     GRAPH_BYTES,
@@ -110,6 +111,8 @@ class Plan:
     """Number of blocks that fit the memory, including the null block."""
     num_blocks: int
     """Number of blocks that a worker takes by itself: no more than its longest sequences could use."""
+    process_bytes: int
+    """Bytes of one rank's process once its KV is full. The value is 0 for a GPU, whose memory is planned as a whole."""
     knee: float
     """Number of tokens of a step above which it is bound by arithmetic."""
     contexts: tuple[AtContext, ...]
@@ -135,7 +138,8 @@ def plan(rank: Served, context_limit: int, dtype: str, asked: Asked) -> Plan:
         max(1, taken // WATERMARK_SHARE),
         LEASE_TOKENS * rank.decode_s([1], ceilings),
     )
-    return Plan(rank.weight_bytes, kv, terms, fitting, taken, rank.knee(ceilings), found, recommended)
+    process = rank.weight_bytes + taken * bytes_per_block + CPU_LIBRARIES if asked.device.is_cpu else 0
+    return Plan(rank.weight_bytes, kv, terms, fitting, taken, process, rank.knee(ceilings), found, recommended)
 
 
 def longest_safe(num_blocks: int, block_size: int, limit: int) -> int:
