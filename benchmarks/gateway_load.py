@@ -200,7 +200,9 @@ async def _event_times(reader: asyncio.StreamReader) -> EventTimes:
 
 
 @contextlib.contextmanager
-def headgate(scratch: Path, database_url: str | None, num_keys: int) -> Iterator[tuple[Peer, dict[str, Any], list[str]]]:
+def headgate(
+    scratch: Path, database_url: str | None, num_keys: int
+) -> Iterator[tuple[Peer, dict[str, Any], list[str]]]:
     home = scratch / "home"
     env = {"HEADGATE_DATABASE_URL": database_url} if database_url else {}
     with serving(home, env, (gateway_peers.__file__,)) as ready:
@@ -378,7 +380,11 @@ def verdicts(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
         ),
     }
     return {
-        name: {"bar": BARS[name], "found": value, "is_met": value <= BARS[name] if name in AT_MOST else value >= BARS[name]}
+        name: {
+            "bar": BARS[name],
+            "found": value,
+            "is_met": value <= BARS[name] if name in AT_MOST else value >= BARS[name],
+        }
         for name, value in found.items()
         if value is not None
     }

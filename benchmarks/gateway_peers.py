@@ -47,7 +47,7 @@ from workers.protocol.messages import (
 )
 
 ROOT = "mock-root"
-WORDS = "lorem ipsum dolor sit amet consectetur adipiscing elit ".encode()
+WORDS = b"lorem ipsum dolor sit amet consectetur adipiscing elit "
 WORKER, SERVER, PROXY = "worker", "server", "proxy"
 UPSTREAM = "UPSTREAM"
 """The variable with the address of the server behind the bare proxy, or with the port that a server is to have."""

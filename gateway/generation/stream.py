@@ -121,8 +121,9 @@ class GenerationGroup:
             for order in self._orders:
                 self._reserved.append(await self._engine.admission.reserve(order.ask()))
             self._record.mark("admitted")
-            for order, prompt in zip(self._orders, self._prompts, strict=True):
-                await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
+            for number, (order, prompt) in enumerate(zip(self._orders, self._prompts, strict=True)):
+                if number:
+                    await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
                 await self._start(order, prompt)
             self._record.mark("dispatched")
         except BaseException as error:
@@ -195,8 +196,11 @@ class GenerationGroup:
                 for generation, posting in zip(self.generations, postings, strict=True):
                     generation.leave(posting)
                 raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
-        pairs = zip(self.generations, postings, strict=True)
-        self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
+        if len(postings) == 1:
+            self.settled = [await self.generations[0].end(postings[0])]
+        else:
+            pairs = zip(self.generations, postings, strict=True)
+            self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
         self._record.mark("settled")
         self._fill_record(self.settled, self.usage)
         if self._ended is not None:

@@ -131,7 +131,7 @@ async def encoded(
     request: web.Request, model: ServedModel, fields: Rendered, tools: Tools, asked: int | None
 ) -> ChatPrompt:
     """Returns the prompt of messages, for an output of `asked` tokens. Raises `ApiError` 400."""
-    prompt = await common.in_thread(
+    prompt = await common.near(
         request,
         model.chat_prompt,
         fields.messages or [],
@@ -199,6 +199,7 @@ def rules(fields: SamplingFields) -> TextRules:
         include_stop=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,
         min_tokens=fields.min_tokens or 0,
+        shows_tokens=fields.num_logprobs >= 0 or bool(fields.return_token_ids),
     )
 
 
