@@ -168,12 +168,13 @@ async def _stream(
             if not found:
                 await stream.ping()
                 continue
+            opening: list[Any] = []
             if not has_begun:
                 has_begun = True
                 if request[RECORD].is_waiting:
                     request[RECORD].mark("first_byte")
-                await stream.send(*writer.opening(run.root))
-            await stream.send(*writer.of(found))
+                opening = writer.opening(run.root)
+            await stream.send(*opening, *writer.of(found))
             finishes += [numbered.piece.finish for numbered in found if numbered.piece.finish is not None]
         if not has_begun:  # no choice produced anything, not even its end
             raise errors.internal()

@@ -150,11 +150,9 @@ class GenerationGroup:
         """Yields pieces in the order of arrival, until every sequence has ended. An empty list means that nothing came
         for 15 s.
         """
-        while not all(generation.has_final for generation in self.generations):
-            try:
-                async with asyncio.timeout(PING_S):
-                    items = await self._mailbox.take()
-            except TimeoutError:
+        while any(generation.final is None for generation in self.generations):
+            items = await self._mailbox.take(PING_S)
+            if not items:
                 yield []
                 continue
             found: list[Numbered] = []

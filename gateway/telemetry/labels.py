@@ -33,7 +33,7 @@ class Series:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[MetricWrapperBase | str, ...], MetricWrapperBase] = {}
+        self._known: dict[tuple[object, ...], MetricWrapperBase] = {}
 
     def of(self, family: Family, *labels: str) -> Family:
         key = (family, *labels)
