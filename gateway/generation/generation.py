@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
@@ -42,8 +44,7 @@ ends a parked sequence.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePiece:
+class ChoicePiece(msgspec.Struct, frozen=True):
     """Text of one choice, and the parts that became certain with it. `finish` is set only in the choice's last piece;
     it is `tool_calls` for a choice that ended by itself and has a complete call.
     """

@@ -81,9 +81,10 @@ def ended_of(request: web.Request) -> Ended | None:
     attempt = request.get(SDK_RETRY)
     if attempt is None:
         return None
+    record = request[RECORD]
 
     async def tell(charged: Sequence[str], has_left: bool) -> None:
-        unheard = has_left and request[RECORD].offset_ms("first_byte") is None
+        unheard = has_left and record.offset_ms("first_byte") is None
         await request.app[RETRIES].ended(attempt, charged, unheard=unheard)
 
     return tell

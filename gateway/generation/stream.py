@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -77,8 +78,7 @@ class GenerationServices:
         return GenerationGroup(self, orders, record, key, ended)
 
 
-@dataclass(frozen=True)
-class Numbered:
+class Numbered(msgspec.Struct, frozen=True):
     """A piece of a choice, numbered over all prompts: i * n + j."""
 
     index: int
@@ -201,7 +201,7 @@ class GenerationGroup:
             self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
         self._record.mark("settled")
         self._fill_record(self.settled, self.usage)
-        if self._ended is not None:
+        if self._ended is not None and self._record.num_retries:
             _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
 
     async def _tell(self, ended: Ended) -> None:

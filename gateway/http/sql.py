@@ -26,6 +26,7 @@ from gateway.base import errors
 from gateway.base.app_keys import DATABASE, REDIS
 from gateway.http.auth import AUTH
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.metering.price_cache import PRICES
 
 PUBLISH_S = 0.25
 
@@ -39,9 +40,9 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def writing(request: web.Request, *, changes_identities: bool = True) -> AsyncIterator[AsyncConnection]:
-    """Opens a transaction, committed at the end of the block. If identities may have changed, this process forgets
-    those it remembered and tells the other processes to do so. A process that misses the message sees the epoch in SQL
-    2 s later.
+    """Opens a transaction, committed at the end of the block. If identities or prices may have changed, this process
+    forgets those it remembered and tells the other processes to do so. A process that misses the message sees the epoch
+    in SQL a second later.
     """
     with translated():
         async with request.app[DATABASE].write() as conn:
@@ -49,6 +50,7 @@ async def writing(request: web.Request, *, changes_identities: bool = True) -> A
     if not changes_identities:
         return
     request.app[AUTH].forget()
+    request.app[PRICES].forget()
     try:
         async with asyncio.timeout(PUBLISH_S):
             await request.app[REDIS].publish(REVOKED_CHANNEL, "")

@@ -38,11 +38,12 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with (
-        common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as bound,
-    ):
-        return await answer(request, bound)
+    async with common.unless_overloaded(request, value):
+        planned = await plan(request, value, line)
+        if quotes.HEADER not in request.headers:
+            return await answer(request, planned)
+        async with quotes.bound(request, planned) as bound:
+            return await answer(request, bound)
 
 
 async def plan(

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.text.detokenizer import detokenizer
 from gateway.text.stops import StopMatcher
 from gateway.text.tokenizer import ModelTokenizer
@@ -32,16 +34,14 @@ class TextRules:
     """Somebody wants to see single tokens: their logprobs or their ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
+class TokenEntry(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None
     offset: int
     """The character of the choice's text at which the token begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     unshown: tuple[int, ...] = ()
