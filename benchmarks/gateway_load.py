@@ -10,7 +10,8 @@ stands before the same server as the bare proxy, without a database, if `--litel
 of them one after the other, each time in the other order.
 
 What counts is the CPU of a process for each request and the ratio to the bare proxy, since neighbours on the machine change
-requests per second and hardly these. `per_core` is what one core of the gateway would answer: 1 / its CPU seconds.
+requests per second and hardly these. `per_core` is what one core of the gateway would answer: 1 / its CPU seconds. The
+ratios of the bars are of answers and events per second, in one run on one machine.
 """
 
 from __future__ import annotations
@@ -397,7 +398,7 @@ def _of(figures: dict[str, Any], *path: str) -> float | None:
 
 
 def _ratio(own: dict[str, Any], proxy: dict[str, Any], name: str) -> float | None:
-    ours, theirs = _of(own, name, "per_core"), _of(proxy, name, "per_core")
+    ours, theirs = _of(own, name, "per_s"), _of(proxy, name, "per_s")
     return round(ours / theirs, 3) if ours and theirs else None
 
 
