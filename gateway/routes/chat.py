@@ -132,12 +132,15 @@ async def encoded(
     request: web.Request, model: ServedModel, fields: Rendered, tools: Tools, asked: int | None
 ) -> ChatPrompt:
     """Returns the prompt of messages, for an output of `asked` tokens. Raises `ApiError` 400."""
-    prompt = await common.near(
+    switches = switches_of(fields, model.switches)
+    # Messages of a small body make no template slow; a variable that the client names may.
+    run = common.in_thread if switches else common.near
+    prompt = await run(
         request,
         model.chat_prompt,
         fields.messages or [],
         tools,
-        switches_of(fields, model.switches),
+        switches,
         fields.ends_open,
         continues=bool(fields.continue_final_message),
         add_special_tokens=bool(fields.add_special_tokens),
