@@ -54,6 +54,8 @@ STREAMS = 16
 AT_ONCE = 100
 """Tenants of one transaction. The gateway's own writers wait that long."""
 LIMITS = Limits(requests_per_minute=10**8, tokens_per_minute=10**10, concurrency=10**5)
+TRIES = 20
+PAUSE_S = 0.5
 NO_KEY = "none"
 SYSTEMS = ("headgate", "bare", "litellm")
 BARS = {
@@ -138,7 +140,12 @@ class Clients:
                 number = next(self._numbers)
                 key = keys[count % len(keys)]
                 count += 1
-                status = await one(reader, writer, content(self._peer, key, number, **how))
+                request = content(self._peer, key, number, **how)
+                for _ in range(TRIES):
+                    status = await one(reader, writer, request)
+                    if status != 503:
+                        break
+                    await asyncio.sleep(PAUSE_S)  # a tenant's limits were not yet there: the machine is busy
                 if status != 200:
                     raise RuntimeError(f"{self._peer.name} answered a request with {status}")
             self._idle.append((reader, writer))

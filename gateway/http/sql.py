@@ -23,10 +23,8 @@ from accounting.values.errors import (
     NotFoundError,
 )
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, REDIS
-from gateway.http.auth import AUTH
+from gateway.base.app_keys import DATABASE, FORGETS, REDIS
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
-from gateway.metering.price_cache import PRICES
 
 PUBLISH_S = 0.25
 
@@ -49,8 +47,8 @@ async def writing(request: web.Request, *, changes_identities: bool = True) -> A
             yield conn
     if not changes_identities:
         return
-    request.app[AUTH].forget()
-    request.app[PRICES].forget()
+    for forget in request.app[FORGETS]:
+        forget()
     try:
         async with asyncio.timeout(PUBLISH_S):
             await request.app[REDIS].publish(REVOKED_CHANNEL, "")
