@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -22,6 +22,7 @@ from accounting.batches.file_store import FileStore
 from accounting.books.equations import EquationResult
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.prices.prices import next_change_ms
 from accounting.requests import request_log_pruning
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
@@ -33,6 +34,7 @@ from gateway.base.app_keys import (
     DATABASE,
     DETACHED,
     FILES,
+    FORGETS,
     GROUP_KEY,
     LIFECYCLE,
     PEPPER,
@@ -71,6 +73,7 @@ from gateway.journal.journals import gateway_journals
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
+from gateway.metering.price_cache import PRICES, PriceCache
 from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
@@ -86,7 +89,7 @@ from workers.protocol.registry import Registration
 
 logger = logging.getLogger(__name__)
 
-EPOCH_EVERY_S = 2.0
+EPOCH_EVERY_S = 1.0
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
@@ -212,11 +215,13 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     def well_formed(key: str) -> bool:
         return any((credentials.parse(key), credentials.parse_batch(pepper, key), credentials.parse_run(pepper, key)))
 
-    app[AUTH] = auth = Authenticator(lookup, well_formed)
+    app[AUTH] = auth = Authenticator(lookup, well_formed, is_lasting=lambda key: credentials.parse(key) is not None)
+    app[PRICES] = prices = PriceCache(database)
+    app[FORGETS] = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
     async with (
-        _background(_pull_epoch(database, auth, app[RUNNING])),
-        _background(_hear_revocations(app[REDIS], auth)),
+        _background(_pull_epoch(database, auth, prices, app[RUNNING])),
+        _background(_hear_changes(app[REDIS], app[FORGETS])),
         _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield
@@ -243,6 +248,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         metrics=MeteringMetrics(app[METRICS].registry, app[METRICS].model_label),
         limiter_timeout_s=settings.limiter_timeout_s,
         shipped=app[TRACING].shipped,
+        prices=app[PRICES],
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]
@@ -402,30 +408,39 @@ async def _watch_loop(metrics: Metrics) -> None:
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 
-async def _pull_epoch(database: Database, auth: Authenticator, running: Running) -> None:
-    """Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
+async def _pull_epoch(database: Database, auth: Authenticator, prices: PriceCache, running: Running) -> None:
+    """Reads the version of what keys may do and of prices: it rises with each change, so what was read under it need not
+    be read again. Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
     been admitted on what this process remembered when the key ended.
     """
 
+    version, changes_at_ms = -1, None
+
     async def pull() -> None:
+        nonlocal version, changes_at_ms
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
-            epoch = await principals.auth_epoch(conn)
+            epoch, now_ms = await principals.auth_epoch(conn), clock.now_ms()
+            if epoch != version or (changes_at_ms is not None and changes_at_ms <= now_ms):
+                changes_at_ms = await next_change_ms(conn, now_ms)
+        version = epoch
         auth.saw_epoch(epoch)
+        prices.saw(epoch, changes_at_ms)
 
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 
 
-async def _hear_revocations(client: redis.asyncio.Redis, auth: Authenticator) -> None:
-    """Hears revocations sooner than the pull does; a missed message costs two seconds."""
+async def _hear_changes(client: redis.asyncio.Redis, forgets: Sequence[Callable[[], None]]) -> None:
+    """Hears of changes sooner than the pull does; a missed message costs a second."""
     while True:
         try:
             async with client.pubsub() as channel:
                 await channel.subscribe(REVOKED_CHANNEL)
                 while True:
                     if await channel.get_message(ignore_subscribe_messages=True, timeout=REDIS_S):
-                        auth.forget()
+                        for forget in forgets:
+                            forget()
                     heed_cancellation()
         except (RedisError, OSError, TimeoutError):
             heed_cancellation()

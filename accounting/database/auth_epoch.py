@@ -36,7 +36,12 @@ async def record(
 ) -> int:
     """Write the audit row and raise the epoch. Returns the new epoch, which is the version of the changed row."""
     await audit.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail)
-    raised = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
-    epoch: int | None = await conn.scalar(raised.returning(AuthEpoch.epoch))
+    return await raised(conn)
+
+
+async def raised(conn: AsyncConnection) -> int:
+    """Raise the epoch and return it. For a change whose audit row its caller writes, if it has one."""
+    statement = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
+    epoch: int | None = await conn.scalar(statement.returning(AuthEpoch.epoch))
     assert epoch is not None
     return epoch

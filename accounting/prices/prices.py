@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.database import auth_epoch
 from accounting.database.db import insert_new
 from accounting.prices.pricing import MAX_RATE
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
@@ -91,6 +92,7 @@ async def add_version(
             for (model, tier), rate in rates.items()
         ],
     )
+    await auth_epoch.raised(conn)
     return f"{sheet_id}@{version}"
 
 
@@ -125,6 +127,7 @@ async def assign(
     await conn.execute(
         insert(PriceAssignment).values(tenant_id=tenant_id, sheet_id=sheet_id, from_ms=from_ms, until_ms=until_ms)
     )
+    await auth_epoch.raised(conn)
     return True
 
 
@@ -153,6 +156,17 @@ async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tie
     query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
     row = (await conn.execute(query)).first()
     return None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
+
+
+async def next_change_ms(conn: AsyncConnection, at_ms: int) -> int | None:
+    """Return the first moment after `at_ms` at which a price of anybody begins or ends, or None."""
+    moments = [
+        select(func.min(moment)).where(moment > at_ms).scalar_subquery()
+        for table in (PriceAssignment, PriceSheetVersion)
+        for moment in (table.from_ms, table.until_ms)
+    ]
+    row = (await conn.execute(select(*moments))).one()
+    return min((moment for moment in row if moment is not None), default=None)
 
 
 async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, Rates]:

@@ -4,6 +4,8 @@ other module defines the key of its own object. There are no module globals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import redis.asyncio
 from aiohttp import web
 
@@ -29,3 +31,5 @@ FILES = web.AppKey("files", FileStore)
 CACHE_SECRET = web.AppKey("cache_secret", bytes)
 GROUP_KEY = web.AppKey("group_key", bytes)
 """Group hashes are keyed with this value. Workers receive this key; they do not receive the secret of region ids."""
+FORGETS = web.AppKey("forgets", list[Callable[[], None]])
+"""Called when identities or prices may have changed: each forgets what this process has read of them."""

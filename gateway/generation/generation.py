@@ -13,6 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from accounting.values.types import Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
@@ -42,8 +44,7 @@ ends a parked sequence.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePiece:
+class ChoicePiece(msgspec.Struct, frozen=True):
     """Text of one choice, and the parts that became certain with it. `finish` is set only in the choice's last piece;
     it is `tool_calls` for a choice that ended by itself and has a complete call.
     """
@@ -138,9 +139,9 @@ class Generation:
         """Handles one event of the worker and returns its text, if there is any. Raises `ApiError` for every failed
         end.
         """
+        if isinstance(event, TokenDelta):
+            return self._on_delta(event)
         match event:
-            case TokenDelta():
-                return self._on_delta(event)
             case Finished():
                 self._state.final = self.pick.explained(event) if self.pick else event
                 if event.reason == "lease":
@@ -172,12 +173,14 @@ class Generation:
         if self.order.beams is not None and delta.tokens and not delta.num_spent:
             logger.error("worker_without_search", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than beam requests, and drew samples instead
-        scored = len(self.order.sampling.logprob_token_ids)
+        scored = len(self.order.sampling.logprob_token_ids) if delta.logprobs else 0
         if scored and any(len(one.top) != scored for one in delta.logprobs):
             logger.error("worker_without_scored_tokens", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than this parameter, and sent the best ones
-        self.admitted.progress(self.num_received)
-        self._keep_lease()
+        num_received = self.num_received
+        self.admitted.progress(num_received)
+        if self.admitted.lease_bound - num_received <= LOW_WATER:
+            self._keep_lease()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
         piece = self._to_text(delta, choice)
@@ -217,8 +220,10 @@ class Generation:
         """Returns the text of new tokens. The token that ended the choice has no text, unless the client wants to see
         it.
         """
-        pieces: list[Piece] = []
         hidden = -1 if self.order.rules.include_stop else delta.stop_token
+        if choice.text.is_plain and not delta.logprobs:
+            return Piece(_plain_text(delta, choice, hidden))
+        pieces: list[Piece] = []
         logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
         last = len(delta.tokens) - 1
         for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
@@ -257,6 +262,8 @@ class Generation:
         """The number of output tokens that the worker has sent."""
         if self.order.beams is not None:
             return self._state.num_spent
+        if len(self._choices) == 1:
+            return self._choices[0].num_received
         return sum(choice.num_received for choice in self._choices)
 
     @property
@@ -402,6 +409,15 @@ class Generation:
             self._state.lease_task.cancel()
         if self.call is not None:
             self.call.close()
+
+
+def _plain_text(delta: TokenDelta, choice: Choice, hidden: int) -> str:
+    tokens = delta.tokens
+    if delta.finish is None:
+        return choice.text.extend(tokens)
+    if delta.finish == "stop" and tokens and tokens[-1] == hidden:
+        return choice.text.extend(tokens[:-1]) + choice.text.end(hidden).text
+    return choice.text.extend(tokens) + choice.text.end().text
 
 
 _FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget": "length"}

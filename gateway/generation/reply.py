@@ -81,9 +81,10 @@ def ended_of(request: web.Request) -> Ended | None:
     attempt = request.get(SDK_RETRY)
     if attempt is None:
         return None
+    record = request[RECORD]
 
     async def tell(charged: Sequence[str], has_left: bool) -> None:
-        unheard = has_left and request[RECORD].offset_ms("first_byte") is None
+        unheard = has_left and record.offset_ms("first_byte") is None
         await request.app[RETRIES].ended(attempt, charged, unheard=unheard)
 
     return tell
@@ -168,12 +169,13 @@ async def _stream(
             if not found:
                 await stream.ping()
                 continue
+            opening: list[Any] = []
             if not has_begun:
                 has_begun = True
                 if request[RECORD].is_waiting:
                     request[RECORD].mark("first_byte")
-                await stream.send(*writer.opening(run.root))
-            await stream.send(*writer.of(found))
+                opening = writer.opening(run.root)
+            await stream.send(*opening, *writer.of(found))
             finishes += [numbered.piece.finish for numbered in found if numbered.piece.finish is not None]
         if not has_begun:  # no choice produced anything, not even its end
             raise errors.internal()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+import msgspec
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -77,8 +78,7 @@ class GenerationServices:
         return GenerationGroup(self, orders, record, key, ended)
 
 
-@dataclass(frozen=True)
-class Numbered:
+class Numbered(msgspec.Struct, frozen=True):
     """A piece of a choice, numbered over all prompts: i * n + j."""
 
     index: int
@@ -121,8 +121,9 @@ class GenerationGroup:
             for order in self._orders:
                 self._reserved.append(await self._engine.admission.reserve(order.ask()))
             self._record.mark("admitted")
-            for order, prompt in zip(self._orders, self._prompts, strict=True):
-                await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
+            for number, (order, prompt) in enumerate(zip(self._orders, self._prompts, strict=True)):
+                if number:
+                    await asyncio.sleep(0)  # 128 prompts are much work: other tasks get their turn between them
                 await self._start(order, prompt)
             self._record.mark("dispatched")
         except BaseException as error:
@@ -149,11 +150,9 @@ class GenerationGroup:
         """Yields pieces in the order of arrival, until every sequence has ended. An empty list means that nothing came
         for 15 s.
         """
-        while not all(generation.has_final for generation in self.generations):
-            try:
-                async with asyncio.timeout(PING_S):
-                    items = await self._mailbox.take()
-            except TimeoutError:
+        while any(generation.final is None for generation in self.generations):
+            items = await self._mailbox.take(PING_S)
+            if not items:
                 yield []
                 continue
             found: list[Numbered] = []
@@ -195,11 +194,14 @@ class GenerationGroup:
                 for generation, posting in zip(self.generations, postings, strict=True):
                     generation.leave(posting)
                 raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
-        pairs = zip(self.generations, postings, strict=True)
-        self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
+        if len(postings) == 1:
+            self.settled = [await self.generations[0].end(postings[0])]
+        else:
+            pairs = zip(self.generations, postings, strict=True)
+            self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
         self._record.mark("settled")
         self._fill_record(self.settled, self.usage)
-        if self._ended is not None:
+        if self._ended is not None and self._record.num_retries:
             _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
 
     async def _tell(self, ended: Ended) -> None:

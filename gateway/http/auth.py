@@ -1,6 +1,6 @@
 """Authentication: a key in a header becomes a `Principal`, or a constant 401 (security.md section 6).
 
-Answers are remembered for at most 60 s, and all of them are forgotten when the revocation epoch moves, so a revoked key
+Answers are remembered for at most 60 s, or an hour where each change raises the epoch, and all of them are forgotten when the revocation epoch moves, so a revoked key
 is refused everywhere within 5 s. An address that sends many bad keys gets 429 instead of 401 and locks nobody out: a
 well-formed key is always looked up, at a cost that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
 those come in as functions.
@@ -30,6 +30,10 @@ from gateway.http.key_lookups import LookupFailed
 logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
+LASTING_S = 3600.0
+"""The same for keys of which every change raises the epoch, as long as SQL returns the epoch. So 10,000 keys in use are
+not looked up all the time.
+"""
 RENEW_S = 40.0
 """A key in use is looked up again in the background, before one of its requests would have to wait for it."""
 OUTAGE_S = 600.0
@@ -64,11 +68,12 @@ class _Known:
     loaded: float
     networks: tuple[Network, ...] | None = None
     """The networks that the key may be used from; None means anywhere."""
+    is_lasting: bool = False
 
     @classmethod
-    def of(cls, principal: Principal | None, loaded: float) -> _Known:
+    def of(cls, principal: Principal | None, loaded: float, *, is_lasting: bool) -> _Known:
         listed = principal.addresses if principal else None
-        return cls(principal, loaded, None if listed is None else networks(listed))
+        return cls(principal, loaded, None if listed is None else networks(listed), is_lasting)
 
     def principal_at(self, address: str, now: float) -> Principal | None:
         """Returns the principal, or None if it has expired or may not be used from this address."""
@@ -116,8 +121,12 @@ class Authenticator:
         well_formed: Callable[[str], bool],
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        is_lasting: Callable[[str], bool] = lambda key: False,
     ) -> None:
-        """`lookup` asks SQL and raises `LookupFailed`; `well_formed` checks shape and checksum without it."""
+        """`lookup` asks SQL and raises `LookupFailed`; `well_formed` checks shape and checksum without it; `is_lasting`
+        says of a key that was found whether every change of its rights raises the epoch.
+        """
+        self._is_lasting = is_lasting
         self._lookup = lookup
         self._well_formed = well_formed
         self._clock = clock
@@ -150,7 +159,7 @@ class Authenticator:
         if self.silent_s > OUTAGE_S:
             return False
         latest = islice(reversed(self._known.values()), LOOKED_AT)
-        return any(known.principal is not None and self._confirmed - known.loaded < FRESH_S for known in latest)
+        return any(known.principal is not None and self._was_fresh(known) for known in latest)
 
     def forget(self) -> None:
         """Forgets all answers because a revocation was announced. A lookup under way may have read the
@@ -170,7 +179,7 @@ class Authenticator:
         known = self._known.get(name) or self._unknown.get(name)
         if known is None or not self._believes(known):
             known = await self._ask(key, name, known) if key and self._well_formed(key) else None
-        elif key and known.principal is not None and self._age(known) >= RENEW_S:
+        elif key and known.principal is not None and self._age(known) >= RENEW_S * self._stretch(known):
             self._begin_lookup(key, name)
         principal = known.principal_at(address, self._wall()) if known else None
         if principal is None:
@@ -184,7 +193,11 @@ class Authenticator:
         return errors.unauthorized()
 
     def _believes(self, known: _Known) -> bool:
-        return self._age(known) < FRESH_S
+        return self._age(known) < FRESH_S * self._stretch(known)
+
+    def _stretch(self, known: _Known) -> float:
+        """Returns how many times as long an answer is believed because the epoch is known."""
+        return LASTING_S / FRESH_S if known.is_lasting and self.silent_s < FRESH_S else 1.0
 
     def _age(self, known: _Known) -> float:
         return self._clock() - known.loaded
@@ -205,7 +218,9 @@ class Authenticator:
     async def _read(self, key: str, name: bytes) -> _Known:
         this = asyncio.current_task()
         try:
-            known = _Known.of(await self._lookup(key), self._clock())
+            found = await self._lookup(key)
+            lasting = found is not None and self._is_lasting(key)
+            known = _Known.of(found, self._clock(), is_lasting=lasting)
             if self._asking.get(name) is this:
                 self._remember(name, known)
             return known
@@ -222,9 +237,12 @@ class Authenticator:
         if len(kept) > most:
             kept.popitem(last=False)
 
+    def _was_fresh(self, known: _Known) -> bool:
+        """Says whether the answer was believed when SQL last answered."""
+        return self._confirmed - known.loaded < (LASTING_S if known.is_lasting else FRESH_S)
+
     def _during_outage(self, known: _Known | None) -> _Known:
-        was_fresh = known is not None and self._confirmed - known.loaded < FRESH_S
-        if known is None or not was_fresh or self._clock() - self._confirmed > OUTAGE_S:
+        if known is None or not self._was_fresh(known) or self._clock() - self._confirmed > OUTAGE_S:
             raise errors.unavailable("database_unavailable", "The key cannot be checked now.")
         return known
 

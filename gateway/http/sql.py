@@ -23,8 +23,7 @@ from accounting.values.errors import (
     NotFoundError,
 )
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, REDIS
-from gateway.http.auth import AUTH
+from gateway.base.app_keys import DATABASE, FORGETS, REDIS
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 
 PUBLISH_S = 0.25
@@ -39,16 +38,17 @@ async def reading(request: web.Request) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def writing(request: web.Request, *, changes_identities: bool = True) -> AsyncIterator[AsyncConnection]:
-    """Opens a transaction, committed at the end of the block. If identities may have changed, this process forgets
-    those it remembered and tells the other processes to do so. A process that misses the message sees the epoch in SQL
-    2 s later.
+    """Opens a transaction, committed at the end of the block. If identities or prices may have changed, this process
+    forgets those it remembered and tells the other processes to do so. A process that misses the message sees the epoch
+    in SQL a second later.
     """
     with translated():
         async with request.app[DATABASE].write() as conn:
             yield conn
     if not changes_identities:
         return
-    request.app[AUTH].forget()
+    for forget in request.app[FORGETS]:
+        forget()
     try:
         async with asyncio.timeout(PUBLISH_S):
             await request.app[REDIS].publish(REVOKED_CHANNEL, "")

@@ -10,10 +10,11 @@ import asyncio
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import StreamWriter
 
 HOLD_EVERY_S = 5.0
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -87,14 +88,11 @@ class EventStream:
         return self.response
 
     async def write(self, data: bytes) -> None:
+        """Hands bytes to the connection. It waits only if those before have filled the queue."""
         assert self.response is not None
         if self._request.protocol.writing_paused:
             await self._until_it_reads()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await self.response.write(data)
-        except TimeoutError:
-            self._drop()
+        await cast(StreamWriter, self._request.writer).write(data, drain=False)
 
     async def _until_it_reads(self) -> None:
         self._hold()

@@ -41,7 +41,7 @@ class SdkRetry:
         cls, request_id: str, principal: Principal, headers: Mapping[str, str], fingerprint: Callable[[], bytes]
     ) -> SdkRetry:
         count = headers.get("x-stainless-retry-count", "")
-        is_retry = count.isascii() and count.isdigit() and int(count[:4]) >= 1
+        is_retry = count.isascii() and count.isdigit() and len(count) <= 4 and int(count) >= 1
         return cls(request_id, principal, fingerprint, is_retry, clock.now_ms())
 
 

@@ -19,8 +19,8 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -40,8 +40,7 @@ class JournalPoisoned(Exception):
     """A write or sync failed: this record may or may not be on the disk."""
 
 
-@dataclass(frozen=True)
-class _Entry:
+class _Entry(NamedTuple):
     kind: Kind
     payload: bytes
     request_id: str
@@ -73,6 +72,8 @@ class Journal:
         self._failure: OSError | None = None
         self._closing = False
         self._writer_ended = False
+        self._handed_in: list[_Entry] = []
+        """Entries of this turn of the loop, which owns the list."""
         self._queue: deque[_Entry] = deque()
         self._arrived = threading.Condition()
         self._waiting: list[asyncio.Future[None]] = []
@@ -131,6 +132,7 @@ class Journal:
     async def close(self) -> None:
         """Writes and syncs what was handed in, seals, and frees the slot."""
         self._closing = True
+        self._wake_writer()
         await asyncio.to_thread(self._stop)
 
     async def _append(self, kind: Kind, payload: bytes, request_id: str, *, durable: bool) -> None:
@@ -145,9 +147,16 @@ class Journal:
     def _hand_in(self, entry: _Entry) -> None:
         if self._failure is not None or self._closing:
             raise JournalPoisoned("journal is not writable") from self._failure
+        self._handed_in.append(entry)
+        if len(self._handed_in) == 1:
+            self._loop.call_soon(self._wake_writer)
+
+    def _wake_writer(self) -> None:
+        """Hands the writer what came in one turn of the loop, so that it wakes once for all of it."""
         with self._arrived:
-            self._queue.append(entry)
+            self._queue += self._handed_in
             self._arrived.notify()
+        self._handed_in.clear()
 
     # The writer thread
 

@@ -56,9 +56,10 @@ async def metering(
     limiter_timeout_s: float = TIMEOUT_S,
     metrics: MeteringMetrics | None = None,
     shipped: Callable[[int], None] = lambda _: None,
+    prices: PriceCache | None = None,
 ) -> AsyncIterator[Metering]:
-    """Runs the billing path. `directory` holds this slot's journal; `shipped` is explained at `Shipper`. Raises
-    SlotTaken if another process has it, and what SQL raises.
+    """Runs the billing path. `directory` holds this slot's journal; `shipped` is explained at `Shipper`. `prices`
+    are given by a process that hears of changes. Raises SlotTaken if another process has it, and what SQL raises.
     """
     metrics = metrics or MeteringMetrics()
     async with database.read() as conn:
@@ -78,7 +79,7 @@ async def metering(
     shipper = Shipper(journal, poster, shipped=shipped)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
     upkeep = Upkeep(limiter, link, database)
-    prices = PriceCache(database)
+    prices = prices or PriceCache(database)
     admission = Admission(
         journal=journal, limiter=limiter, prices=prices, database=database, backlog=shipper, slot=slot, metrics=metrics
     )

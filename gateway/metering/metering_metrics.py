@@ -19,7 +19,7 @@ from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
 from gateway.limiter.limits import Limiter, Verdict
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule
-from gateway.telemetry.labels import OTHER, FirstSeen
+from gateway.telemetry.labels import OTHER, FirstSeen, Series
 
 MAX_TENANTS = 100
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -36,6 +36,7 @@ class MeteringMetrics:
         self._registry = registry = registry or CollectorRegistry()
         self._model_label = model_label
         self._tenants = FirstSeen(MAX_TENANTS)
+        self._series = Series()
         self._shadow_refusals = Counter(
             "headgate_shadow_refusals",
             "Requests that a limit or budget in shadow mode would have refused.",
@@ -91,7 +92,7 @@ class MeteringMetrics:
                 left.append(1 - (money.used + money.held) / limit)
         tenant = self._tenants.label(holder.tenant_id)
         if left and tenant != OTHER:
-            self._budget.labels(tenant).set(max(0.0, min(left)))
+            self._series.of(self._budget, tenant).set(max(0.0, min(left)))
 
     def charged(self, posting: Posting) -> None:
         if posting.kind != "settle":
@@ -105,11 +106,11 @@ class MeteringMetrics:
             "output": usage.output,
         }
         for kind, number in kinds.items():
-            self._tokens.labels(tenant, model, kind).inc(number)
-        self._charge.labels(tenant, posting.currency).inc(posting.charge.total)
+            self._series.of(self._tokens, tenant, model, kind).inc(number)
+        self._series.of(self._charge, tenant, posting.currency).inc(posting.charge.total)
 
     def script_ran(self, script: str, seconds: float) -> None:
-        self._scripts.labels(script).observe(seconds)
+        self._series.of(self._scripts, script).observe(seconds)
 
     def committed(self, seconds: float) -> None:
         self._commits.observe(seconds)

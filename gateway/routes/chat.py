@@ -38,11 +38,12 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 
 async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with (
-        common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as bound,
-    ):
-        return await answer(request, bound)
+    async with common.unless_overloaded(request, value):
+        planned = await plan(request, value, line)
+        if quotes.HEADER not in request.headers:
+            return await answer(request, planned)
+        async with quotes.bound(request, planned) as bound:
+            return await answer(request, bound)
 
 
 async def plan(
@@ -131,12 +132,15 @@ async def encoded(
     request: web.Request, model: ServedModel, fields: Rendered, tools: Tools, asked: int | None
 ) -> ChatPrompt:
     """Returns the prompt of messages, for an output of `asked` tokens. Raises `ApiError` 400."""
-    prompt = await common.in_thread(
+    switches = switches_of(fields, model.switches)
+    # Messages of a small body make no template slow; a variable that the client names may.
+    run = common.in_thread if switches else common.near
+    prompt = await run(
         request,
         model.chat_prompt,
         fields.messages or [],
         tools,
-        switches_of(fields, model.switches),
+        switches,
         fields.ends_open,
         continues=bool(fields.continue_final_message),
         add_special_tokens=bool(fields.add_special_tokens),
@@ -199,6 +203,7 @@ def rules(fields: SamplingFields) -> TextRules:
         include_stop=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,
         min_tokens=fields.min_tokens or 0,
+        shows_tokens=fields.num_logprobs >= 0 or bool(fields.return_token_ids),
     )
 
 

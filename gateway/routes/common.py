@@ -34,6 +34,8 @@ from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from workers.protocol.messages import Hello, Region, Task, Tier
 
+NEAR_BYTES = 2048
+"""The largest body whose text is rendered and encoded on the loop; it takes less than a millisecond."""
 INLINE_ENTRIES = 1024
 """The largest number of logprobs that is written on the loop; it takes about 2 ms."""
 ENTRY_BYTES = 32
@@ -69,6 +71,15 @@ async def in_thread(request: web.Request, function: Callable[P, T], *args: P.arg
 async def aside(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs a function whose time grows with the body: off the loop, unless the body is small."""
     if request[NUM_BODY_BYTES] <= INLINE_BYTES:
+        return function(*args, **kwargs)
+    return await in_thread(request, function, *args, **kwargs)
+
+
+async def near(request: web.Request, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs a template or the tokenizer: off the loop, unless the body is so small that the way to a thread and back
+    would take longer.
+    """
+    if request[NUM_BODY_BYTES] <= NEAR_BYTES:
         return function(*args, **kwargs)
     return await in_thread(request, function, *args, **kwargs)
 
@@ -191,6 +202,8 @@ def check_choices(request: web.Request, model: ServedModel, fields: SamplingFiel
     """Refuses more choices than half of what a worker of the model runs at once: they start together, and others wait
     until so many places are free. Raises `ApiError` 400.
     """
+    if fields.num_drawn == 1:
+        return
     places = min((hello.max_running for hello in hellos(request, model) if hello.max_running), default=MAX_CHOICES)
     most = max(MOST_OF_ANY, places // 2)
     if fields.num_drawn > most:
@@ -202,19 +215,21 @@ def check_choices(request: web.Request, model: ServedModel, fields: SamplingFiel
 
 def hellos(request: web.Request, model: ServedModel) -> list[Hello]:
     """Returns what the model's linked workers have said of themselves."""
-    links = request.app[GENERATION].fleet.links
-    return [link.hello for link in links if link.hello is not None and link.registration.model == model.on_workers]
+    return request.app[GENERATION].fleet.hellos(model.on_workers)
 
 
 def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
     """Returns what the model can do; nothing if no worker has said it yet."""
-    return next((hello.tasks for hello in hellos(request, model)), ())
+    found = hellos(request, model)
+    return found[0].tasks if found else ()
 
 
 def can_answer(request: web.Request, model: ServedModel) -> bool:
     """Says whether a linked worker takes work for the model."""
-    links = request.app[GENERATION].fleet.links
-    return any(link.takes_work for link in links if link.registration.model == model.on_workers)
+    for link in request.app[GENERATION].fleet.links:
+        if link.registration.model == model.on_workers and link.takes_work:
+            return True
+    return False
 
 
 def max_len(request: web.Request, model: ServedModel) -> int:

@@ -67,7 +67,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)
     limit = common.max_len(request, model)
-    prompts = await common.in_thread(request, _encode, model, texts, fields, limit)
+    prompts = await common.near(request, _encode, model, texts, fields, limit)
     facts = common.describe(request, value, fields, model, sum(map(len, prompts)), line)
     orders = _orders(request, facts, fields, model, prompts, form, bad_words)
     written = CompletionForm(

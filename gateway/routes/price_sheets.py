@@ -33,7 +33,7 @@ async def create(request: web.Request) -> web.Response:
     Its predecessor, if open, ends where it begins. `unpriced` lists the served models that it has no price for.
     """
     wanted = _checked(convert(await common.json_object(request), shapes.NewSheetVersion))
-    async with writing(request, changes_identities=False) as conn:
+    async with writing(request) as conn:
         made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
     gaps = price_lists.unpriced(made, request.app[MODELS].ids)
     return reply(shapes.sheet_version(made) | shapes.unpriced(gaps))
@@ -74,7 +74,7 @@ async def assign(request: web.Request) -> web.Response:
     now = int(time.time())
     start = now if wanted.from_ is None else wanted.from_
     until_ms = None if wanted.until is None else wanted.until * 1000
-    async with writing(request, changes_identities=False) as conn:
+    async with writing(request) as conn:
         if await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms):
             await changes.record(
                 conn,

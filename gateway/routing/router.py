@@ -16,7 +16,7 @@ import msgspec
 
 from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
-from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, place
+from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, alone, place
 from gateway.routing.prefix_uses import PrefixUses
 from gateway.routing.upstream.cache_view import Group
 from gateway.routing.upstream.native import WorkerLink
@@ -52,7 +52,8 @@ class Prompt:
         known = self._groups.get((root, identity, block_size))
         if known is None:
             known = []
-            if key and self.is_one and block_size and not GROUP_TOKENS % block_size:
+            has_group = len(self.path) > 1 or len(self.tokens) >= GROUP_TOKENS
+            if key and has_group and self.is_one and block_size and not GROUP_TOKENS % block_size:
                 path = [(region.id + identity, region.end) for region in self.path]
                 known = group_hashes(key, root.encode(), path, self.tokens, block_size=block_size)
             self._groups[root, identity, block_size] = known
@@ -142,9 +143,17 @@ class Router:
         """Chooses a worker. Raises `ApiError` 503 when no worker takes work. It changes no state; `sent` does."""
         able = self.check(links, prompt, avoid)
         now = self._clock()
+        if len(able) == 1 and self._rule is place:
+            return self._only(next(iter(able.values())), prompt, now)
         candidates = [self._candidate(link, prompt, now) for link in able.values()]
         placement = self._rule(candidates, self._wanted(able.values(), prompt), self._turn)
         link = able[placement.worker]
+        return Pick(link, placement, prompt, link.hello.root if link.hello else "")
+
+    def _only(self, link: WorkerLink, prompt: Prompt, now: float) -> Pick:
+        """Returns the choice of the only worker, which needs no comparison."""
+        candidate = self._candidate(link, prompt, now)
+        placement = alone(candidate, len(prompt.tokens), self._num_output)
         return Pick(link, placement, prompt, link.hello.root if link.hello else "")
 
     def sent(self, pick: Pick) -> None:

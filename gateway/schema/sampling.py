@@ -92,6 +92,11 @@ class SamplingFields(msgspec.Struct, frozen=True, kw_only=True):
         return self.best_of or self.num_choices
 
     @property
+    def num_logprobs(self) -> int:
+        """The number of logprobs that the client wants to see; -1 for none."""
+        return -1
+
+    @property
     def stops(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()

@@ -13,10 +13,19 @@ _logger = logging.getLogger(ACCESS)
 
 
 def write(record: RequestRecord) -> None:
+    level = logging.DEBUG if record.route in PROBES else logging.INFO
+    if not _logger.isEnabledFor(level):
+        return
     principal = record.principal
-    _logger.log(
-        logging.DEBUG if record.route in PROBES else logging.INFO,
+    # `log` would look for the caller's line first, which no line tells.
+    line = _logger.makeRecord(
+        ACCESS,
+        level,
+        __file__,
+        0,
         "request",
+        (),
+        None,
         extra={
             "request_id": record.request_id,
             "client_request_id": record.client_request_id or None,
@@ -38,6 +47,7 @@ def write(record: RequestRecord) -> None:
             "duration_ms": _rounded(record.offset_ms("last_byte")),
         },
     )
+    _logger.handle(line)
 
 
 def _rounded(value: float | None) -> float | None:

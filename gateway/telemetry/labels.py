@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
+from prometheus_client.metrics import MetricWrapperBase
+
+Family = TypeVar("Family", bound=MetricWrapperBase)
+
 OTHER = "_other"
 
 
@@ -19,3 +25,19 @@ class FirstSeen:
             return OTHER
         self._known.add(value)
         return value
+
+
+class Series:
+    """The series of one process's families, by their labels: the library makes a text of each label and takes a lock at
+    each look-up. Labels are bounded, and so are the series.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], MetricWrapperBase] = {}
+
+    def of(self, family: Family, *labels: str) -> Family:
+        key = (family, *labels)
+        series = self._known.get(key)
+        if series is None:
+            series = self._known[key] = family.labels(*labels)
+        return cast(Family, series)

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from gateway.telemetry import names
 from gateway.telemetry.exposition import Labelled, Page, expose
-from gateway.telemetry.labels import OTHER, FirstSeen
+from gateway.telemetry.labels import OTHER, FirstSeen, Series
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
 from workers.protocol.trace_context import exemplar
@@ -93,6 +93,7 @@ class Metrics:
             registry=self.registry,
         )
         self._reasons = FirstSeen(MAX_REASONS)
+        self._series = Series()
 
     def serve_models(self, models: Iterable[str]) -> None:
         """Sets the only values of the label `model`; all other names become `_other`."""
@@ -103,9 +104,9 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         model = self.model_label(record.model)
-        self.requests.labels(record.route, model, record.tier or "none", record.outcome).inc()
+        self._series.of(self.requests, record.route, model, record.tier or "none", record.outcome).inc()
         if record.disconnect_phase:
-            self.disconnects.labels(record.disconnect_phase).inc()
+            self._series.of(self.disconnects, record.disconnect_phase).inc()
         operation = _OPERATIONS.get(record.route)
         if operation is None:
             return
@@ -115,21 +116,23 @@ class Metrics:
             return
         end_ms, first_ms = record.offset_ms("last_byte"), record.offset_ms("first_byte")
         if end_ms is not None:
-            self.duration.labels(operation, model).observe(end_ms / 1e3, traced)
+            self._series.of(self.duration, operation, model).observe(end_ms / 1e3, traced)
         if record.stream and end_ms is not None and first_ms is not None:
-            self.first_token.labels(operation, model).observe(first_ms / 1e3, traced)
+            self._series.of(self.first_token, operation, model).observe(first_ms / 1e3, traced)
             if record.usage.output > 1:
                 per_token = (end_ms - first_ms) / 1e3 / (record.usage.output - 1)
-                self.per_token.labels(operation, model).observe(per_token, traced)
+                self._series.of(self.per_token, operation, model).observe(per_token, traced)
 
     def _admitted_or_not(self, record: RequestRecord, traced: dict[str, str] | None) -> None:
         admitted_ms, tokenized_ms = record.offset_ms("admitted"), record.offset_ms("tokenized")
         if admitted_ms is not None:
-            self.admissions.labels("admitted", "").inc()
+            self._series.of(self.admissions, "admitted", "").inc()
             if tokenized_ms is not None:
-                self.admission_wait.labels(record.tier or "none").observe((admitted_ms - tokenized_ms) / 1e3, traced)
+                self._series.of(self.admission_wait, record.tier or "none").observe(
+                    (admitted_ms - tokenized_ms) / 1e3, traced
+                )
         elif record.error_code:
-            self.admissions.labels("refused", self._reasons.label(record.error_code)).inc()
+            self._series.of(self.admissions, "refused", self._reasons.label(record.error_code)).inc()
 
     def model_label(self, name: str) -> str:
         """Returns the label of a model. A model with an adapter counts as its base model."""

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.text.detokenizer import detokenizer
 from gateway.text.stops import StopMatcher
 from gateway.text.tokenizer import ModelTokenizer
@@ -28,18 +30,18 @@ class TextRules:
     min_tokens: int = 0
     marks: frozenset[int] = frozenset()
     """Special tokens that stay in the text in any case, because a parser looks for them."""
+    shows_tokens: bool = True
+    """Somebody wants to see single tokens: their logprobs or their ids."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEntry:
+class TokenEntry(msgspec.Struct, frozen=True):
     token: int
     logprob: TokenLogprob | None
     offset: int
     """The character of the choice's text at which the token begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     unshown: tuple[int, ...] = ()
@@ -68,6 +70,24 @@ class ChoiceText:
         self.num_tokens += 1
         self._begins.append(self._num_chars)
         return self._advance(self._tokens.push(token))
+
+    @property
+    def is_plain(self) -> bool:
+        """Says whether text is all that is wanted of the tokens, so that `extend` may take them."""
+        return not self._rules.shows_tokens and not self._rules.stops
+
+    def extend(self, tokens: Sequence[int]) -> str:
+        """Adds tokens of which nobody wants to see more than their text, which it returns. Needs `is_plain`."""
+        push, begins, num_chars = self._tokens.push, self._begins, self._num_chars
+        text = ""
+        for token in tokens:
+            begins.append(num_chars)
+            piece = push(token)
+            num_chars += len(piece)
+            text += piece
+        self._num_chars = self._num_out = num_chars
+        self.num_tokens += len(tokens)
+        return text
 
     def end(self, hidden_token: int = -1, logprob: TokenLogprob | None = None) -> Piece:
         """Ends the choice. `hidden_token` ended it and has no text: its entry only counts."""

@@ -35,11 +35,18 @@ class ByteLevelDetokenizer:
         self._tokenizer = tokenizer
         self._skip = skip
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._texts = tokenizer.whole_texts
+        self._is_open = False
+        """The bytes so far end within a character."""
 
     def push(self, token_id: int) -> str:
         if token_id in self._skip:
             return ""
-        return self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        if not self._is_open and (text := self._texts[token_id]) is not None:
+            return text
+        text = self._utf8.decode(self._tokenizer.token_bytes(token_id))
+        self._is_open = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)

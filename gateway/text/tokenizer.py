@@ -186,6 +186,10 @@ class ModelTokenizer:
             return bytes([int(match[1], 16)])
         return str(token).replace("▁", " ").encode()
 
+    @cached_property
+    def whole_texts(self) -> WholeTexts:
+        return WholeTexts(self)
+
     def token_text(self, token_id: int) -> str:
         return self.token_bytes(token_id).decode(errors="replace")
 
@@ -194,6 +198,25 @@ class ModelTokenizer:
         """The ids of byte-fallback tokens: their text is known only when their run has ended."""
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
         return frozenset(number for token, number in vocab.items() if _BYTE_TOKEN.fullmatch(token))
+
+
+class WholeTexts(dict[int, str | None]):
+    """The texts of those tokens of a byte-level vocabulary that are whole characters, which is nearly all; None for the
+    others. A token's text is made once, when it is first asked for.
+    """
+
+    def __init__(self, tokenizer: ModelTokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token_id: int) -> str | None:
+        try:
+            text = self._tokenizer.token_bytes(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        if 0 <= token_id < self._tokenizer.vocab_size:
+            self[token_id] = text
+        return text
 
 
 def _renamed(spec: dict[str, Any], alias: dict[str, str]) -> dict[str, Any]:

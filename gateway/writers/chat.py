@@ -47,6 +47,12 @@ class ChatForm:
             found.append(self._chunk(index, delta, self._logprobs(own)) | self._ids(ids))
         return found
 
+    def plain(self, piece: ChoicePiece) -> str | None:
+        if self.with_logprobs or self.with_ids or len(piece.parts) != 1:
+            return None
+        part = piece.parts[0]
+        return part.text if isinstance(part, Text) else None
+
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
         return self._chunk(index, {}, None) | self._finish(piece) | self._ids(piece.piece.unshown)
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from accounting.values.types import Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
@@ -14,9 +16,13 @@ from gateway.generation.generation import ChoicePiece
 from gateway.generation.models import fingerprint
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.parsers.parts import Text
 from gateway.schema.sampling import SamplingFields
+from gateway.text.choice import Piece
 
 LOGPROB_FLOOR = -9999.0
+_MARK = "\x00the text of a chunk"
+"""A text that stands in the place of a chunk's text. No field before it can be equal to it."""
 
 
 class ChoiceForm(Protocol):
@@ -35,6 +41,10 @@ class ChoiceForm(Protocol):
 
     def parts(self, index: int, piece: ChoicePiece) -> list[dict[str, Any]]:
         """Returns the choice in each chunk of a piece."""
+        ...
+
+    def plain(self, piece: ChoicePiece) -> str | None:
+        """Returns the text of a piece of which `parts` would show nothing but this text, in one chunk; else None."""
         ...
 
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
@@ -65,6 +75,8 @@ class ChunkWriter:
         self.ending_so_far: Callable[[], Ending] | None = None
         """Returns the usage so far, which each chunk then has."""
         self._usage: dict[str, Any] | None = None
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        """The bytes before and behind the text in a chunk with nothing but text, by the index of its choice."""
 
     def opening(self, root: str) -> list[Any]:
         self._root = root
@@ -84,10 +96,14 @@ class ChunkWriter:
 
     def of(self, found: Sequence[Numbered]) -> list[Any]:
         self._look()
-        chunks: list[dict[str, Any]] = []
+        chunks: list[Any] = []
         for numbered in found:
             index, piece = numbered.index, numbered.piece
-            chunks += [self._chunk([choice]) for choice in self._form.parts(index, piece)]
+            text = None if self._usage is not None else self._form.plain(piece)
+            if text is not None:
+                chunks.append(self._plain(index, text))
+            else:
+                chunks += [self._chunk([choice]) for choice in self._form.parts(index, piece)]
             if piece.finish is not None:
                 self._num_open -= 1
                 closing = self._form.closing(index, piece)
@@ -96,6 +112,15 @@ class ChunkWriter:
                 else:
                     self._last = closing
         return chunks
+
+    def _plain(self, index: int, text: str) -> msgspec.Raw:
+        """Returns a chunk with nothing but text. All of them are equal but for the text, so the rest is encoded once."""
+        around = self._around.get(index)
+        if around is None:
+            (choice,) = self._form.parts(index, ChoicePiece(index, Piece(_MARK), parts=[Text(_MARK)]))
+            before, behind = msgspec.json.encode(self._chunk([choice])).split(msgspec.json.encode(_MARK), 1)
+            around = self._around[index] = (before, behind)
+        return msgspec.Raw(b"%b%b%b" % (around[0], msgspec.json.encode(text), around[1]))
 
     def closing(self, ending: Ending) -> list[Any]:
         self._look()

@@ -50,6 +50,11 @@ class CompletionForm:
             return []
         return [self._choice(index, [piece], with_echo=self._first_of(index)) | {"finish_reason": None}]
 
+    def plain(self, piece: ChoicePiece) -> str | None:
+        if self.num_logprobs >= 0 or self.with_ids or self.echoes or self.prompts:
+            return None
+        return piece.piece.text or None
+
     def closing(self, index: int, piece: ChoicePiece) -> dict[str, Any]:
         """The last chunk has the echo alone, if there was no other text."""
         choice = self._choice(index, [], with_echo=self._first_of(index)) | finish_of(piece)

@@ -23,6 +23,7 @@ QUIET = ("aiohttp", "celery", "kombu")
 """Libraries of which only warnings are told."""
 
 _KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
+_encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
@@ -30,6 +31,14 @@ def clean(value: object) -> object:
     """Returns a value that may appear in a line: redacted, cut, without control or line-separating characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
+    if (
+        isinstance(value, str)
+        and len(value) <= MAX_VALUE_CHARS
+        and value.isascii()
+        and value.isprintable()
+        and not ("hg_" in value or " " in value or ":" in value)
+    ):
+        return value  # each of the patterns needs one of the three
     text = _KEY.sub("[redacted]", str(value)[: 4 * MAX_VALUE_CHARS])[:MAX_VALUE_CHARS]
     if text.isprintable():
         return text
@@ -44,11 +53,13 @@ class JsonFormatter(logging.Formatter):
     def __init__(self, **everywhere: object) -> None:
         super().__init__()
         self._everywhere = everywhere
+        self._second = (0, "")
+        """The last second that a line was written in, as it is written."""
 
     def format(self, record: logging.LogRecord) -> str:
         message, event = clean(record.getMessage()), getattr(record, "event", None)
         line = {
-            "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "ts": f"{self._written(int(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "event": clean(event) if event else message,
             "logger": record.name,
@@ -60,7 +71,14 @@ class JsonFormatter(logging.Formatter):
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {error}" for error in errors))
             line["at"] = [clean(place) for error in errors for place in _places(error)]
-        return json.dumps(line, ensure_ascii=True, default=str)
+        return _encode(line)
+
+    def _written(self, second: int) -> str:
+        known, text = self._second
+        if known != second:
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = (second, text)
+        return text
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -116,5 +134,7 @@ def configure(level: str, **everywhere: object) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.captureWarnings(True)
+    # No line tells them, and each would be looked up for each line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -25,27 +25,48 @@ class Mailbox:
     def __init__(self) -> None:
         self._items: list[tuple[int, Event]] = []
         self._failure: Exception | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, call: int, event: Event) -> None:
         self._items.append((call, event))
-        self._ready.set()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
     def fail(self, error: Exception) -> None:
         """Makes the reader raise this error instead of taking further events: the process drains, or a
         lease is lost.
         """
         self._failure = self._failure or error
-        self._ready.set()
+        if self._waiter is not None:
+            self._wake(self._waiter)
 
-    async def take(self) -> list[tuple[int, Event]]:
-        """Waits for at least one event. Raises what `fail` was given, before any event."""
-        await self._ready.wait()
+    async def take(self, limit_s: float | None = None) -> list[tuple[int, Event]]:
+        """Waits for at least one event, or returns none after `limit_s`. Raises what `fail` was given, before any
+        event.
+        """
+        if not self._items and self._failure is None:
+            await self._wait(limit_s)
         if self._failure is not None:
             raise self._failure
-        self._ready.clear()
         items, self._items = self._items, []
         return items
+
+    async def _wait(self, limit_s: float | None) -> None:
+        """Waits by one timer at most: a timeout of the library takes as long as handling a token."""
+        loop = asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        timer = None if limit_s is None else loop.call_later(limit_s, self._wake, waiter)
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()
+
+    @staticmethod
+    def _wake(waiter: asyncio.Future[None]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
     def forgive(self) -> None:
         """Removes the error of `fail`, so that the reader can take the endings."""

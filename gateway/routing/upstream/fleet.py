@@ -16,6 +16,7 @@ import msgspec
 from gateway.routing.upstream.native import KeepRecords, LinkDown, WorkerLink, new_process_id
 from workers.process.rounds import heed_cancellation
 from workers.protocol import registry
+from workers.protocol.messages import Hello
 from workers.protocol.registry import Registration
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,11 @@ class Fleet:
     @property
     def links(self) -> list[WorkerLink]:
         return [link for link in self._links.values() if link.is_up]
+
+    def hellos(self, model: str) -> list[Hello]:
+        """Returns what the linked workers of a model have said of themselves."""
+        links = self._links.values()
+        return [link.hello for link in links if link.hello is not None and link.registration.model == model]
 
     @property
     def unreachable(self) -> list[Registration]:
