@@ -322,7 +322,8 @@ def body(rng: Random, model: str, largest: int, vectors: str = "") -> tuple[str,
         name = rng.choice(names)
         value[name] = _of_field(rng, name, largest)
     if path == BATCHES:
-        value = {"requests": [{"custom_id": f"c{i}", "params": value} for i in range(rng.choice([1, 1, 2, 300]))]}
+        most = 300 if len(json.dumps(value)) < 1000 else 2
+        value = {"requests": [{"custom_id": f"c{i}", "params": value} for i in range(rng.choice([1, 1, 2, most]))]}
     return path, *_bytes(rng, value, largest)
 
 
