@@ -1,55 +1,91 @@
 """Eight attackers at once, in a process of their own, so that what they cost is not the clock of who is measured.
 
-Run as a module: base URL, API key, model, seconds, a seed, `any` or `refused`. Prints how many answers there were of each
-status, as JSON. `refused`: bodies of any size that end in a 4xx.
+Run as a module: base URL, API key, model, seconds, a seed, `any` or `refused`, and perhaps a model that gives vectors.
+Prints how many answers there were of each status, as JSON. `refused`: bodies of any size that end in a 4xx. With `any`
+they also leave in the middle of answers, and read, stream, go on from, cancel and delete the responses that they made.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from random import Random
 
 import aiohttp
-from hostile import body
+from hostile import BATCHES, RESPONSES, STREAMED, body
 
 NUM_ATTACKERS = 8
+RESPONSE_ID = re.compile(rb"resp_[0-9a-f]{20,}")
 SIZES = [100, 1000, 10_000, 100_000, 1_000_000, 4_000_000, 15_000_000]
 
 
-def refused(rng: Random, model: str) -> tuple[str, bytes, dict[str, str]]:
-    path, data, headers = body(rng, model, rng.choice(SIZES))
-    return path, data.rstrip(b"}") + rng.choice([b"", b',"temperature":9}', b"]"]), headers
+class Attacker:
+    def __init__(self, session: aiohttp.ClientSession, rng: Random, kind: str, model: str, vectors: str) -> None:
+        self.found: Counter[str] = Counter()
+        self._session, self._rng, self._kind = session, rng, kind
+        self._model, self._vectors = model, vectors
+        self._made: deque[str] = deque(maxlen=20)
+        """Ids of responses."""
 
+    async def attack(self, until: float) -> None:
+        while time.monotonic() < until:
+            try:
+                await self._ask()
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.found[type(error).__name__] += 1
 
-async def attack(session: aiohttp.ClientSession, model: str, rng: Random, until: float, kind: str) -> Counter[str]:
-    found: Counter[str] = Counter()
-    while time.monotonic() < until:
-        if kind == "refused":
-            path, data, headers = refused(rng, model)
+    async def _ask(self) -> None:
+        if self._made and self._rng.random() < 0.3:
+            method, path, data, headers = self._follow(self._rng.choice(self._made))
         else:
-            path, data, headers = body(rng, model, rng.choice(SIZES))
-        try:
-            async with session.post(path, data=data, headers=headers) as reply:
-                await reply.read()
-                found[str(reply.status)] += 1
-        except (aiohttp.ClientError, TimeoutError) as error:
-            found[type(error).__name__] += 1
-    return found
+            method, (path, data, headers) = "POST", self._body()
+        async with self._session.request(method, path, data=data, headers=headers) as reply:
+            self.found[str(reply.status)] += 1
+            if self._kind == "any" and self._rng.random() < 0.1:
+                await reply.content.readany()
+                return  # it has read enough
+            text = await reply.read()
+        if path == RESPONSES and reply.status == 200 and (found := RESPONSE_ID.search(text)):
+            self._made.append(found[0].decode())
+
+    def _body(self) -> tuple[str, bytes, dict[str, str]]:
+        path, data, headers = body(self._rng, self._model, self._rng.choice(SIZES), self._vectors)
+        if self._kind == "refused":
+            twice = b',"requests":7}' if path == BATCHES else b',"model":7}'
+            odd = b',"temperature":9}' if path in STREAMED else twice
+            data = data.rstrip(b"}") + self._rng.choice([b"", odd, b"]"])
+        return path, data, headers
+
+    def _follow(self, response_id: str) -> tuple[str, str, bytes, dict[str, str]]:
+        """A request by the id of a response."""
+        one, json_type = f"{RESPONSES}/{response_id}", {"content-type": "application/json"}
+        further = {"model": self._model, "input": "on", "max_output_tokens": 2, "previous_response_id": response_id}
+        return self._rng.choice(
+            [
+                ("GET", one, b"", {}),
+                ("GET", f"{one}?stream=true&starting_after={self._rng.choice([-1, 0, 3, 10**9])}", b"", {}),
+                ("GET", f"{one}/input_items?limit={self._rng.choice([1, 100, 0])}", b"", {}),
+                ("POST", f"{one}/cancel", b"{}", json_type),
+                ("POST", f"{one}/run", b"{}", json_type),
+                ("DELETE", one, b"", {}),
+                ("POST", RESPONSES, json.dumps(further).encode(), json_type),
+                ("POST", RESPONSES, json.dumps(further | {"background": True}).encode(), json_type),
+            ]
+        )
 
 
-async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: str) -> None:
+async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: str, vectors: str = "") -> None:
     until = time.monotonic() + float(seconds)
     async with aiohttp.ClientSession(
         url, headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=300)
     ) as session:
-        found = await asyncio.gather(
-            *(attack(session, model, Random(f"{seed}/{i}"), until, kind) for i in range(NUM_ATTACKERS))
-        )
-    print(json.dumps(sum(found, Counter())))
+        attackers = [Attacker(session, Random(f"{seed}/{i}"), kind, model, vectors) for i in range(NUM_ATTACKERS)]
+        await asyncio.gather(*(one.attack(until) for one in attackers))
+    print(json.dumps(sum((one.found for one in attackers), Counter())))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,11 @@ from typing import Any, Literal, Union
 import msgspec
 from fakes import BOS, generate_request
 
+from gateway.messages.fields import CountFields, MessagesFields
 from gateway.schema.chat import ChatFields
 from gateway.schema.completions import CompletionFields
+from gateway.schema.embeddings import EmbeddingFields, RerankFields, ScoreFields
+from gateway.schema.responses import ResponseFields
 from workers.protocol.frames import FrameError, FrameReader, encode
 from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, Message, SamplingParams, ToWorker
 
@@ -233,8 +236,26 @@ def _value(rng: Random, kind: Any, vocab_size: int) -> Any:
 
 # --- bodies ---
 
-OTHERS = ["user", "store", "priority", "x", "tools"]
-PATHS = {"/v1/chat/completions": ChatFields, "/v1/completions": CompletionFields}
+OTHERS = ["user", "store", "priority", "x", "tools", "metadata", "prompt_cache_key"]
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+BATCHES = f"{MESSAGES}/batches"
+VECTORS: dict[str, type[msgspec.Struct]] = {
+    "/v1/embeddings": EmbeddingFields,
+    "/v1/rerank": RerankFields,
+    "/v1/score": ScoreFields,
+}
+PATHS: dict[str, type[msgspec.Struct]] = {
+    CHAT: ChatFields,
+    "/v1/completions": CompletionFields,
+    RESPONSES: ResponseFields,
+    f"{RESPONSES}/input_tokens": ResponseFields,
+    f"{RESPONSES}/compact": ResponseFields,
+    MESSAGES: MessagesFields,
+    f"{MESSAGES}/count_tokens": CountFields,
+    BATCHES: MessagesFields,
+    **VECTORS,
+}
+STREAMED = {CHAT, "/v1/completions", RESPONSES, MESSAGES}
 NUMBERS = [*INTEGERS, -(2**64), 2**70, 10**30, *(f for f in FLOATS if math.isfinite(f))]
 IDS = [
     "7",
@@ -263,24 +284,82 @@ SCHEMAS: list[Any] = [
     {"allOf": [{"type": "string", "pattern": "^a"}, {"minLength": 3}]},
     True,
     5,
+    {"type": "object", "properties": {"a": {"enum": ["x", 1]}}, "required": ["a"], "additionalProperties": False},
+    {
+        "$ref": "#/$defs/0",
+        "$defs": {str(i): {"allOf": [{"$ref": f"#/$defs/{i + 1}"}] * 2} for i in range(40)} | {"40": {}},
+    },
+    {"anyOf": [{"anyOf": [{"type": "object"}, {"$ref": "#/$defs/a"}]}], "$defs": {"a": {"type": "object"}}},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[01]*1[01]{20}$"}}, "required": ["a"]},
+]
+TOOL_NAMES = ["f", "f", "g", "a\nb", "<tool_call>", "__proto__", "x" * 65, "\u202e", ""]
+ITEMS: list[Any] = [
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "<tool_call>"},
+    {"type": "item_reference", "id": "msg_0"},
+    {"type": "compaction", "encrypted_content": "AAAA"},
+    {"type": "reasoning", "summary": [], "encrypted_content": "AAAA"},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "</think>", "annotations": []}]},
+    {"role": "user", "content": [{"type": "input_text", "text": "x"}] * 300},
+]
+BLOCKS: list[Any] = [
+    {"type": "tool_use", "id": "t", "name": "f", "input": {"a": {}}},
+    {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "x"}], "is_error": True},
+    {"type": "thinking", "thinking": "x", "signature": "x"},
+    {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+    {"type": "image", "source": {}},
 ]
 
 
-def body(rng: Random, model: str, largest: int) -> tuple[str, bytes, dict[str, str]]:
-    """(path, bytes, headers) of a request, its body seldom larger than `largest`."""
+def body(rng: Random, model: str, largest: int, vectors: str = "") -> tuple[str, bytes, dict[str, str]]:
+    """(path, bytes, headers) of a request, its body seldom larger than `largest`. `vectors` is a model that gives them."""
     path = rng.choice(list(PATHS))
-    value: dict[str, Any] = {"model": model, "max_tokens": rng.choice([1, 3, 9])}
-    if path == "/v1/completions":
-        value["prompt"] = rng.choice(["hi", [BOS, 104, 105], ["a", "b"]])
-    else:
-        value["messages"] = [{"role": "user", "content": rng.choice(["hi", "x" * 300, "é\U0001f600"])}]
-    if rng.random() < 0.3:
+    value = _sound(rng, path, vectors or model if path in VECTORS else model)
+    if rng.random() < 0.3 and path in STREAMED:
         value["stream"] = True
     for _ in range(rng.choice([0, 1, 1, 1, 2, 3])):
-        names = [*PATHS[path].__struct_fields__, *OTHERS, *["logit_bias"] * 8]
+        names = [*PATHS[path].__struct_fields__, *OTHERS, *["logit_bias"] * (8 if path not in VECTORS else 0)]
         name = rng.choice(names)
         value[name] = _of_field(rng, name, largest)
+    if path == BATCHES:
+        most = 300 if len(json.dumps(value)) < 1000 else 2
+        value = {"requests": [{"custom_id": f"c{i}", "params": value} for i in range(rng.choice([1, 1, 2, most]))]}
     return path, *_bytes(rng, value, largest)
+
+
+def _sound(rng: Random, path: str, model: str) -> dict[str, Any]:
+    text = rng.choice(["hi", "x" * 300, "é\U0001f600"])
+    max_tokens = rng.choice([1, 3, 9])
+    messages = [{"role": "user", "content": text}]
+    match path:
+        case "/v1/completions":
+            return {"model": model, "max_tokens": max_tokens, "prompt": rng.choice(["hi", [BOS, 104, 105], ["a", "b"]])}
+        case "/v1/embeddings":
+            return {"model": model, "input": rng.choice([text, [text] * 70, [[3, 4], [5]]])}
+        case "/v1/rerank":
+            return {"model": model, "query": text, "documents": ["x", text]}
+        case "/v1/score":
+            return {"model": model, "text_1": text, "text_2": ["x", text]}
+        case "/v1/messages/count_tokens":
+            return {"model": model, "messages": messages}
+        case _ if path.startswith(RESPONSES):
+            return {"model": model, "max_output_tokens": max_tokens, "input": text}
+    return {"model": model, "max_tokens": max_tokens, "messages": messages}
+
+
+def _tools(rng: Random) -> list[Any]:
+    """Tools in one of the three shapes, in the right place or not."""
+    name, schema = rng.choice(TOOL_NAMES), rng.choice(SCHEMAS)
+    strict = rng.choice([True, False, None])
+    plain = {"name": name, "parameters": schema, "strict": strict}
+    one = rng.choice(
+        [
+            {"type": "function", "function": plain},
+            {"type": "function"} | plain,
+            {"name": name, "input_schema": schema, "strict": strict},
+        ]
+    )
+    return [one] * rng.choice([1, 1, 1, 2, 129])
 
 
 def _of_field(rng: Random, name: str, largest: int) -> Any:
@@ -301,6 +380,29 @@ def _of_field(rng: Random, name: str, largest: int) -> Any:
             return rng.choice([True, 1, 20])
         case "n" | "best_of":
             return rng.choice([2, 8])
+        case "tools":
+            return _tools(rng)
+        case "tool_choice":
+            named = {"type": "function", "function": {"name": "f"}}
+            return rng.choice(["required", "none", named, {"type": "any"}, {"type": "tool", "name": "f"}])
+        case "input":
+            return [rng.choice(ITEMS) for _ in range(rng.choice([1, 3, 2000]))]
+        case "messages":
+            content = [rng.choice(BLOCKS) for _ in range(rng.choice([1, 3, 2000]))]
+            return [{"role": "user", "content": "x"}, {"role": rng.choice(["user", "assistant"]), "content": content}]
+        case "documents" | "text_1" | "text_2":
+            return [rng.choice(TEXTS)] * rng.choice([1, 3, 2049])
+        case "store" | "background" | "return_documents":
+            return rng.choice([True, False])
+        case "include":
+            return ["reasoning.encrypted_content"] * rng.choice([1, 5000])
+        case "metadata":
+            return rng.choice([{"user_id": "x"}, {"session_id": "<b>"}, {str(i): "x" for i in range(17)}])
+        case "thinking":
+            return rng.choice([{"type": "enabled", "budget_tokens": 5}, {"type": "adaptive"}, {"type": "disabled"}])
+        case "text" | "output_config" | "output_format":
+            form = {"type": "json_schema", "name": "x", "schema": rng.choice(SCHEMAS)}
+            return form if name == "output_format" else {"format": form}
     return rng.choice(NUMBERS)
 
 

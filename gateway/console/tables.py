@@ -68,7 +68,7 @@ def to_parquet(table: Table) -> bytes:
             "Parquet needs the package pyarrow: the operator installs it with headgate[export].",
             code="not_installed",
         ) from None
-    columns = {column.name: [_plain(row.get(column.name)) for row in table.rows] for column in table.columns}
+    columns = {column.name: [_of_kind(column, row) for row in table.rows] for column in table.columns}
     schema = pyarrow.schema([(column.name, _type_of(pyarrow, column.kind)) for column in table.columns])
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink)
@@ -79,6 +79,12 @@ def _type_of(pyarrow: Any, kind: Kind) -> Any:
     if kind in {"share", "ms"}:
         return pyarrow.float64()
     return pyarrow.int64() if kind in NUMBERS else pyarrow.string()
+
+
+def _of_kind(column: Column, row: Mapping[str, Any]) -> Any:
+    """Returns a cell for a column of one type: a text that is a number in some rows is a text in all."""
+    value = row.get(column.name)
+    return value if value is None or column.kind in NUMBERS else str(value)
 
 
 def _plain(value: Any) -> Any:

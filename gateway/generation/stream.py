@@ -163,8 +163,11 @@ class GenerationGroup:
                 except errors.ApiError:
                     self._failed = generation
                     raise
-                if piece is not None:
-                    found.append(Numbered(number * generation.order.num_choices + piece.index, piece))
+                if piece is None:
+                    continue
+                found.append(Numbered(number * generation.order.num_choices + piece.index, piece))
+                if piece.finish is not None and generation.order.form is not None:
+                    await asyncio.sleep(0)  # its form was checked, and the choices of a request may all end in one step
             if found:
                 self._has_started = True
                 yield found

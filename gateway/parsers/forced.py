@@ -16,8 +16,8 @@ from gateway.base import errors
 from gateway.parsers.dialects import OutputSyntax
 from gateway.schema.tools import FunctionTool, Tools
 from gateway.structured import check
-from gateway.structured.document import ANY_OBJECT, Document, Node, alternatives, types
-from gateway.structured.form import Form, document_of
+from gateway.structured.document import ANY_OBJECT, Document, Node, types
+from gateway.structured.form import Form, document_of, too_deep
 from gateway.structured.lark import schema_text
 
 MAX_CHARS = 256 * 1024
@@ -91,17 +91,38 @@ def _arguments(where: str, function: FunctionTool) -> Document:
     document = document_of(function.parameters, where)
     if document.root is True:
         return Document(ANY_OBJECT)
-    if not all(_is_object(document, node) for node in alternatives(document.followed(document.root))):
+    try:
+        is_object = _Objects(document).has(document.root)
+    except RecursionError:
+        raise too_deep(where) from None
+    if not is_object:
         raise errors.invalid("The parameters of a function must be an object.", where, "unsupported_schema")
     return document
 
 
-def _is_object(document: Document, node: Node) -> bool:
-    node = document.followed(node)
-    if node is True or "enum" in node:
-        return False
-    parts = node.get("allOf")
-    return any(_is_object(document, one) for one in parts) if parts else types(node) == ("object",)
+class _Objects:
+    """Says of the nodes of a document whether all of their values are objects. Each node is looked at once: references
+    that lead to one node on many ways are not followed on each of them.
+    """
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._known: dict[int, bool] = {}
+
+    def has(self, node: Node) -> bool:
+        node = self._document.followed(node)
+        if id(node) not in self._known:
+            self._known[id(node)] = self._look(node)
+        return self._known[id(node)]
+
+    def _look(self, node: Node) -> bool:
+        if node is True or "enum" in node:
+            return False
+        if "anyOf" in node:
+            return all(map(self.has, node["anyOf"]))
+        if "allOf" in node:
+            return any(map(self.has, node["allOf"]))
+        return types(node) == ("object",)
 
 
 class _Writer:

@@ -39,10 +39,12 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
 """The time after which events are stored, and an order to stop is heard."""
-MAX_RUNS, MAX_REFUSED = 10, 100
-"""The most runs of one response, and the most of them if limits refuse it."""
+MAX_LOST = 10
+"""The most runs of one response that this process loses."""
 MAX_WAIT_S = 3_600
-"""The age at which a response that was never let in fails."""
+"""The age at which a response that is refused, or loses its worker, fails."""
+WAIT_SHARE, MAX_PAUSE_S = 1 / 8, 60
+"""The time between two tries, as a share of the age, and the longest one."""
 ROUTE = "/v1/responses"
 NUM_WAITING = 2
 """The number of events of a response that waits for its first run."""
@@ -75,23 +77,27 @@ async def run(request: web.Request, response_id: str, planner: Planner, first: P
     """Runs the response until it has an end, or until this process stops. `first` is the plan of the first run."""
     app = request.app
     lifecycle = app[LIFECYCLE]
+    num_lost = 0
     while not lifecycle.draining.is_set():
         with lifecycle.running():
             try:
-                wait_s = await _run_once(request, response_id, planner, first)
+                pause = await _run_once(request, response_id, planner, first, num_lost)
             except (SQLAlchemyError, OSError) as error:
                 logger.warning("a response is run again once its claim has ended: %s", error)
                 return
-        if wait_s is None:
+        if pause is None:
             return
         first = None
+        num_lost += pause.is_lost
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(pause.wait_ms / 1000):
                 await lifecycle.draining.wait()
 
 
-async def _run_once(request: web.Request, response_id: str, planner: Planner, first: Planned | None) -> float | None:
-    """Returns the seconds after which the response is tried again, or None. Raises what SQL raises."""
+async def _run_once(
+    request: web.Request, response_id: str, planner: Planner, first: Planned | None, num_lost: int
+) -> Pause | None:
+    """Returns the time until the response is tried again, or None. Raises what SQL raises."""
     async with request.app[DATABASE].write() as conn:
         claim = await runs.claim(conn, response_id, await now_ms(conn))
     if claim is None:
@@ -104,13 +110,13 @@ async def _run_once(request: web.Request, response_id: str, planner: Planner, fi
         return None
     except errors.ApiError as error:
         own[RECORD].error_code = error.code or error.type
-        wait_ms = _wait_ms(error, claim)
-        if wait_ms is None:
+        pause = pause_after(error, time.time() - claim.response.created_at, num_lost)
+        if pause is None:
             await (one.fail(error) if one is not None else _fail(own, claim, error))
             return None
         async with request.app[DATABASE].write() as conn:
-            await runs.release(conn, claim, await now_ms(conn) + wait_ms)
-        return wait_ms / 1000
+            await runs.release(conn, claim, await now_ms(conn) + pause.wait_ms)
+        return pause
     finally:
         own[RECORD].mark("last_byte")
         publish(request.app, own[RECORD])
@@ -129,16 +135,27 @@ async def _fail(request: web.Request, claim: Claim, error: errors.ApiError) -> N
         await runs.finish(conn, claim, "failed", sealed, packet, row.next_number + 1, len(data))
 
 
-def _wait_ms(error: errors.ApiError, claim: Claim) -> int | None:
-    """Decides whether a refused or failed run is tried again; pure but for the clock."""
+@dataclass(frozen=True)
+class Pause:
+    """The time between a run that was refused or lost and the next one."""
+
+    wait_ms: int
+    is_lost: bool = False
+
+
+def pause_after(error: errors.ApiError, age_s: float, num_lost: int) -> Pause | None:
+    """Decides when a response of this age runs again after the error; None if never. Pure. A fleet may start for minutes,
+    so what was refused waits long; a run that was lost has cost something, and the request itself may be the reason.
+    """
     if error.code == "server_draining":
-        return 0
+        return Pause(0)
     if error.status not in (429, 503) or error.headers.get("x-should-retry") == "false":
         return None
-    is_refused = error.status == 429
-    if claim.fence >= (MAX_REFUSED if is_refused else MAX_RUNS) or time.time() - claim.response.created_at > MAX_WAIT_S:
+    is_lost = error.code == "upstream_lost"
+    if age_s > MAX_WAIT_S or num_lost + is_lost > MAX_LOST:
         return None
-    return max(1_000, int(error.headers.get("retry-after-ms", "1000")))
+    wait_s = min(max(1, age_s * WAIT_SHARE), MAX_PAUSE_S)
+    return Pause(max(int(wait_s * 1000), int(error.headers.get("retry-after-ms", "0"))), is_lost)
 
 
 class _Run:

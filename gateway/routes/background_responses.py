@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from aiohttp import web
 from accounting.access import principals
 from accounting.batches.claims import now_ms
 from accounting.responses import runs, stored
-from accounting.responses.runs import Claim
+from accounting.responses.runs import Claim, Packet
 from accounting.responses.stored import StoredResponse
 from accounting.values import ids
 from gateway.base import errors
@@ -167,12 +168,25 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
                 await out.ping()
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_POLL_S)
-            row = await store.find(request, row.id)
+            try:
+                row = await store.find(request, row.id)
+            except errors.ApiError as error:
+                return await out.close(_cut_event(error, number + 1), done=False)
+
+
+def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:
+    """Returns the last event of a stream whose response was deleted."""
+    return {"type": "error", "code": error.code, "message": error.message, "param": None, "sequence_number": number}
 
 
 async def _events(request: web.Request, row: StoredResponse, texts: ResponseTexts, number: int) -> list[Any]:
     """Returns some events behind `number`. `row` was read before, so an ended one has all its events."""
     async with reading(request) as conn:
         packets = await runs.events_after(conn, row.id, number, PACKETS_AT_ONCE)
-    events = [event for packet in packets for event in texts.decoded(row.id, "events", packet.events)]
+    request[NUM_BODY_BYTES] = sum(len(packet.events) for packet in packets)
+    events = await common.aside(request, _decoded, texts, row.id, packets)
     return [event for event in events if event["sequence_number"] > number]
+
+
+def _decoded(texts: ResponseTexts, response_id: str, packets: Sequence[Packet]) -> list[Any]:
+    return [event for packet in packets for event in texts.decoded(response_id, "events", packet.events)]

@@ -13,18 +13,29 @@ from typing import Any as Json
 
 from gateway.structured.document import Document, Node, types
 
+MAX_CHARS, MAX_LOOKS = 20_000, 2_000
+"""The longest text that is checked, and how often a value is held against a part of the schema. The check runs on the
+gateway's loop, so it may take some milliseconds; what it does not come to is as the grammar made it."""
 _MAX_DIGITS = 4000
 """The most digits of an integer that Python reads quickly."""
 _EXACT = Context(prec=400)
 
 
 def is_valid(document: Document, text: str) -> bool:
-    """Returns whether the text is JSON that satisfies the schema."""
+    """Returns whether the text is JSON that satisfies the schema, as far as `MAX_CHARS` and `MAX_LOOKS` go."""
+    if len(text) > MAX_CHARS:
+        return True
     try:
         value = json.loads(text, parse_int=_number, parse_float=_number, parse_constant=_refuse)
         return _Check(document).accepts(document.root, value)
-    except (ValueError, RecursionError):
+    except (_TooMuch, RecursionError):
+        return True
+    except ValueError:
         return False
+
+
+class _TooMuch(Exception):
+    """The check would take too long."""
 
 
 class _Check:
@@ -33,6 +44,7 @@ class _Check:
         self._known: dict[tuple[int, int], bool] = {}
         """Map from the identities of a node and a value to the result. Without it, branches that share a deep value
         would look at it again and again."""
+        self._num_looks = 0
 
     def accepts(self, node: Node, value: Json) -> bool:
         if node is True:
@@ -43,9 +55,13 @@ class _Check:
         return self._known[key]
 
     def _look(self, node: dict[str, Json], value: Json) -> bool:
+        self._num_looks += 1
+        if self._num_looks > MAX_LOOKS:
+            raise _TooMuch
         if "$ref" in node:
             return self.accepts(self._document.target(node), value)
         if "enum" in node:
+            self._num_looks += len(node["enum"])
             return any(_same(one, value) for one in node["enum"])
         if "anyOf" in node:
             return any(self.accepts(one, value) for one in node["anyOf"])

@@ -134,6 +134,8 @@ def document_of(schema: Any, where: str = "") -> Document:
     except SchemaError as error:
         pointer = where + error.pointer if len(error.pointer) <= MAX_POINTER else where or None
         raise _unsupported(str(error).strip(), pointer) from None
+    except RecursionError:
+        raise too_deep(where) from None
 
 
 def _of_document(document: Document) -> Form:
@@ -166,6 +168,10 @@ def _of_grammar(text: str, where: str) -> Form:
     except RecursionError:
         raise _unsupported("The grammar is nested too deep.", where) from None
     return Form(written, lambda text: True)
+
+
+def too_deep(where: str) -> errors.ApiError:
+    return _unsupported("The references of the schema lead too deep.", where or None)
 
 
 def _check_size(text: str | bytes, where: str) -> None:

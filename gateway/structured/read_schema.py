@@ -16,7 +16,7 @@ from gateway.structured.document import DEFINITIONS, Document, Node
 from gateway.structured.errors import SchemaError
 from gateway.structured.formats import ANNOTATIONS as NUMBER_FORMATS
 from gateway.structured.formats import FORMATS
-from gateway.structured.soundness import excluding, termless
+from gateway.structured.soundness import MAX_COMPARISONS, excluding, termless
 
 MAX_DEPTH = 16
 MAX_PROPERTIES = 512
@@ -85,8 +85,9 @@ class _Reader:
         if (circle := termless(document)) is not None:
             pointers = {name: place[0] for place, name in self._places.items()}
             raise SchemaError(pointers.get(circle, ""), "This schema refers to itself without an end.")
+        left = [MAX_COMPARISONS]
         for pointer, nodes in self._exclusive:
-            if not excluding(document, nodes):
+            if not excluding(document, nodes, left):
                 raise SchemaError(pointer, "The branches of 'oneOf' must exclude each other; use 'anyOf'.")
         if self._merges and not numbers.have_common_multiple(self._steps):
             raise SchemaError("", "The values of 'multipleOf' have no common multiple that is small enough.")

@@ -8,7 +8,7 @@ from typing import Any as Json
 from gateway.structured.document import DEFINITIONS, Document, Node, alternatives, types
 
 MAX_COMPARISONS = 10_000
-"""The most comparisons for one `oneOf`."""
+"""The most comparisons for all `oneOf` of a schema."""
 
 
 def termless(document: Document) -> str | None:
@@ -64,16 +64,15 @@ def _leads_to(document: Document, node: Node, name: str, seen: set[str]) -> bool
     return any(_leads_to(document, one, name, seen) for one in (*node.get("anyOf", ()), *node.get("allOf", ())))
 
 
-def excluding(document: Document, nodes: list[Node]) -> bool:
-    """Returns whether no value satisfies two of the nodes, as far as their types and fixed values show."""
-    left = [MAX_COMPARISONS]
+def excluding(document: Document, nodes: list[Node], left: list[int]) -> bool:
+    """Returns whether no value satisfies two of the nodes, as far as their types and fixed values show. `left` is the
+    number of comparisons that the schema may still cost, at first `MAX_COMPARISONS`.
+    """
     return all(_exclude(document, one, other, left) for one, other in combinations(nodes, 2))
 
 
 def _exclude(document: Document, one: Node, other: Node, left: list[int]) -> bool:
-    """Compares two nodes. `left` is the number of comparisons that may still be made. Nodes that are not decided by
-    then count as not excluding each other.
-    """
+    """Compares two nodes. Nodes that are not decided when nothing is `left` count as not excluding each other."""
     one, other = document.followed(one), document.followed(other)
     left[0] -= 1
     if left[0] < 0 or one is True or other is True:

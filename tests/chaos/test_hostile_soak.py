@@ -1,5 +1,5 @@
-"""An hour of hostile requests against `headgate up`: eight attackers with every field, size and encoding, two victims whose
-streams stay byte for byte what they are, no engine that ends, no link that is lost.
+"""An hour of hostile requests against `headgate up`: eight attackers with every endpoint, field, size and encoding, two
+victims whose streams stay byte for byte what they are, no engine that ends, no link that is lost.
 
 `HEADGATE_TEST_HOSTILE_S` sets another length, `HEADGATE_TEST_HOSTILE_SEED` repeats a run.
 """
@@ -16,13 +16,17 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pooling_models
 import pytest
+from pooling_tokenizers import write_decoder_tokenizer
 from running import PATIENT, Server, Starter
 
 SECONDS = float(os.environ.get("HEADGATE_TEST_HOSTILE_S") or 3600)
 PARTS = {"alone": 0.1, "refused": 0.4, "any": 0.5}
 """Of the time: nobody else; bodies of any size that are refused; bodies of any kind."""
 NUM_TOKENS = 24
+VECTORS = "vectors"
+"""The name of the attackers' second model."""
 SHARED_CORES = {"HEADGATE_LIMITER_TIMEOUT_S": "2"}
 """The attackers compute on the same cores: a Redis that gets none for a moment refuses nobody."""
 MOST = 1.5
@@ -31,9 +35,14 @@ MOST = 1.5
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 600)
-async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(start_server: Starter) -> None:
+async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
+    start_server: Starter, tmp_path: Path
+) -> None:
     seed = int(os.environ.get("HEADGATE_TEST_HOSTILE_SEED") or random.randrange(10**6))
-    server = await asyncio.to_thread(start_server, env=PATIENT | SHARED_CORES)
+    pooling_models.make("qwen3", tmp_path / VECTORS, "last")
+    write_decoder_tokenizer(tmp_path / VECTORS)
+    models = ["--model", "headgate-demo", "--model", f"{VECTORS}={tmp_path / VECTORS}"]
+    server = await asyncio.to_thread(start_server, *models, env=PATIENT | SHARED_CORES)
     _, attacker = await asyncio.to_thread(server.tenant_key, "mallory")
     keys = [(await asyncio.to_thread(server.tenant_key, f"victim {i}"))[1] for i in range(2)]
     starts = _starts(server)
@@ -92,7 +101,7 @@ async def _attackers(server: Server, key: str, seed: int, kind: str, part: float
         yield replies
         return
     script, url = Path(__file__).parents[1] / "attackers.py", server.ready["base_url"]
-    command = [sys.executable, str(script), url, key, server.model, str(part * SECONDS), str(seed), kind]
+    command = [sys.executable, str(script), url, key, server.model, str(part * SECONDS), str(seed), kind, VECTORS]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
         yield replies

@@ -125,6 +125,20 @@ async def test_a_deleted_response_stops(slow_gateway: RunningGateway) -> None:
     await slow_gateway.balanced()
 
 
+async def test_a_stream_of_a_response_that_is_deleted_ends_with_a_sentence(slow_gateway: RunningGateway) -> None:
+    async with slow_gateway.client() as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+        stream = await client.responses.retrieve(made.id, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await client.responses.delete(made.id)
+        last = [event async for event in stream][-1]
+        assert last.type == "error"
+        assert "was deleted" in last.message
+        await slow_gateway.app[DETACHED].join(10)
+
+
 async def test_faults_are_told_at_once(slow_gateway: RunningGateway) -> None:
     async with slow_gateway.client() as client:
         for body in ({"temperature": 3}, {"store": False}):

@@ -101,8 +101,8 @@ async def world(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) ->
     phases=(Phase.explicit, Phase.generate),  # a seed has nothing to be shrunk
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@example(seed=10)  # with biases for ids of 22 characters, which were sent to the worker
-@example(seed=28)
+@example(seed=9)  # with biases for ids of 22 characters, which were sent to the worker
+@example(seed=11)
 @given(seed=st.integers(0, 2**32))
 async def test_s1_no_body_changes_a_strangers_stream_ends_the_engine_or_a_link(world: World, seed: int) -> None:
     gateway, worker, rng = world.gateway, world.worker, Random(seed)

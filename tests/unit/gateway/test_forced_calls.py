@@ -255,3 +255,45 @@ def test_parameters_that_are_an_object_in_other_words_are_taken(schema: Any) -> 
     form = form_of(Wanted(syntax_of("hermes"), tools, None, False, {}))
     assert form is not None
     assert read(syntax_of("hermes"), tools, model.draw(form.grammar, 3)).calls
+
+
+def form_of_parameters(schema: Any) -> Form | None:
+    tools = Tools((FunctionTool("now", None, schema),), "required", frozenset({"now"}))
+    return form_of(Wanted(syntax_of("hermes"), tools, None, False, {}))
+
+
+def doubling(keyword: str, leaf: Any, levels: int) -> Any:
+    """A schema in which 2 to the power of `levels` ways lead to one leaf."""
+    twice = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(levels)}
+    return {"$ref": "#/$defs/d0", "$defs": twice | {f"d{levels}": leaf}}
+
+
+@pytest.mark.parametrize("keyword", ["anyOf", "allOf"])
+@pytest.mark.timeout(20)
+def test_parameters_with_a_billion_ways_to_one_leaf_are_looked_at_once(keyword: str) -> None:
+    with pytest.raises(ApiError, match="must be an object"):
+        form_of_parameters(doubling(keyword, {"type": "string"}, 60))
+    assert form_of_parameters(doubling(keyword, {"type": "object", "properties": {}}, 60)) is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"anyOf": [{"type": "object"}, {"type": "object"}]}, {"type": "object"}]},
+        {"allOf": [{"anyOf": [{"type": "object"}, {"type": "object", "properties": {}}]}, {"required": ["a"]}]},
+    ],
+)
+def test_parameters_with_an_anyof_inside_of_an_anyof_or_allof_are_an_object(schema: Any) -> None:
+    assert form_of_parameters(schema) is not None
+
+
+def test_references_that_lead_too_deep_are_refused_with_a_sentence() -> None:
+    def behind(number: int) -> Any:
+        inner: Any = {"$ref": f"#/$defs/d{number + 1}"}
+        for _ in range(12):
+            inner = {"anyOf": [inner, {"type": "object"}]}
+        return inner
+
+    named = {f"d{i}": behind(i) for i in range(80)} | {"d80": {"type": "object"}}
+    with pytest.raises(ApiError, match="lead too deep"):
+        form_of_parameters({"$ref": "#/$defs/d0", "$defs": named})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from walks import matches
 
 from gateway.base.errors import ApiError
+from gateway.structured import soundness
 from gateway.structured.form import JsonSchema, ResponseFormat, StructuredOutputs, form_of
 from gateway.structured.read_schema import MAX_NAMED
 
@@ -248,3 +250,34 @@ def test_a_form_that_cannot_be_is_refused(outputs, code):
 def test_two_forms_at_once_are_refused():
     with pytest.raises(ApiError):
         form_of(ResponseFormat("json_object"), StructuredOutputs(choice=["a"]))
+
+
+def test_many_oneofs_cost_together_no_more_comparisons_than_one_may(monkeypatch):
+    compared = []
+    plain = soundness._exclude
+    monkeypatch.setattr(soundness, "_exclude", lambda *given: compared.append(1) or plain(*given))
+    strings = {f"s{i}": {"anyOf": [{"$ref": f"#/$defs/s{i + 1}"}] * 2} for i in range(6)} | {"s6": STRING}
+    branches = [{"$ref": "#/$defs/s0"}, {"anyOf": [{"type": "null"}, {"type": "integer"}]}]
+    assert of_schema({"type": "array", "prefixItems": [{"oneOf": branches}], "$defs": strings})
+    assert len(compared) > 100
+    compared.clear()
+    refused = refusal({"type": "array", "prefixItems": [{"oneOf": branches}] * 500, "$defs": strings})
+    assert "exclude each other" in refused.message
+    assert len(compared) < 2 * soundness.MAX_COMPARISONS
+
+
+def test_a_second_look_at_a_text_takes_a_bounded_time():
+    """A schema of many branches and a list of many items would hold the gateway's loop for seconds."""
+    far = [{"type": "integer", "minimum": 10**9 + i} for i in range(1000)]
+    form = of_schema({"type": "array", "items": {"anyOf": [*far, {"type": "integer", "maximum": 10**6}]}})
+    text = json.dumps(list(range(1000, 2000)))
+    began = time.thread_time()
+    assert form.is_kept(text)
+    assert time.thread_time() - began < 0.1
+    assert not form.is_kept('["a"]'), "what is small is still looked at"
+    assert of_schema({"type": "array"}).is_kept("[" + "1," * 20_000), "what is too long is as the grammar made it"
+
+
+def test_a_text_that_is_nested_too_deep_for_a_second_look_counts_as_its_grammar_made_it():
+    schema = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+    assert of_schema(schema).is_kept("[" * 5000 + "]" * 5000)
