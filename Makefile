@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-clients test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -44,6 +44,20 @@ test-all: setup ## both
 test-browser: setup ## the console in a real browser: every screen, axe, pictures
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+# Two environments, because half of the clients need openai 2 and the others openai 3; npm's packages lie beside the tests.
+CLIENTS := $(foreach n,2 3,.venv-clients/openai-$(n)/.installed) tests/clients/node_modules/.installed
+test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a running server; installs them first (1.5 GB)
+	HEADGATE_TEST_CLIENTS=1 $(PYTEST) tests/clients $(ARGS)
+
+.venv-clients/openai-%/.installed: requirements/clients-openai-%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
+	touch $@
+
+tests/clients/node_modules/.installed: tests/clients/package-lock.json
+	cd tests/clients && npm ci --no-audit --no-fund
+	touch $@
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx
