@@ -28,6 +28,11 @@ def require(path: Path) -> Path:
     return path
 
 
+def program(name: str) -> Path:
+    """One from npm."""
+    return require(NODE_MODULES / ".bin" / name)
+
+
 def command(snippet: Snippet, generation: int = 3) -> list[str]:
     if snippet.language == "python":
         return [str(require(VENVS[generation] / "bin" / "python")), "-u", "-c", snippet.text]
