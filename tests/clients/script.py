@@ -17,7 +17,7 @@ def call(name: str, arguments: dict[str, Any]) -> str:
 
 
 def says(prompt: str) -> str:
-    if "What is the weather" in prompt:
+    if "What is the weather" in prompt or "What's the weather" in prompt:
         return SUNNY if "sunny in" in prompt else call("get_weather", {"city": "Paris"})
     if "Name the capital" in prompt:
         return call("City", CITY) if '"name": "City"' in prompt else json.dumps(CITY)
