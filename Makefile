@@ -45,9 +45,9 @@ test-browser: setup ## the console in a real browser: every screen, axe, picture
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
-# Two environments, because half of the clients need openai 2 and the others openai 3; npm's packages lie beside the tests.
-CLIENTS := $(foreach n,2 3,.venv-clients/openai-$(n)/.installed) tests/clients/node_modules/.installed
-test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a running server; installs them first (1.5 GB)
+# Two environments, because half of the clients need openai 2 and the others openai 3, and one for npm's.
+CLIENTS := $(addprefix .venv-clients/,openai-2/.installed openai-3/.installed node/.installed)
+test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a running server; installs them first (2 GB)
 	HEADGATE_TEST_CLIENTS=1 $(PYTEST) tests/clients $(ARGS)
 
 .venv-clients/openai-%/.installed: requirements/clients-openai-%.txt
@@ -55,8 +55,9 @@ test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a 
 	$(@D)/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
 	touch $@
 
-tests/clients/node_modules/.installed: tests/clients/package-lock.json
-	cd tests/clients && npm ci --no-audit --no-fund
+.venv-clients/node/.installed: tests/clients/package-lock.json
+	mkdir -p $(@D) && cp tests/clients/package.json tests/clients/package-lock.json $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund
 	touch $@
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
@@ -131,4 +132,4 @@ demo-model: setup ## train the demo model again (about an hour on 2 cores)
 	$(BIN)/python ops/demo_model/train.py
 
 clean: ## remove the environment and caches (not the state in .headgate)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""What a WebSocket of `/v1/responses` remembers: the last response that was not stored, so that the next can go on from it.
+"""A WebSocket of `/v1/responses` remembers the last response that was not stored, so that the next can go on from it.
 
 Pure: messages and events are values. Only the newest response is kept, in memory, and for as long as the connection.
 """

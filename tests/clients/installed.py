@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from clients.pages import ROOT, Snippet
 
-FOLDER = ROOT / "tests" / "clients"
-VENVS = {generation: ROOT / ".venv-clients" / f"openai-{generation}" for generation in (2, 3)}
+INSTALLED = ROOT / ".venv-clients"
+VENVS = {generation: INSTALLED / f"openai-{generation}" for generation in (2, 3)}
 """Half of the Python clients go with openai 3 only, the others with openai 2."""
-NODE_MODULES = FOLDER / "node_modules"
+NODE = INSTALLED / "node"
+NODE_MODULES = NODE / "node_modules"
 MUST_RUN = os.environ.get("HEADGATE_TEST_CLIENTS") == "1"
 LIMIT_S = 100
 
@@ -55,7 +56,7 @@ class Done:
         return f"exit status {self.code}\n--- output\n{self.output}\n--- errors\n{self.errors}"
 
 
-async def run(arguments: list[str], env: Mapping[str, str], cwd: Path = FOLDER, limit_s: float = LIMIT_S) -> Done:
+async def run(arguments: list[str], env: Mapping[str, str], cwd: Path = NODE, limit_s: float = LIMIT_S) -> Done:
     """With this environment and the search path only: no key or proxy of this machine gets to a client."""
     process = await asyncio.create_subprocess_exec(
         *arguments,

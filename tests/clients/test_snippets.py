@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)
 PAGE = snippets()
 PRINTED = {
     "openai for Python": [HELLO, HELLO],
+    "openai for Python: a WebSocket": [HELLO],
     "openai for Node: chat and streams": [HELLO, HELLO],
     "openai for Node: tools and parsed answers": [SUNNY, "Paris"],
     "openai for Node: responses": [HELLO, f"{HELLO} true"],
