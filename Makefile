@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-clients test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -44,6 +44,21 @@ test-all: setup ## both
 test-browser: setup ## the console in a real browser: every screen, axe, pictures
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+# Two environments, because half of the clients need openai 2 and the others openai 3, and one for npm's.
+CLIENTS := $(addprefix .venv-clients/,openai-2/.installed openai-3/.installed node/.installed)
+test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a running server; installs them first (2 GB)
+	HEADGATE_TEST_CLIENTS=1 $(PYTEST) tests/clients $(ARGS)
+
+.venv-clients/openai-%/.installed: requirements/clients-openai-%.txt
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --disable-pip-version-check -q --no-deps -r $<
+	touch $@
+
+.venv-clients/node/.installed: tests/clients/package-lock.json
+	mkdir -p $(@D) && cp tests/clients/package.json tests/clients/package-lock.json $(@D)
+	cd $(@D) && npm ci --no-audit --no-fund
+	touch $@
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx
@@ -117,4 +132,4 @@ demo-model: setup ## train the demo model again (about an hour on 2 cores)
 	$(BIN)/python ops/demo_model/train.py
 
 clean: ## remove the environment and caches (not the state in .headgate)
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -67,7 +67,7 @@ os.environ.setdefault("HEADGATE_LIMITER_TIMEOUT_S", "4")
 pytest_plugins = ("running",)
 
 FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
-REST_FOLDERS = ("e2e", "chaos", "integration/benchmarks")
+REST_FOLDERS = ("e2e", "chaos", "clients", "integration/benchmarks")
 """What `make test` leaves to `make test-rest`, beside the tests that are marked `rest`."""
 BOTH_DIALECTS = "integration/accounting"
 """Tests of SQL itself run on both dialects in `make test`. Elsewhere PostgreSQL is the rest's."""

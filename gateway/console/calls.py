@@ -6,16 +6,15 @@ shows and a form does what the key may, and no more.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from aiohttp import HttpVersion11, hdrs, web
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
-from multidict import CIMultiDict, CIMultiDictProxy
+from aiohttp import hdrs, web
+from multidict import CIMultiDict
 from yarl import URL
+
+from gateway.http import inner_calls
 
 PASSED_ON = ("x-forwarded-for", hdrs.HOST)
 """The headers of the page's request that a call has too: the API reads the client's address from them."""
@@ -56,25 +55,7 @@ async def forward(
         headers["idempotency-key"] = idempotency_key
     if data:
         headers[hdrs.CONTENT_TYPE] = content_type
-        headers[hdrs.CONTENT_LENGTH] = str(len(data))
-    call = _request(request, method, target, CIMultiDictProxy(headers), data)
-    # aiohttp has no public way to ask an application from within; its own server calls this one.
-    return await request.app._handle(call)
-
-
-def _request(
-    request: web.Request, method: str, target: URL, headers: CIMultiDictProxy[str], data: bytes
-) -> web.Request:
-    loop = asyncio.get_running_loop()
-    payload = EMPTY_PAYLOAD
-    if data:
-        payload = StreamReader(request.protocol, limit=len(data), loop=loop)
-        payload.feed_data(data)
-        payload.feed_eof()
-    message = RawRequestMessage(
-        method, target.raw_path_qs, HttpVersion11, headers, (), False, None, False, False, target
-    )
-    return web.Request(message, payload, request.protocol, request.writer, request.task, loop, client_max_size=0)
+    return await inner_calls.call(request, method, target, headers, data)
 
 
 def query_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -26,6 +26,8 @@ class Conversation:
     unseal: Unseal
     messages: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    _called: set[str] = field(default_factory=set)
+    """The ids of the calls so far."""
     _is_open: bool = False
     """The last message is the assistant's, and further items may belong to it."""
 
@@ -94,12 +96,15 @@ class Conversation:
         if item.get("namespace"):
             function["name"] = qualified(_string(item["namespace"], f"{where}.namespace"), function["name"])
         call = {"id": _string(item.get("call_id"), f"{where}.call_id"), "type": "function", "function": function}
+        self._called.add(call["id"])
         self._assistant(where).setdefault("tool_calls", []).append(call)
 
     def _add_output(self, item: dict[str, Any], where: str) -> None:
         output = item.get("output")
         content = output if isinstance(output, str) else _content(output, f"{where}.output")
         call_id = _string(item.get("call_id"), f"{where}.call_id")
+        if call_id not in self._called:
+            raise errors.invalid("No function call before this output has its call_id.", f"{where}.call_id")
         self._begin(where, {"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _add_compaction(self, item: dict[str, Any], where: str) -> None:

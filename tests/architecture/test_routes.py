@@ -30,6 +30,7 @@ LISTED = {
     "DELETE /v1/messages/batches/{batch}": "batch",
     "POST /v1/completions": "chat",
     "POST /v1/responses": "chat",
+    "GET /v1/responses": "chat",
     "POST /v1/responses/input_tokens": "chat",
     "POST /v1/responses/compact": "chat",
     "GET /v1/responses/{response_id}": "chat",

@@ -209,3 +209,8 @@ def test_the_echo_has_every_field_of_a_response() -> None:
     assert shown["metadata"] == {"a": "b"}
     assert shown["text"]["format"] == {"type": "text"}
     assert shown["temperature"] == 1.0
+
+
+def test_an_output_without_its_call_is_refused_where_it_stands() -> None:
+    assert _refused(input=[{"role": "user", "content": "hi"}, OUTPUT]).param == "input[1].call_id"
+    assert _refused(input=[OUTPUT, CALL]).param == "input[0].call_id"

@@ -1,0 +1,125 @@
+"""`/v1/responses` over a WebSocket: turns, refusals, clients that leave, and what is charged for each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+from gateways import MODEL, RunningGateway
+
+from gateway.base.app_keys import LIFECYCLE
+
+PATH = "/v1/responses"
+ASKED = {"type": "response.create", "model": MODEL, "input": "hi", "store": False, "max_output_tokens": 8}
+
+
+async def turn(socket: aiohttp.ClientWebSocketResponse, **fields: Any) -> list[dict[str, Any]]:
+    """The events that answer one message."""
+    await socket.send_json(ASKED | fields)
+    return await events_of(socket)
+
+
+async def events_of(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
+    events = []
+    while not events or events[-1]["type"] not in ("error", "response.completed", "response.incomplete"):
+        events.append(json.loads((await socket.receive(timeout=20)).data))
+    return events
+
+
+async def test_each_message_is_a_request_of_its_own(gateway: RunningGateway) -> None:
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        first = await turn(socket)
+        second = await turn(socket, previous_response_id=first[-1]["response"]["id"], input="and?")
+    assert [event["sequence_number"] for event in second] == list(range(len(second)))
+    ends = [events[-1]["response"] for events in (first, second)]
+    assert ends[1]["previous_response_id"] == ends[0]["id"]
+    assert ends[1]["usage"]["input_tokens"] > ends[0]["usage"]["input_tokens"] + 8
+    assert ends[1]["usage"]["input_tokens_details"]["cached_tokens"] > 0
+    await gateway.balanced()
+    rows = await gateway.sql("SELECT request_id, cache_read + cache_write + uncached, output FROM ledger_entry")
+    assert sorted(rows) == sorted(
+        (end["headgate"]["request_id"], end["usage"]["input_tokens"], end["usage"]["output_tokens"]) for end in ends
+    )
+
+
+async def test_refusals_are_events_and_the_connection_goes_on(gateway: RunningGateway) -> None:
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        await socket.send_str("{")
+        (error,) = await events_of(socket)
+        assert (error["status"], error["error"]["code"]) == (400, "invalid_json")
+        (error,) = await turn(socket, model="unknown")
+        assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
+        (error,) = await turn(socket, previous_response_id="resp_none")
+        assert error["error"]["code"] == "previous_response_not_found"
+        assert (await turn(socket))[0]["type"] == "response.created"
+
+
+async def test_a_stored_response_is_gone_on_from_on_another_connection(gateway: RunningGateway) -> None:
+    async with gateway.session() as session:
+        async with session.ws_connect(PATH) as socket:
+            stored = (await turn(socket, store=True))[-1]["response"]["id"]
+            unstored = (await turn(socket))[-1]["response"]["id"]
+        async with session.ws_connect(PATH) as socket:
+            assert (await turn(socket, previous_response_id=stored))[-1]["type"] != "error"
+            assert (await turn(socket, previous_response_id=unstored))[-1]["type"] == "error"
+
+
+async def test_a_client_that_leaves_ends_its_request(gateway: RunningGateway, worker: Any) -> None:
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        worker.runner.step_s = 0.05
+        await socket.send_json(ASKED | {"max_output_tokens": 1000})
+        while json.loads((await socket.receive(timeout=20)).data)["type"] != "response.output_text.delta":
+            pass
+    await gateway.balanced()
+    ((output,),) = await gateway.sql("SELECT output FROM ledger_entry")
+    assert 0 < output < 1000
+
+
+async def test_a_revoked_key_is_refused_on_an_open_connection(gateway: RunningGateway) -> None:
+    _, key = await gateway.new_tenant("revoked")
+    async with gateway.session(key) as session, session.ws_connect(PATH) as socket:
+        assert (await turn(socket))[-1]["type"] != "error"
+        key_id = (await gateway.sql("SELECT id FROM api_key ORDER BY created_at DESC, id DESC"))[0][0]
+        async with gateway.session(gateway.keys.admin_key) as operator:
+            async with operator.patch(f"/admin/v1/keys/{key_id}", json={"disabled": True}) as answer:
+                assert answer.status == 200, await answer.text()
+        for _ in range(40):
+            (*_, last) = await turn(socket)
+            if last["type"] == "error":
+                break
+            await asyncio.sleep(0.2)
+        assert last["status"] == 401
+
+
+@pytest.mark.parametrize(("key", "status"), [("", 401), (None, 400)])
+async def test_what_is_no_handshake_is_a_plain_error(gateway: RunningGateway, key: str | None, status: int) -> None:
+    async with gateway.session(key) as session, session.get(PATH) as answer:
+        assert answer.status == status
+        assert (await answer.json())["error"]["message"]
+
+
+async def test_messages_that_are_not_text_or_too_many_close_the_connection(gateway: RunningGateway) -> None:
+    async with gateway.session() as session:
+        async with session.ws_connect(PATH) as socket:
+            await socket.send_bytes(b"x")
+            assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        async with session.ws_connect(PATH) as socket:
+            for _ in range(30):
+                await socket.send_json(ASKED)
+            kinds = []
+            while not kinds or kinds[-1] not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
+                kinds.append((await socket.receive(timeout=20)).type)
+            assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+
+
+async def test_a_gateway_that_stops_answers_and_closes(gateway: RunningGateway) -> None:
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        await socket.send_json(ASKED | {"max_output_tokens": 200})
+        assert json.loads((await socket.receive(timeout=20)).data)["type"] == "response.created"
+        gateway.app[LIFECYCLE].draining.set()
+        assert (await events_of(socket))[-1]["type"] in ("response.completed", "response.incomplete")
+        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        assert socket.close_code == aiohttp.WSCloseCode.GOING_AWAY
