@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import jinja2
 
-from accounting.billing import csv_text
 from accounting.billing.invoices import InvoiceInfo
+from accounting.exports import csv_text
 from gateway.billing.document import csv_records, document
 
 _TEMPLATES = jinja2.Environment(

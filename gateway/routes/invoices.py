@@ -8,11 +8,12 @@ import asyncio
 
 from aiohttp import web
 
-from accounting.billing import credits, csv_text, focus, invoices
+from accounting.billing import credits, invoices
+from accounting.exports import csv_text, focus
 from accounting.values import clock, periods
 from accounting.values.errors import KeyReusedError
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, SETTINGS
+from gateway.base.app_keys import DATABASE
 from gateway.billing.render import RENDERERS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -89,12 +90,7 @@ async def give_credit(request: web.Request) -> web.Response:
     try:
         async with writing(request, changes_identities=False) as conn:
             made, is_replay = await credits.create(
-                conn,
-                wanted,
-                key=key,
-                issuer=request.app[SETTINGS].invoice_issuer,
-                now_ms=clock.now_ms(),
-                actor=request[PRINCIPAL].key_id,
+                conn, wanted, key=key, now_ms=clock.now_ms(), actor=request[PRINCIPAL].key_id
             )
     except KeyReusedError as error:
         raise errors.ApiError(422, str(error), code="idempotency_mismatch") from None
@@ -123,7 +119,7 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
     query.refuse_unknown(request.query, {"period"})
     with translated():
         start, end = periods.bounds(query.text(request.query, "period") or "")
-    pages = focus.rows(request.app[DATABASE], start, end, request.app[SETTINGS].invoice_issuer)
+    pages = focus.rows(request.app[DATABASE], start, end)
     name = f"focus-{periods.period_of(start)}.csv"
     response = web.StreamResponse(
         headers={"content-type": "text/csv; charset=utf-8", "content-disposition": f'attachment; filename="{name}"'}
@@ -148,12 +144,7 @@ def _only_of(request: web.Request) -> str | None:
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:
     with translated():
         return await invoices.close(
-            request.app[DATABASE],
-            tenant_id,
-            period,
-            issuer=request.app[SETTINGS].invoice_issuer,
-            now_ms=clock.now_ms(),
-            actor=request[PRINCIPAL].key_id,
+            request.app[DATABASE], tenant_id, period, now_ms=clock.now_ms(), actor=request[PRINCIPAL].key_id
         )
 
 

@@ -13,9 +13,10 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import exports, residency_sums
 from accounting.billing import invoice_numbers as numbers
+from accounting.billing import residency_sums
 from accounting.database.db import Database
+from accounting.exports import exports
 from accounting.prices import price_lists, prices, pricing
 from accounting.prices.prices import DEFAULT_SHEET
 from accounting.prices.repricing import RatesByVersion
