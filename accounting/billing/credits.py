@@ -147,7 +147,9 @@ async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> l
     time."""
     query = _listed().where(Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency)
     rows = (await conn.execute(query)).all()
-    grants = [Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at, r.source) for r in rows]
+    grants = [
+        Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at, r.source, r.note) for r in rows
+    ]
     return [grant for grant in grants if grant.remaining]
 
 

@@ -19,6 +19,7 @@ class Grant(msgspec.Struct, frozen=True):
     """The value is None if the grant never expires."""
     source: str = "cash"
     """Cash is a payment; promotion is a discount."""
+    note: str = ""
 
 
 def allocate(hours: Mapping[int, int], grants: Sequence[Grant], most: int) -> list[tuple[Grant, int]]:

@@ -139,7 +139,7 @@ async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[
 
 
 def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
-    return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency)
+    return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency, note=grant.note)
 
 
 async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:

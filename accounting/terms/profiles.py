@@ -21,7 +21,7 @@ from accounting.values.errors import InvalidError, NotFoundError
 
 ISSUER = "issuer"
 DEFAULT_NAME = "Headgate"
-MAX_LOGO_BYTES = 256 * 1024
+MAX_LOGO_BYTES = 40_000
 MAX_LOGO_PIXELS = 4_000_000
 P = TypeVar("P", Issuer, Customer)
 

@@ -47,3 +47,9 @@ def grouped(micro_units: int) -> str:
     whole, _, places = decimal(abs(micro_units), 6).partition(".")
     sign = "\u2212" if micro_units < 0 else ""
     return f"{sign}{int(whole):,}.{places}"
+
+
+def in_units(micro_units: int, places: int) -> str:
+    """Formats an amount that can be paid, with the decimals of its currency: `1,234.50`."""
+    whole, _, rest = grouped(micro_units).partition(".")
+    return f"{whole}.{rest[:places]}" if places else whole

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select, text
 
 from accounting.billing import invoices, reports, residency
-from accounting.exports import focus
 from accounting.billing.reports import ReportQuery
 from accounting.billing.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
 from accounting.books import books
+from accounting.exports import focus
 from accounting.prices import prices, pricing
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys

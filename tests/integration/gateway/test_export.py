@@ -14,9 +14,9 @@ from click.testing import CliRunner
 from sqlalchemy import text
 
 from accounting.billing import invoices
-from accounting.exports import exports, focus
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.exports import exports, focus
 from accounting.prices import prices
 from accounting.values.types import Rates
 from gateway.cli.main import main
