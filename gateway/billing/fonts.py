@@ -26,7 +26,6 @@ _EVERYWHERE = frozenset("\n\u200c\u200d")
 def choose(page: FPDF, text: str, country: str) -> None:
     """Load the fonts that the text needs, and set those beside the Latin one as fallbacks."""
     page.add_font(FAMILY, "", _SCRIPTS / LATIN)
-    page.add_font(FAMILY, "B", _SCRIPTS / LATIN, variations={"wght": 700})
     missing = set(text) - _EVERYWHERE - _covered(_SCRIPTS / LATIN, 0)
     fallbacks = []
     for path, face in _others(country):
