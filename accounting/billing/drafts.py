@@ -1,4 +1,4 @@
-"""What an invoice would say: its lines, the grants that pay for it and its terms. Nothing is written here, so that a
+"""A draft of an invoice: its lines, the grants that pay for it and its terms. Nothing is written here, so that a
 preview and a close are one computation.
 """
 

@@ -102,7 +102,7 @@ class Names:
         self.invoices: dict[tuple[str, str], str] = {}
         """The first invoice of each tenant and period."""
         self.issuers: dict[str | None, str] = {}
-        """Who issued each document. Under None is who will issue the next ones."""
+        """The issuer of each document. Under None is the one of the next documents."""
         self.rates = RatesByVersion()
         self._list: list[price_lists.SheetVersion] = []
 

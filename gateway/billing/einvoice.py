@@ -28,7 +28,7 @@ NOT_SUBJECT = "not_subject"
 
 
 class IncompleteError(Exception):
-    """What the standard demands is missing. The message names it and says where it is set."""
+    """Something that the standard demands is missing. The message names it and says where it is set."""
 
 
 def missing(info: InvoiceInfo) -> list[str]:

@@ -11,7 +11,7 @@ from accounting.terms import profiles
 from accounting.values import clock
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
-from gateway.http.sql import reading, translated, writing
+from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.routes.invoices import INVOICES, answer_as, only_of, wanted_type
@@ -32,9 +32,7 @@ async def get_issuer(request: web.Request) -> web.Response:
 
 
 async def change_issuer(request: web.Request) -> web.Response:
-    body = await admin.json_object(request)
-    with translated():
-        wanted = shapes.changes(body, shapes.IssuerChanges)
+    wanted = shapes.changes(await admin.json_object(request), shapes.IssuerChanges)
     async with writing(request, changes_identities=False) as conn:
         made = await profiles.change_issuer(conn, wanted, now=admin.now(), actor=admin.actor(request))
     return reply(shapes.issuer(made))
@@ -47,9 +45,8 @@ async def get_customer(request: web.Request) -> web.Response:
 
 
 async def change_customer(request: web.Request) -> web.Response:
-    tenant_id, body = admin.part(request, "tenant_id"), await admin.json_object(request)
-    with translated():
-        wanted = shapes.changes(body, shapes.CustomerChanges)
+    tenant_id = admin.part(request, "tenant_id")
+    wanted = shapes.changes(await admin.json_object(request), shapes.CustomerChanges)
     async with writing(request, changes_identities=False) as conn:
         made = await profiles.change_customer(conn, tenant_id, wanted, now=admin.now(), actor=admin.actor(request))
     return reply(shapes.customer(tenant_id, made))

@@ -10,7 +10,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from accounting.prices.pricing import MAX_AMOUNT
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
-from accounting.values.errors import InvalidError
 from gateway.schema.convert import convert
 from gateway.schema.invoices import Second
 
@@ -71,12 +70,10 @@ class NewVoid(msgspec.Struct, frozen=True):
 
 
 def changes(body: Mapping[str, Any], kind: type[C]) -> dict[str, Any]:
-    """Returns the fields that the body names. Raises `ApiError`, and InvalidError for a field that does not exist."""
-    for name in body:
-        if name not in kind.__struct_fields__:
-            raise InvalidError(f"There is no field {name!r} here.", name[:100])
+    """Returns the fields that the body names; None stands for the default. Raises `ApiError`."""
     given = convert(body, kind)
-    return {name: None if body[name] is None else getattr(given, name) for name in body}
+    named = [name for name in kind.__struct_fields__ if name in body]
+    return {name: None if body[name] is None else getattr(given, name) for name in named}
 
 
 def issuer(profile: Issuer) -> dict[str, Any]:

@@ -85,9 +85,7 @@ async def test_a_month_of_two_tenants_in_two_currencies_agrees_to_the_smallest_u
         assert broken_rules(einvoice.xml(info)) == []
         asked[info.currency] += amounts.due
     assert made[0].terms.amounts.tax > 0 == made[1].terms.amounts.tax
-    assert await focus_sums(db) == {
-        (info.number, info.currency): info.terms.amounts.due for info in made
-    }
+    assert await focus_sums(db) == {(info.number, info.currency): info.terms.amounts.due for info in made}
     # The ledger has what was asked for, but for the remainder that is carried on.
     rest = {info.currency: info.terms.amounts.carried_out for info in made}
     assert {unit: int(amount) for unit, amount in receivable.items()} == {

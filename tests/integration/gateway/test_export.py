@@ -90,9 +90,13 @@ async def test_focus_adds_up_to_the_charges_and_names_the_invoice(url, tmp_path)
     charged, tokens = await one(
         url, "SELECT sum(charge), sum(cache_read + cache_write + uncached + output) FROM ledger_entry"
     )
-    assert sum(row["BilledCost"] for row in rows) * 10**6 == charged
-    assert sum(row["ConsumedQuantity"] for row in rows) == tokens
-    assert sum(row["PricingQuantity"] for row in rows) * 10**6 == tokens
+    usage = [row for row in rows if row["ChargeCategory"] == "Usage"]
+    assert sum(row["BilledCost"] for row in usage) * 10**6 == charged
+    async with Database(url).read() as conn:
+        due = (await invoices.get(conn, "INV-000001")).terms.amounts.due
+    assert sum(row["BilledCost"] for row in rows if row["InvoiceId"] == "INV-000001") * 10**6 == due
+    assert sum(row["ConsumedQuantity"] for row in usage) == tokens
+    assert sum(row["PricingQuantity"] for row in usage) * 10**6 == tokens
     assert {row["InvoiceId"] for row in rows} == {"INV-000001", None}
     assert set(rows[0]) == set(focus.COLUMNS)
     # Who has a sheet of its own pays less than the list price.
