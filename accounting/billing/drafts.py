@@ -30,7 +30,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
     subtotal: int
     paid: Uses
-    """What each grant pays."""
+    """The amount that each grant pays."""
     expired: Uses
     """The rest of each grant that has ended with the period."""
     lines: list[Line]

@@ -14,7 +14,7 @@ from accounting.tables.models import Base
 
 
 class BillingProfile(Base):
-    """Who bills, or who is billed, as it is now. A document keeps a copy of what it was issued with."""
+    """The one who bills, or who is billed, as it is now. A document keeps a copy of what it was issued with."""
 
     __tablename__ = "billing_profile"
 
@@ -34,7 +34,7 @@ class Logo(Base):
 
 
 class InvoiceTerms(Base):
-    """What a document asks for in whole units, from whom, by which rule of tax. One row for each invoice row."""
+    """The terms of a document: what it asks for in whole units, from whom, by which rule of tax. One row for each invoice row."""
 
     __tablename__ = "invoice_terms"
 
@@ -58,7 +58,7 @@ class InvoiceTerms(Base):
     carried_in: Mapped[int]
     carried_out: Mapped[int]
     settled_before: Mapped[int]
-    """What was paid or credited of the void invoice that this one replaces."""
+    """The amount that was paid or credited of the void invoice that this one replaces."""
     due_at: Mapped[int]
     refers_to: Mapped[str | None] = mapped_column(ForeignKey("invoice.number"), index=True)
     """The invoice that a credit note corrects, or the one that an invoice replaces."""

@@ -1,4 +1,4 @@
-"""What a document asks for: whole units of the currency, with the remainder carried to the next one. The module is pure.
+"""The amounts that a document asks for: whole units of the currency, with the remainder carried to the next one. The module is pure.
 
 Charges are exact micro-units, and nobody can pay a tenth of a cent. For each document
 
@@ -27,7 +27,7 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     """The base of the tax."""
     tax: int
     paid: int
-    """What cash that was prepaid pays."""
+    """The amount that prepaid cash pays."""
     due: int
     carried_in: int
     carried_out: int

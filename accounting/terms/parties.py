@@ -1,4 +1,4 @@
-"""Who bills, who is billed, and by which rule of tax. The module is pure: values and their checks.
+"""The issuer, the customer, and the rule of tax between them. The module is pure: values and their checks.
 
 Addresses, tax numbers and bank details are printed and put into XML, so every text is one line that shows what it says:
 no control character and no character that changes the direction of what stands beside it.
@@ -33,7 +33,7 @@ REASONS = {
     "export": "Export outside the EU",
     "not_subject": "Not subject to VAT",
 }
-"""What a document says if the rule has no reason of its own."""
+"""The reason that a document prints if the rule has no reason of its own."""
 OWED_BY_CUSTOMER = ("reverse_charge", "intra_community")
 MAX_CHARS = 200
 MAX_PAYMENT_DAYS = 365
@@ -54,7 +54,7 @@ class Party(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     country: str = ""
     """Two letters of ISO 3166-1."""
     vat_number: str = ""
-    """With its country in front, such as DE136695976."""
+    """The number with its country in front, such as DE136695976."""
     tax_number: str = ""
     """The number at the local tax office."""
     company_number: str = ""

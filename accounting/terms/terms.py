@@ -38,7 +38,7 @@ class Standing(msgspec.Struct, frozen=True):
     state: str
     """An invoice is open, paid or void. A credit note is issued."""
     balance: int
-    """What of an invoice is still to be paid."""
+    """The amount of an invoice that is still to be paid."""
     replaced_by: str | None = None
 
 

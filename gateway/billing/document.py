@@ -59,7 +59,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """The customer's country, which decides between the forms of a Chinese character."""
 
     def texts(self) -> str:
-        """Return every text of the document."""
+        """Returns every text of the document."""
         cells = [text for row in (*self.rows, *self.credits) for text in msgspec.structs.astuple(row)]
         pairs = [text for pair in (*self.facts, *self.totals, *self.payment) for text in pair]
         return "".join((self.title, self.number, *self.issuer, *self.customer, *cells, *pairs, *self.notes))

@@ -32,7 +32,7 @@ class IncompleteError(Exception):
 
 
 def missing(info: InvoiceInfo) -> list[str]:
-    """Return what the standard demands and the invoice does not have."""
+    """Returns what the standard demands and the invoice does not have."""
     terms = info.terms
     issuer, customer = terms.issuer, terms.customer
     ids = (issuer.company_number,) if terms.rule.tax == NOT_SUBJECT else (issuer.vat_number, issuer.tax_number)
@@ -148,7 +148,7 @@ def _line(number: int, line: Line, amount: int, money: _Money, code: str, vat: d
 
 
 def _party(party: Party, tax: str) -> dict[str, Any]:
-    """What is not subject to VAT must name no VAT number (BR-O-02)."""
+    """Returns a party. An invoice that is not subject to VAT must name no VAT number (BR-O-02)."""
     contact = {name: text for name, text in (("phone", party.phone), ("email", party.email)) if text}
     values = {
         "name": safe(party.name),

@@ -24,7 +24,7 @@ _EVERYWHERE = frozenset("\n\u200c\u200d")
 
 
 def choose(page: FPDF, text: str, country: str) -> None:
-    """Load the fonts that the text needs, and set those beside the Latin one as fallbacks."""
+    """Loads the fonts that the text needs, and set those beside the Latin one as fallbacks."""
     page.add_font(FAMILY, "", _SCRIPTS / LATIN)
     missing = set(text) - _EVERYWHERE - _covered(_SCRIPTS / LATIN, 0)
     fallbacks = []
@@ -41,7 +41,7 @@ def choose(page: FPDF, text: str, country: str) -> None:
 
 
 def drawable(text: str, country: str) -> str:
-    """Return the text with `<U+1234>` for what no font can draw. It never becomes question marks."""
+    """Returns the text with `<U+1234>` for what no font can draw. It never becomes question marks."""
     known = _covered(_SCRIPTS / LATIN, 0) | _EVERYWHERE
     rest = set(text) - known
     for path, face in _others(country):

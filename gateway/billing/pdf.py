@@ -85,7 +85,7 @@ def _head(page: _Page, doc: Document) -> None:
 
 
 def _block(page: _Page, lines: list[str], x: float, width: float) -> None:
-    """Draw a name and what stands below it. A long line is broken."""
+    """Draws a name and what stands below it. A long line is broken."""
     for number, text in enumerate(lines):
         page.set_x(x)
         page.set_font(FAMILY, size=8 if number else 11)
@@ -135,7 +135,7 @@ def _credits(page: _Page, rows: list[Row]) -> None:
 
 
 def _lines(page: _Page, widths: tuple[float, ...]) -> Any:
-    """Return a table: text on the left, numbers on the right."""
+    """Returns a table: text on the left, numbers on the right."""
     page.set_font(FAMILY, size=9)
     page.set_text_color(*INK)
     page.set_draw_color(*RULE)

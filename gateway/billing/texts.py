@@ -26,7 +26,7 @@ _JOINERS = "\u200c\u200d"
 
 
 def safe(text: str) -> str:
-    """Show what is invisible instead of obeying it: control characters and changes of direction become `<U+202E>`."""
+    """Shows what is invisible instead of obeying it: control characters and changes of direction become `<U+202E>`."""
     return "".join(
         f"<U+{ord(char):04X}>" if unicodedata.category(char) in HIDDEN and char not in _JOINERS else char
         for char in text
