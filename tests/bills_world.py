@@ -78,7 +78,7 @@ async def _requests(conn, tenant_id, key, version, currency, rates) -> None:
                 charge=pricing.charge(usage, rates),
             )
         )
-    await request_postings.post(conn, 0, random.randrange(1, 2**40), made, now_ms=END * 1000)
+    await request_postings.post(conn, random.randrange(100, 2**30), 1, made, now_ms=END * 1000)
     seen = [
         WitnessRecord(
             worker="w", seq=1, request_id=one.request_id, attempt=0, tenant_id=tenant_id, root="r", usage=one.usage

@@ -11,6 +11,7 @@ import json
 
 import bills_world
 import pytest
+import pytest_asyncio
 from billing_world import PERIOD
 from click.testing import CliRunner
 from en16931 import broken_rules
@@ -25,9 +26,9 @@ from gateway.cli.main import main
 ISSUER = "/admin/v1/issuer"
 
 
-@pytest.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory, redis_url):
-    async with running_gateway(tmp_path_factory.mktemp("home"), redis_url) as running:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(tmp_path_factory, redis_socket):
+    async with running_gateway(tmp_path_factory.mktemp("home"), f"unix://{redis_socket}?db=4") as running:
         yield running
 
 
@@ -173,7 +174,7 @@ async def test_a_currency_that_nobody_can_pay_in_is_refused(gateway, currency):
 
 async def test_a_name_with_hidden_characters_is_shown_and_not_obeyed(gateway):
     """A tenant's own name may have anything, and stands on its documents if the profile has no name."""
-    tenant = await bills_world.tenant(gateway.app[DATABASE], "=1+1\u202egnp\x1b[31m", "EUR")
+    tenant = await bills_world.tenant(gateway.app[DATABASE], "=1+1\u202egnp\x1b[31m", "EUR", country="DE")
     _, made = await call(gateway, "POST", "/admin/v1/invoices", {"period": PERIOD, "project_id": tenant})
     path = f"/admin/v1/invoices/{made['number']}"
     for kind, shown in (("html", b"&lt;U+202E&gt;"), ("xml", b"&lt;U+001B&gt;")):
