@@ -43,9 +43,10 @@ async def pay(
     if amount > invoice.standing.balance:
         raise ConflictError(f"Of {number} less than that is open.")
     last = await conn.scalar(select(func.max(InvoicePayment.payment_no)).where(InvoicePayment.number == number))
+    payment_no = (last or 0) + 1
     values = {
         "number": number,
-        "payment_no": (last or 0) + 1,
+        "payment_no": payment_no,
         "amount": amount,
         "paid_at": now_ms // 1000 if paid_at is None else paid_at,
         "reference": reference,
@@ -53,7 +54,7 @@ async def pay(
         "actor": actor,
     }
     await conn.execute(insert(InvoicePayment).values(**values))
-    entry = ledger.blank("payment", number, values["payment_no"], invoice.tenant_id, invoice.currency, now_ms)
+    entry = ledger.blank("payment", number, payment_no, invoice.tenant_id, invoice.currency, now_ms)
     await ledger.post_transfer(conn, entry, CASH, RECEIVABLE, amount)
     await audit.record(
         conn,

@@ -52,7 +52,7 @@ def _lost(rows: Sequence[Any]) -> list[str]:
     """Return the tenants whose remainders do not form one chain: each document's `carried_in` is what some other one
     carried on, or 0 for the first, so that the sets of both are equal but for the first and the last."""
     rest: dict[tuple[str, str], Counter[int]] = {}
-    failures = {}
+    failures: dict[str, None] = {}
     for row in rows:
         mine = rest.setdefault((row.tenant_id, row.currency), Counter({0: 1}))
         mine[row.carried_out] += 1

@@ -15,7 +15,7 @@ from accounting.terms.terms import Terms
 from accounting.values import time_zones
 from accounting.values.periods import DAY_S
 from gateway.billing.texts import line_detail, line_title, safe
-from gateway.schema.money import grouped, in_units
+from gateway.schema.money import grouped, in_units, percentage
 
 BYTE_HOURS_PER_MILLI_GB = 10**6
 Labelled = list[tuple[str, str]]
@@ -137,7 +137,7 @@ def _totals(info: InvoiceInfo) -> Labelled:
 
 
 def _tax_label(terms: Terms) -> str:
-    return f"VAT {Decimal(terms.rule.rate).scaleb(-4).normalize():f} %"
+    return f"VAT {percentage(terms.rule.rate)} %"
 
 
 def _payment(info: InvoiceInfo) -> Labelled:

@@ -18,6 +18,7 @@ from accounting.terms.parties import OWED_BY_CUSTOMER, Party
 from accounting.values import currencies
 from accounting.values.periods import DAY_S
 from gateway.billing.texts import line_detail, line_title, safe
+from gateway.schema.money import percentage
 
 INVOICE, CREDIT_NOTE = "380", "381"
 SEPA_TRANSFER, TRANSFER = "58", "30"
@@ -71,7 +72,7 @@ def _terms(info: InvoiceInfo) -> dict[str, Any]:
     discount = amounts.rounded(terms.discount, unit)
     lines = _lines(info, sign, discount, unit)
     net, tax = terms.amounts.net, terms.amounts.tax
-    vat = {} if rule.tax == NOT_SUBJECT else {"rate": _percent(rule.rate)}
+    vat = {} if rule.tax == NOT_SUBJECT else {"rate": percentage(rule.rate)}
     category = {"vat_category_code": rule.code} | ({"vat_rate": vat["rate"]} if vat else {})
     breakdown = {"BT-116": money(net), "BT-117": money(tax), "BT-118": rule.code}
     breakdown |= {"BT-119": vat["rate"]} if vat else {}
@@ -179,10 +180,6 @@ def _account(info: InvoiceInfo) -> dict[str, str]:
         "BT-85": issuer.account_name or issuer.name,
         **({"BT-86": issuer.bic} if issuer.bic else {}),
     }
-
-
-def _percent(rate: int) -> str:
-    return f"{Decimal(rate).scaleb(-4).normalize():f}"
 
 
 def _day(second: int) -> date:

@@ -27,7 +27,7 @@ def choose(page: FPDF, text: str, country: str) -> None:
     """Loads the fonts that the text needs, and set those beside the Latin one as fallbacks."""
     page.add_font(FAMILY, "", _SCRIPTS / LATIN)
     missing = set(text) - _EVERYWHERE - _covered(_SCRIPTS / LATIN, 0)
-    fallbacks = []
+    fallbacks: list[str] = []
     for path, face in _others(country):
         if not missing:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,9 +11,7 @@ import click
 from accounting.terms.parties import MAX_PAYMENT_DAYS, Tax
 from gateway.cli.admin_commands import OrNone, group, option, row
 from gateway.cli.answers import FIELDS, Grid
-
-MILLIONTHS = 10_000
-"""Millionths in a percent."""
+from gateway.schema.money import percentage, tax_rate
 
 
 class Percent(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -26,12 +23,9 @@ class Percent(click.ParamType):  # type: ignore[type-arg]  # generic in some ver
         if isinstance(value, int) or value == "none":
             return value
         try:
-            rate = Decimal(value) * MILLIONTHS
-        except InvalidOperation:
-            self.fail(f"{value!r} is no percentage like 19 or 8.1.", param, ctx)
-        if not rate.is_finite() or not 0 <= rate <= 100 * MILLIONTHS or rate % 1:
-            self.fail(f"{value!r} is no percentage from 0 to 100 with at most 4 decimals.", param, ctx)
-        return int(rate)
+            return tax_rate(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class Picture(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -51,7 +45,7 @@ class Picture(click.ParamType):  # type: ignore[type-arg]  # generic in some ver
 def _profile(found: dict[str, Any]) -> Grid:
     given = {name: value for name, value in found.items() if value not in ("", None) and name != "object"}
     if "tax_rate" in given:
-        given["tax_rate"] = f"{Decimal(given['tax_rate']) / MILLIONTHS:f} %"
+        given["tax_rate"] = f"{percentage(given['tax_rate'])} %"
     return Grid(FIELDS, list(given.items()))
 
 

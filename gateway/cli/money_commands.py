@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gateway.cli.money import Amount, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
+from gateway.schema.money import percentage
 
 INVOICES_PATH = "/admin/v1/invoices"
 DOCUMENTS = {
@@ -133,7 +133,7 @@ def _invoice(found: dict[str, Any]) -> tuple[Grid, Grid]:
     ]
     rule = found["tax_rule"]
     sums = [(label, shown(found[f"{name}_micro_units"], currency)) for name, label in SUMS.items()]
-    tax = f"{rule['tax']}, {Decimal(rule['rate']) / 10_000:f} %"
+    tax = f"{rule['tax']}, {percentage(rule['rate'])} %"
     facts = [("state", found["state"]), ("tax_rule", tax), ("due_at", found["due_at"])]
     links = [(name, found[name]) for name in ("refers_to", "replaced_by", "note") if found[name]]
     return Grid(columns, lines), Grid(FIELDS, [*sums, *facts, *links])

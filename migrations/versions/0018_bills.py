@@ -1,6 +1,8 @@
 """Profiles of who bills and who is billed, terms and payments of documents. Documents so far get terms that ask for
 exactly what they asked for."""
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
@@ -91,7 +93,7 @@ _TERMS = (
 )
 
 
-def _terms_of(row):
+def _terms_of(row: Any) -> dict[str, Any]:
     zero = ("tax_rate", "discount", "tax_amount", "carried_in", "carried_out", "settled_before")
     return {
         "number": row.number,
