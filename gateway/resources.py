@@ -343,9 +343,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         journals = gateway_journals(settings.journals_dir)
         return await limiter_equals_books(database, app[METERING].link, journals)
 
-    keeper = Bookkeeping(
-        database, app[METRICS].registry, settings.invoice_issuer, settings.invoice_automatic, limiter_truth
-    )
+    keeper = Bookkeeping(database, app[METRICS].registry, settings.invoice_automatic, limiter_truth)
     async with _background(keeper.run()):
         yield
 

@@ -11,17 +11,23 @@ from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Row, and_, func, insert, select
+from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.billing import documents
 from accounting.billing import invoice_numbers as numbers
 from accounting.billing.grants import Grant
+from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch as changes
 from accounting.database.paging import Page, newest_first
 from accounting.ledger import ledger
 from accounting.prices.pricing import MAX_AMOUNT
+from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry, Tenant
+from accounting.terms import amounts
+from accounting.terms import terms as frozen
+from accounting.values import currencies
 from accounting.values.errors import ConflictError, InvalidError, KeyReusedError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.periods import bounds, period_of
@@ -66,7 +72,7 @@ class CreditInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(
-    conn: AsyncConnection, wanted: NewCredit, *, key: str, issuer: str, now_ms: int, actor: str
+    conn: AsyncConnection, wanted: NewCredit, *, key: str, now_ms: int, actor: str
 ) -> tuple[CreditInfo, bool]:
     """Return (the credit, whether the same idempotency key had made it before). Raises KeyReusedError if the key was
     used for another request."""
@@ -95,7 +101,7 @@ async def create(
     if wanted.type == "grant":
         await _grant(conn, wanted, values, now_ms)
     else:
-        await _correct(conn, wanted, values, issuer, now_ms)
+        await _correct(conn, wanted, values, now_ms)
     await changes.record(
         conn,
         f"headgate.{wanted.type}.created",
@@ -141,7 +147,9 @@ async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> l
     time."""
     query = _listed().where(Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency)
     rows = (await conn.execute(query)).all()
-    grants = [Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at) for r in rows]
+    grants = [
+        Grant(r.id, r.amount - int(r.used), r.priority, r.starts_at, r.expires_at, r.source, r.note) for r in rows
+    ]
     return [grant for grant in grants if grant.remaining]
 
 
@@ -181,13 +189,14 @@ async def _grant(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any
     if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
         raise NotFoundError("No such tenant.")
     currency = wanted.currency.upper()
+    currencies.decimals(currency)
     owner = {"tenant_id": wanted.tenant_id, "currency": currency}
     await conn.execute(insert(Credit).values(**values, **owner, source=wanted.source))
     entry = ledger.blank("grant", values["id"], 0, wanted.tenant_id, currency, now_ms)
     await ledger.post_transfer(conn, entry, wanted.source, PREPAID, wanted.amount)
 
 
-async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], issuer: str, now_ms: int) -> None:
+async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int) -> None:
     query = select(LedgerEntry.__table__).where(
         LedgerEntry.request_id == wanted.corrects,
         LedgerEntry.kind == "settle",
@@ -196,7 +205,8 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     wrong = (await conn.execute(query)).mappings().first()
     if wrong is None:
         raise NotFoundError("No such charge of this tenant.")
-    if wanted.type == "credit_note" and not await _is_invoiced(conn, wrong):
+    invoice = await _invoice_of(conn, wrong) if wanted.type == "credit_note" else None
+    if wanted.type == "credit_note" and invoice is None:
         raise ConflictError("This charge is on no invoice yet: correct it by an adjustment.")
     parts = await _parts(conn, wrong, wanted.amount)
     owner = {"tenant_id": wrong["tenant_id"], "currency": wrong["currency"]}
@@ -207,8 +217,8 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     entry |= {name: wrong[name] for name in kept}
     entry |= {f"charge_{name}": -part for name, part in parts.items()}
     await ledger.post_correction(conn, {**entry, "charge": -wanted.amount})
-    if wanted.type == "credit_note":
-        await _issue_note(conn, row, wrong, issuer, now_ms)
+    if invoice is not None:
+        await _issue_note(conn, row, wrong, invoice, now_ms)
 
 
 async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:
@@ -227,68 +237,76 @@ async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, in
     return parts
 
 
-async def _is_invoiced(conn: AsyncConnection, wrong: Any) -> bool:
-    covering = select(Invoice.number).where(
-        Invoice.tenant_id == wrong["tenant_id"],
-        Invoice.series == numbers.INVOICE,
-        Invoice.until_ms > wrong["opened_at_ms"],
-        Invoice.cutoff_ms >= wrong["posted_at_ms"],
+async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
+    """Return the number of the invoice that has the charge and is not void."""
+    voided = select(InvoiceTerms.refers_to).where(InvoiceTerms.voids)
+    covering = (
+        select(Invoice.number)
+        .where(
+            Invoice.tenant_id == wrong["tenant_id"],
+            Invoice.series == numbers.INVOICE,
+            Invoice.until_ms > wrong["opened_at_ms"],
+            Invoice.cutoff_ms >= wrong["posted_at_ms"],
+            Invoice.number.not_in(voided),
+        )
+        .order_by(Invoice.until_ms, Invoice.version.desc())
     )
-    return await conn.scalar(covering.limit(1)) is not None
+    return await conn.scalar(covering.limit(1))
 
 
-async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any, issuer: str, now_ms: int) -> None:
+async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any, invoice: str, now_ms: int) -> None:
+    """Write a credit note to the invoice: under its rule of tax, from and to whom it was issued."""
     period = period_of(wrong["opened_at_ms"] // 1000)
-    of_period = and_(
-        Invoice.tenant_id == wrong["tenant_id"], Invoice.period == period, Invoice.series == numbers.CREDIT_NOTE
-    )
-    earlier = await conn.scalar(select(func.count()).select_from(Invoice).where(of_period))
-    number, sequence = await numbers.following(conn, numbers.CREDIT_NOTE)
     start, end = bounds(period)
     query = select(Tenant.name, Tenant.time_zone).where(Tenant.id == wrong["tenant_id"])
     tenant = (await conn.execute(query)).one()
-    amount = -credit["amount"]
-    await conn.execute(
-        insert(Invoice).values(
-            number=number,
-            series=numbers.CREDIT_NOTE,
-            sequence=sequence,
-            issuer=issuer,
-            tenant_id=wrong["tenant_id"],
-            tenant_name=tenant.name,
-            time_zone=tenant.time_zone,
-            period=period,
-            version=(earlier or 0) + 1,
-            currency=wrong["currency"],
-            from_ms=start * 1000,
-            until_ms=end * 1000,
-            cutoff_ms=now_ms,
-            created_at=now_ms // 1000,
-            num_requests=0,
-            subtotal=amount,
-            prepaid=0,
-            total=amount,
-            days=[],
-        )
+    line = Line(
+        kind="credit_note",
+        period=period,
+        model=wrong["model"],
+        tier=wrong["tier"],
+        price_version=wrong["price_version"],
+        amount=-credit["amount"],
+        credit_id=credit["id"],
+        note=f"{wrong['request_id']} {credit['note']}".strip(),
     )
-    await conn.execute(
-        insert(InvoiceLine).values(
-            number=number,
-            line_no=1,
-            kind="credit_note",
-            period=period,
-            model=wrong["model"],
-            tier=wrong["tier"],
-            token_class="",
-            price_version=wrong["price_version"],
-            rate=0,
-            num_requests=0,
-            quantity=0,
-            amount=amount,
-            credit_id=credit["id"],
-            note=f"{wrong['request_id']} {credit['note']}".strip(),
-        )
+    columns = {
+        "tenant_id": wrong["tenant_id"],
+        "tenant_name": tenant.name,
+        "time_zone": tenant.time_zone,
+        "period": period,
+        "version": await documents.next_version(conn, wrong["tenant_id"], period, numbers.CREDIT_NOTE),
+        "currency": wrong["currency"],
+        "from_ms": start * 1000,
+        "until_ms": end * 1000,
+        "cutoff_ms": now_ms,
+        "created_at": now_ms // 1000,
+        "num_requests": 0,
+        "subtotal": line.amount,
+        "prepaid": 0,
+        "total": line.amount,
+        "days": [],
+    }
+    corrected = (await frozen.of(conn, [invoice]))[invoice]
+    decimals = currencies.decimals(wrong["currency"])
+    terms = msgspec.structs.replace(
+        corrected,
+        decimals=decimals,
+        discount=0,
+        amounts=amounts.of_document(
+            line.amount,
+            0,
+            await frozen.carried(conn, wrong["tenant_id"], wrong["currency"]),
+            unit=currencies.unit(decimals),
+            tax_rate=corrected.rule.rate,
+        ),
+        settled_before=0,
+        due_at=now_ms // 1000,
+        refers_to=invoice,
+        voids=False,
+        note=credit["note"],
     )
+    await documents.write(conn, columns, [line], terms, numbers.CREDIT_NOTE, now_ms)
 
 
 def _listed() -> Any:

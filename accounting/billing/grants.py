@@ -17,6 +17,9 @@ class Grant(msgspec.Struct, frozen=True):
     starts_at: int
     expires_at: int | None
     """The value is None if the grant never expires."""
+    source: str = "cash"
+    """Cash is a payment; promotion is a discount."""
+    note: str = ""
 
 
 def allocate(hours: Mapping[int, int], grants: Sequence[Grant], most: int) -> list[tuple[Grant, int]]:

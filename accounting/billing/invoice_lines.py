@@ -8,7 +8,6 @@ import msgspec
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_numbers as numbers
 from accounting.billing import residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.residency_sums import Kept
@@ -140,7 +139,7 @@ async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[
 
 
 def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
-    return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency)
+    return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency, note=grant.note)
 
 
 async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:
@@ -180,13 +179,13 @@ async def _rolled_up(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 
 async def invoiced(conn: AsyncConnection, tenant_id: str) -> SumsByKey:
-    """Return the sums of a tenant's usage over all its invoices."""
+    """Return the sums of a tenant's usage over all its documents. A credit note that cancels an invoice takes away."""
     group = (InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency)
     sums = (InvoiceLine.num_requests, InvoiceLine.quantity, InvoiceLine.amount)
     query = (
         select(*group, InvoiceLine.token_class, *(func.sum(column) for column in sums))
         .join(Invoice, Invoice.number == InvoiceLine.number)
-        .where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+        .where(Invoice.tenant_id == tenant_id)
         .where(InvoiceLine.kind == "usage", InvoiceLine.token_class.in_(TOKEN_CLASSES))
         .group_by(*group, InvoiceLine.token_class)
     )

@@ -1,7 +1,8 @@
-"""Numbers of invoices and credit notes: each series has no gap.
+"""The two kinds of documents, and their order: each kind counts from 1 without a gap, over all prefixes of numbers.
 
-The next number is the last one plus 1, read in the transaction that uses it, by the holder of the poster's turn. A
-transaction that is rolled back therefore leaves no gap, and nobody takes the same number.
+The next place is the last one plus 1, read in the transaction that uses it, by the holder of the poster's turn. A
+transaction that is rolled back therefore leaves no gap, and nobody takes the same place. The printed number counts the
+documents of its prefix in the same way (`accounting/terms/terms.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ INVOICE: Series = "INV"
 CREDIT_NOTE: Series = "CN"
 
 
-async def following(conn: AsyncConnection, series: Series) -> tuple[str, int]:
-    """Return (number, sequence) of the next document. The caller holds `ledger.take_turn`."""
+async def following(conn: AsyncConnection, series: Series) -> int:
+    """Return the place of the next document of the kind. The caller holds `ledger.take_turn`."""
     last = await conn.scalar(select(func.max(Invoice.sequence)).where(Invoice.series == series))
-    sequence = (last or 0) + 1
-    return f"{series}-{sequence:06d}", sequence
+    return (last or 0) + 1

@@ -7,13 +7,14 @@ row is priced once more from its usage; a single micro-unit of difference refuse
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, insert, or_, select, union
+from sqlalchemy import func, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import credits, grants, invoice_lines, residency_sums
+from accounting.billing import credits, documents, drafts, invoice_lines
 from accounting.billing import invoice_numbers as numbers
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch as changes
@@ -22,12 +23,16 @@ from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
 from accounting.ledger import ledger
 from accounting.prices.repricing import Repriced
-from accounting.tables.invoice_models import Invoice, InvoiceLine, RollupMonth
-from accounting.tables.models import LedgerEntry, RollupDay, RollupHour, Tenant
+from accounting.tables.invoice_models import Invoice, RollupMonth
+from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
+from accounting.terms import terms
+from accounting.terms.terms import Standing, Terms
 from accounting.values.errors import ConflictError, NotFoundError
-from accounting.values.periods import DAY_S, bounds, period_of
+from accounting.values.periods import bounds, period_of
 
+DRAFT = "DRAFT"
+"""The number of an invoice that is not made yet."""
 LATENESS_S = 48 * 3_600
 """A period closes this long after its end. A row that is posted later is on the next invoice."""
 
@@ -50,6 +55,8 @@ class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
     prepaid: int
     total: int
     days: list[int]
+    terms: Terms
+    standing: Standing
     lines: list[Line] = []
 
 
@@ -60,9 +67,7 @@ def refuse_early(period: str, now_ms: int) -> None:
         raise ConflictError(f"The period {period} closes 48 hours after its end.")
 
 
-async def close(
-    database: Database, tenant_id: str, period: str, *, issuer: str, now_ms: int, actor: str
-) -> InvoiceInfo:
+async def close(database: Database, tenant_id: str, period: str, *, now_ms: int, actor: str) -> InvoiceInfo:
     """Return the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
     early, if an earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
     start, end = bounds(period)
@@ -83,7 +88,7 @@ async def close(
         if known is not None:
             return known
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms >= mark_ms)
-        number = await _issue(conn, tenant_id, period, rows, issuer=issuer, now_ms=now_ms)
+        number = await _issue(conn, tenant_id, period, rows, now_ms=now_ms)
         await changes.record(
             conn,
             "headgate.invoice.closed",
@@ -94,9 +99,30 @@ async def close(
             detail={"period": period},
         )
         made = await get(conn, number)
-        told = events.invoice_closed(number, tenant_id, period, made.currency, made.total, now_ms)
+        told = events.invoice_closed(number, tenant_id, period, made.currency, made.terms.amounts.due, now_ms)
         await outbox.write(conn, [told])
         return made
+
+
+async def preview(conn: AsyncConnection, tenant_id: str, period: str, *, now_ms: int) -> InvoiceInfo:
+    """Return the invoice that a close would make of what is posted so far. Nothing is written and nothing is reconciled.
+    Raises ConflictError if the period is closed or there is nothing to invoice."""
+    known = await _known(conn, tenant_id, period)
+    if known is not None:
+        raise ConflictError(f"The period {period} is closed: its invoice is {known.number}.")
+    sums = await invoice_lines.uninvoiced(conn, tenant_id, bounds(period)[1])
+    draft = await drafts.of_period(conn, tenant_id, period, sums, now_ms)
+    return InvoiceInfo(
+        **_columns(draft),
+        number=DRAFT,
+        series=numbers.INVOICE,
+        issuer=draft.terms.issuer.name,
+        version=1,
+        created_at=now_ms // 1000,
+        terms=draft.terms,
+        standing=Standing("draft", draft.terms.amounts.due),
+        lines=draft.lines,
+    )
 
 
 async def get(conn: AsyncConnection, number: str, tenant_id: str | None = None) -> InvoiceInfo:
@@ -104,7 +130,8 @@ async def get(conn: AsyncConnection, number: str, tenant_id: str | None = None) 
     row = (await conn.execute(select(Invoice.__table__).where(Invoice.number == number))).first()
     if row is None or tenant_id not in (None, row.tenant_id):
         raise NotFoundError("No such invoice.")
-    return _info(row, await invoice_lines.of_invoice(conn, number))
+    (info,) = await _infos(conn, [row])
+    return msgspec.structs.replace(info, lines=await invoice_lines.of_invoice(conn, number))
 
 
 async def list_invoices(
@@ -122,7 +149,7 @@ async def list_invoices(
     if period is not None:
         query = query.where(Invoice.period == period)
     page = await newest_first(conn, query, Invoice.created_at, Invoice.number, after, limit)
-    return Page([_info(row, []) for row in page.items], page.has_more)
+    return Page(await _infos(conn, page.items), page.has_more)
 
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
@@ -138,12 +165,10 @@ async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
 
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:
     number = await conn.scalar(
-        select(Invoice.number).where(
-            Invoice.tenant_id == tenant_id,
-            Invoice.period == period,
-            Invoice.series == numbers.INVOICE,
-            Invoice.version == 1,
-        )
+        select(Invoice.number)
+        .where(Invoice.tenant_id == tenant_id, Invoice.period == period, Invoice.series == numbers.INVOICE)
+        .order_by(Invoice.version.desc())
+        .limit(1)
     )
     return None if number is None else await get(conn, number)
 
@@ -160,62 +185,46 @@ async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int
     return [LedgerEntry.tenant_id == tenant_id, LedgerEntry.opened_at_ms < end * 1000, new]
 
 
-async def _issue(
-    conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, issuer: str, now_ms: int
-) -> str:
-    """Write a new invoice with its lines and its payments by grants. Returns its number."""
+async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:
+    """Write a new invoice with its lines, its terms and its payments by grants. Returns its number."""
     start, end = bounds(period)
-    tenant = (await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))).first()
-    if tenant is None:
-        raise NotFoundError("No such tenant.")
     await _check_earlier_months(conn, tenant_id, start)
     sums = await invoice_lines.uninvoiced(conn, tenant_id, end)
     _check_rows(rows, sums, period)
-    lines = await invoice_lines.of_usage(conn, sums)
-    lines += await invoice_lines.of_residency(conn, tenant_id, end)
-    lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)
-    if not lines:
-        raise ConflictError(f"There is nothing to invoice for {period}.")
-    currencies = {key.currency for key in sums} | {line.currency for line in lines}
-    if len(currencies) != 1:
-        raise ConflictError("The tenant was charged in more than one currency.")
-    currency = currencies.pop()
-    subtotal = sum(line.amount for line in lines)
-    late = sum(line.amount for line in lines if line.kind == "usage" and line.period != period)
-    paid, expired = await _prepaid(conn, tenant_id, currency, period, late, subtotal)
-    prepaid = sum(amount for _, amount in paid)
-    lines += [invoice_lines.of_grant(grant, amount, period, currency) for grant, amount in paid]
-    number, sequence = await numbers.following(conn, numbers.INVOICE)
-    await conn.execute(
-        insert(Invoice).values(
-            number=number,
-            series=numbers.INVOICE,
-            sequence=sequence,
-            issuer=issuer,
-            tenant_id=tenant_id,
-            tenant_name=tenant.name,
-            time_zone=tenant.time_zone,
-            period=period,
-            version=1,
-            currency=currency,
-            from_ms=start * 1000,
-            until_ms=end * 1000,
-            cutoff_ms=now_ms,
-            created_at=now_ms // 1000,
-            num_requests=sum(line.num_requests for line in lines),
-            subtotal=subtotal,
-            prepaid=prepaid,
-            total=subtotal - prepaid,
-            days=await _days(conn, tenant_id, start, end),
-        )
+    draft = await drafts.of_period(conn, tenant_id, period, sums, now_ms)
+    number = await documents.write(
+        conn,
+        {**_columns(draft), "version": 1, "cutoff_ms": now_ms, "created_at": now_ms // 1000},
+        draft.lines,
+        draft.terms,
+        numbers.INVOICE,
+        now_ms,
     )
-    await conn.execute(insert(InvoiceLine), invoice_lines.rows(number, lines))
-    for uses, ended in ((paid, False), (expired, True)):
+    for uses, ended in ((draft.paid, False), (draft.expired, True)):
         for grant, amount in uses:
             await credits.use(
-                conn, grant, amount, expired=ended, tenant_id=tenant_id, currency=currency, number=number, now_ms=now_ms
+                conn,
+                grant,
+                amount,
+                expired=ended,
+                tenant_id=tenant_id,
+                currency=draft.currency,
+                number=number,
+                now_ms=now_ms,
             )
     return number
+
+
+def _columns(draft: drafts.Draft) -> dict[str, Any]:
+    start, end = bounds(draft.period)
+    names = ("tenant_id", "tenant_name", "time_zone", "period", "currency", "subtotal", "prepaid", "days")
+    return {
+        **{name: getattr(draft, name) for name in names},
+        "from_ms": start * 1000,
+        "until_ms": end * 1000,
+        "num_requests": sum(line.num_requests for line in draft.lines),
+        "total": draft.subtotal - draft.prepaid,
+    }
 
 
 async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
@@ -237,48 +246,14 @@ def _check_rows(rows: Repriced, sums: invoice_lines.SumsByKey, period: str) -> N
         raise ConflictError(f"The sums of {period} are not the sums of its rows: {named}.")
 
 
-async def _prepaid(
-    conn: AsyncConnection, tenant_id: str, currency: str, period: str, late: int, subtotal: int
-) -> tuple[list[tuple[grants.Grant, int]], list[tuple[grants.Grant, int]]]:
-    """Return the amount that each grant pays, and the rest of each grant that has ended with the period."""
-    start, end = bounds(period)
-    hours = {
-        row.bucket: int(row.charge)
-        for row in await conn.execute(
-            select(RollupHour.bucket, func.sum(RollupHour.charge).label("charge"))
-            .where(RollupHour.tenant_id == tenant_id)
-            .where(RollupHour.bucket >= start, RollupHour.bucket < end)
-            .group_by(RollupHour.bucket)
+async def _infos(conn: AsyncConnection, rows: Sequence[Any]) -> list[InvoiceInfo]:
+    known = await terms.of(conn, [row.number for row in rows])
+    notes = [row.number for row in rows if row.series == numbers.CREDIT_NOTE]
+    standings = await terms.standings(conn, known, notes)
+    names = InvoiceInfo.__struct_fields__[: InvoiceInfo.__struct_fields__.index("terms")]
+    return [
+        InvoiceInfo(
+            **{name: row._mapping[name] for name in names}, terms=known[row.number], standing=standings[row.number]
         )
-    }
-    for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
-        hours[hour] = hours.get(hour, 0) + charge
-    # Usage that was posted late counts from the beginning of the period in which it is invoiced.
-    hours[start] = hours.get(start, 0) + max(0, late)
-    known = await credits.open_grants(conn, tenant_id, currency)
-    paid = grants.allocate(hours, known, max(0, subtotal))
-    taken = {grant.id: amount for grant, amount in paid}
-    expired = [
-        (grant, grant.remaining - taken.get(grant.id, 0))
-        for grant in known
-        if grant.expires_at is not None and grant.expires_at <= end
+        for row in rows
     ]
-    return paid, [(grant, amount) for grant, amount in expired if amount]
-
-
-async def _days(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[int]:
-    query = (
-        select(RollupDay.bucket, func.sum(RollupDay.charge).label("charge"))
-        .where(RollupDay.tenant_id == tenant_id, RollupDay.bucket >= start, RollupDay.bucket < end)
-        .group_by(RollupDay.bucket)
-    )
-    charges = {row.bucket: int(row.charge) for row in await conn.execute(query)}
-    for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
-        day = hour - hour % DAY_S
-        charges[day] = charges.get(day, 0) + charge
-    return [charges.get(day, 0) for day in range(start, end, DAY_S)]
-
-
-def _info(row: Any, lines: list[Line]) -> InvoiceInfo:
-    names = [name for name in InvoiceInfo.__struct_fields__ if name != "lines"]
-    return InvoiceInfo(**{name: row._mapping[name] for name in names}, lines=lines)

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_numbers as numbers
 from accounting.prices import prices, pricing
 from accounting.tables.invoice_models import Invoice, InvoiceLine
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
@@ -67,7 +66,7 @@ async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
     query = (
         select(*groups, func.sum(line.quantity), func.sum(line.amount))
         .join(Invoice, Invoice.number == line.number)
-        .where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+        .where(Invoice.tenant_id == tenant_id)
         .where(line.kind == "usage", line.token_class.in_(CLASSES))
         .group_by(*groups)
     )

@@ -12,11 +12,12 @@ from typing import Any
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.books import books_billing, equations
+from accounting.books import books_billing, books_documents, equations
 from accounting.books.equations import BooksReport, EquationResult
 from accounting.ledger.legs import COUNTED, TOKENS
 from accounting.ledger.rollups import SPANS, differing, table_of
 from accounting.tables.batch_models import Batch, IdempotentReply
+from accounting.tables.billing_models import InvoicePayment, InvoiceTerms
 from accounting.tables.idempotency_models import IdempotentPosting
 from accounting.tables.invoice_models import Credit, CreditUse
 from accounting.tables.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
@@ -42,6 +43,7 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> Boo
             await _tenancy_closed(conn),
             await _idempotency(conn, skip),
             await books_billing.immutability(conn),
+            await books_documents.rounding(conn),
         )
     )
 
@@ -104,6 +106,12 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
         literal(0),
         ResidencyCharge.charge_cache + ResidencyCharge.charge_pinned,
     )
+    taxes = select(
+        InvoiceTerms.number, literal("tax"), literal(0), literal(0), func.abs(InvoiceTerms.tax_amount)
+    ).where(InvoiceTerms.tax_amount != 0)
+    payments = select(
+        InvoicePayment.number, literal("payment"), InvoicePayment.payment_no, literal(0), InvoicePayment.amount
+    )
     debit = case((LedgerLeg.amount > 0, -LedgerLeg.amount), else_=0)
     booked = select(
         *event,
@@ -115,7 +123,7 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
         entries = entries.where(LedgerEntry.request_id.in_(among))
         booked = booked.where(LedgerLeg.request_id.in_(among))
     # Money that belongs to no request is left out of a check of single requests.
-    money = (grants, uses, kept) if among is None else ()
+    money = (grants, uses, kept, taxes, payments) if among is None else ()
     both = union_all(entries, *money, booked).subquery()
     unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
     failures = await _names(conn, unbalanced) + await _names(conn, unequal)

@@ -13,6 +13,7 @@ from accounting.books import day_hashes as day_seals
 from accounting.books import equations
 from accounting.books.equations import EquationResult
 from accounting.prices.repricing import Repriced
+from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
@@ -119,5 +120,8 @@ async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
 
 
 async def _gaps(conn: AsyncConnection) -> Iterable[str]:
-    query = select(Invoice.series).group_by(Invoice.series).having(func.max(Invoice.sequence) != func.count())
-    return [f"series {series}: a number is missing" for series in (await conn.execute(query)).scalars()]
+    kinds = select(Invoice.series).group_by(Invoice.series).having(func.max(Invoice.sequence) != func.count())
+    table = InvoiceTerms
+    prefixes = select(table.prefix).group_by(table.prefix).having(func.max(table.place) != func.count())
+    missing = [*(await conn.execute(kinds)).scalars(), *(await conn.execute(prefixes)).scalars()]
+    return [f"series {series}: a number is missing" for series in missing]

@@ -103,6 +103,13 @@ IMMUTABILITY = Equation(
     "A sealed day holds what was sealed, and every credit is a ledger row of its own that never moves more than there was.",
 )
 
+ROUNDING = Equation(
+    "I19",
+    "rounding",
+    "Each document asks for whole units of its currency, the remainder that it carries on is what its rounding left over,"
+    " and it takes over all that the tenant's documents before it left.",
+)
+
 EQUATIONS = (
     CONSERVATION,
     BALANCE,
@@ -115,4 +122,5 @@ EQUATIONS = (
     TENANCY_CLOSED,
     IDEMPOTENCY,
     IMMUTABILITY,
+    ROUNDING,
 )

@@ -23,6 +23,7 @@ from accounting.tables.batch_models import Batch, BatchLine, DataKey, File, Idem
 from accounting.tables.models import ApiKey, ServiceAccount, Tenant
 from accounting.tables.request_models import LabelUsage, RequestLog
 from accounting.tenants import tenants
+from accounting.terms import profiles
 from accounting.values.errors import ConflictError
 
 DAY_S = 86_400
@@ -87,6 +88,7 @@ async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureRe
         .values(recipients=[], subject_prefix=None, deleted_at=now)
     )
     await webhooks.remove_of_tenant(conn, tenant_id)
+    await profiles.forget(conn, tenant_id)
     await conn.execute(delete(ModelPermission).where(ModelPermission.tenant_id == tenant_id))
     await conn.execute(delete(RequestLog).where(RequestLog.tenant_id == tenant_id))
     await conn.execute(delete(LabelUsage).where(LabelUsage.tenant_id == tenant_id))

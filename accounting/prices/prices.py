@@ -19,6 +19,7 @@ from accounting.prices.pricing import MAX_RATE
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.tenants import adapters
+from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
 
@@ -40,6 +41,7 @@ ResidencyTable = Mapping[str, tuple[int, int]]
 async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now: int) -> None:
     if "@" in sheet_id or not sheet_id:
         raise InvalidError("A price sheet needs a name without '@'.", "sheet")
+    decimals(currency)
     sheet = {"id": sheet_id, "currency": currency.upper(), "created_at": now}
     if not await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,)):
         raise NameTakenError("A price sheet of that name exists.")

@@ -19,6 +19,7 @@ from accounting.values.types import TOKEN_CLASSES, Rates, Tier
 
 class LineKey(NamedTuple):
     tenant_id: str
+    currency: str
     model: str
     tier: Tier
     token_class: str
@@ -26,6 +27,7 @@ class LineKey(NamedTuple):
 
 class Difference(msgspec.Struct, frozen=True):
     tenant_id: str
+    currency: str
     model: str
     tier: Tier
     token_class: str
@@ -40,8 +42,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None) -> list[Difference]:
     """Price the period by `sheet`: by the version that was in force at each request's start, or by one version
-    `<sheet>@<n>` for all. Returns sums per tenant, model, tier and class. Raises InvalidError if the sheet lacks a
-    price."""
+    `<sheet>@<n>` for all. Returns sums per tenant, currency, model, tier and class. Raises InvalidError if the sheet
+    lacks a price, or if it is in another currency than what was charged: no rate of exchange is known here."""
     start, end = bounds(period)
     versions = await _versions(conn, sheet)
     where = [LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000]
@@ -49,9 +51,14 @@ async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str 
         where.append(LedgerEntry.tenant_id == tenant_id)
     sums: dict[LineKey, list[int]] = {}
     async for row in settled(conn, *where):
+        if row.currency != versions.currency:
+            raise InvalidError(
+                f"{sheet} is in {versions.currency}, and {row.tenant_id} was charged in {row.currency}:"
+                f" name a sheet in {row.currency}, or the tenants one by one with --tenant."
+            )
         new = charge_of(row, versions.at(row.opened_at_ms, row.model, row.tier))
         for name in TOKEN_CLASSES:
-            line = sums.setdefault(LineKey(row.tenant_id, row.model, row.tier, name), [0, 0, 0])
+            line = sums.setdefault(LineKey(row.tenant_id, row.currency, row.model, row.tier, name), [0, 0, 0])
             line[0] += getattr(row, name)
             line[1] += getattr(row, f"charge_{name}")
             line[2] += getattr(new, name)
@@ -62,6 +69,7 @@ class _Versions:
     def __init__(self, name: str, versions: list[SheetVersion], always: bool) -> None:
         self._name = name
         self._always = always
+        self.currency = versions[0].currency
         self._tables = [(v, {(r.model, r.tier): r.rates for r in v.rates}) for v in versions]
 
     def at(self, at_ms: int, model: str, tier: Tier) -> Rates:

@@ -48,7 +48,9 @@ GRANT_KINDS = ("grant", "grant_use", "grant_expiry")
 """The kinds that move prepaid money and charge nothing."""
 RESIDENCY = "residency"
 """The kind for KV that was kept for a tenant. It moves money and has no tokens."""
-WITHOUT_REQUEST = (*GRANT_KINDS, RESIDENCY)
+BILL_KINDS = ("tax", "payment")
+"""The kinds that documents make: tax that a customer owes, and money that came in for an invoice."""
+WITHOUT_REQUEST = (*GRANT_KINDS, RESIDENCY, *BILL_KINDS)
 """The kinds that belong to no request."""
 
 OPERATOR_TENANT = "operator"

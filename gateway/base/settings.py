@@ -99,8 +99,6 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     form of `models`.
     """
 
-    invoice_issuer: str = pydantic.Field(default="Headgate", min_length=1, max_length=200)
-    """The issuer that invoices name."""
     invoice_automatic: bool = False
     """Close every tenant's month 48 hours after its end. If it is false, `headgate invoice close` does."""
 

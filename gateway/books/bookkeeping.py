@@ -55,13 +55,11 @@ class Bookkeeping:
         self,
         database: Database,
         registry: CollectorRegistry,
-        issuer: str,
         closes: bool,
         limiter_truth: Callable[[], Awaitable[EquationResult]] | None = None,
     ) -> None:
         """`limiter_truth` checks I13. It is None where there is no limiter."""
         self._database = database
-        self._issuer = issuer
         self._closes = closes
         self._limiter_truth = limiter_truth
         self._checked_until_ms = clock.now_ms() - QUIET_MS
@@ -142,9 +140,7 @@ class Bookkeeping:
             due = await invoices.due_tenants(conn, period)
         for tenant_id in due:
             try:
-                made = await invoices.close(
-                    self._database, tenant_id, period, issuer=self._issuer, now_ms=now_ms, actor=ACTOR
-                )
+                made = await invoices.close(self._database, tenant_id, period, now_ms=now_ms, actor=ACTOR)
                 logger.info("invoice_closed", extra={"number": made.number})
             except AccountingError as error:
                 failures.append(("I9", f"{tenant_id} {period}: {error}"))

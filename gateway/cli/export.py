@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import nullcontext
@@ -11,8 +10,8 @@ from typing import Any
 
 import click
 
-from accounting.billing import exports, focus
 from accounting.database.db import Database
+from accounting.exports import exports, focus
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, home_option
 from gateway.cli.groups import Commands
@@ -69,10 +68,6 @@ def _command(name: str, summary: str, columns: Columns, pages: Callable[[Databas
         click.echo(f"{num_rows} rows", err=True)
 
 
-def _focus(database: Database, start: int, end: int) -> Pages:
-    return focus.rows(database, start, end, os.environ.get("HEADGATE_INVOICE_ISSUER", "Headgate"))
-
-
 _command(
     "ledger",
     "Write every ledger row of requests that began in the range: settles, voids, write-offs and credits.",
@@ -89,7 +84,7 @@ _command(
     "focus",
     "Write the format FOCUS 1.2: a row for each day, key, model, tier and token class, and one for each credit.",
     Columns(focus.COLUMNS, focus.INTEGERS, focus.DECIMALS),
-    _focus,
+    focus.rows,
 )
 
 COMMANDS: tuple[click.Command, ...] = (export,)

@@ -27,6 +27,7 @@ MODULES = {
     "tenant_commands": "tenants keys audit anomalies",
     "limit_commands": "limits models-permissions quotas budgets",
     "money_commands": "prices invoice credits",
+    "billing_commands": "issuer billing",
     "serving_commands": "prefixes adapters webhooks workers",
     "reports": "usage costs",
     "usage_changes": "usage-changes",

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
 
 import click
 
+from accounting.values import periods
 from gateway.cli import price_sheets
 from gateway.cli.admin_commands import ONE_TENANT, argument, group, option, row, several
-from gateway.cli.answers import Grid, one_sentence
-from gateway.cli.api import AdminApi
-from gateway.cli.common import example_text, home_option
+from gateway.cli.answers import FIELDS, Grid, one_sentence, show
+from gateway.cli.api import AdminApi, segment
+from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.money import Amount, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
-from gateway.schema.money import decimal
+from gateway.schema.money import percentage
 
 INVOICES_PATH = "/admin/v1/invoices"
-DOCUMENTS = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pdf": "application/pdf"}
+DOCUMENTS = {
+    "json": "application/json",
+    "csv": "text/csv",
+    "html": "text/html",
+    "pdf": "application/pdf",
+    "xml": "application/xml",
+}
 
 
 def _intervals(made: dict[str, Any]) -> Grid:
@@ -94,11 +102,16 @@ PRICES = group(
 
 
 def _invoices(found: list[dict[str, Any]]) -> Grid:
-    names, amounts = ("number", "project_name", "period", "currency"), ("subtotal", "prepaid", "total")
+    names, amounts = ("number", "project_name", "period", "state"), ("net", "tax", "due", "balance")
     rows = [
-        (*(one[name] for name in names), *(decimal(one[f"{name}_micro_units"], 2) for name in amounts)) for one in found
+        (
+            *(one[name] for name in names),
+            *(shown(one[f"{name}_micro_units"], one["currency"]) for name in amounts),
+            one["due_at"],
+        )
+        for one in found
     ]
-    return Grid((*names, *amounts), rows)
+    return Grid((*names, *amounts, "due_at"), rows)
 
 
 def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
@@ -112,26 +125,46 @@ def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
     )
 
 
-def _invoice(found: dict[str, Any]) -> Grid:
+def _invoice(found: dict[str, Any]) -> tuple[Grid, Grid]:
     columns = ("kind", "period", "model", "tier", "token_class", "price_version", "quantity", "amount")
     currency = found["currency"]
     lines = [
         (*(line[name] for name in columns[:-1]), shown(line["amount_micro_units"], currency)) for line in found["lines"]
     ]
-    due = ("total", *("" for _ in columns[2:]), shown(found["total_micro_units"], currency))
-    return Grid(columns, [*lines, due])
+    rule = found["tax_rule"]
+    sums = [(label, shown(found[f"{name}_micro_units"], currency)) for name, label in SUMS.items()]
+    tax = f"{rule['tax']}, {percentage(rule['rate'])} %"
+    facts = [("state", found["state"]), ("tax_rule", tax), ("due_at", found["due_at"])]
+    links = [(name, found[name]) for name in ("refers_to", "replaced_by", "note") if found[name]]
+    return Grid(columns, lines), Grid(FIELDS, [*sums, *facts, *links])
 
 
-@click.command("export", epilog=example_text("invoice export INV-000001 --format html --out invoice.html"))
-@click.argument("number")
-@click.option(
+SUMS = {
+    "subtotal": "subtotal",
+    "prepaid": "prepaid",
+    "carried_in": "remainder carried in",
+    "carried_out": "remainder carried on",
+    "net": "net",
+    "tax": "tax",
+    "paid": "paid by prepaid cash",
+    "due": "due",
+    "balance": "still open",
+}
+
+
+KIND = click.option(
     "--format",
     "kind",
     type=click.Choice(list(DOCUMENTS)),
     default="pdf",
     show_default=True,
-    help="Format of the document.",
+    help="Format of the document; xml is EN 16931 (Factur-X), which a complete PDF carries too.",
 )
+
+
+@click.command("export", epilog=example_text("invoice export INV-000001 --format html --out invoice.html"))
+@click.argument("number")
+@KIND
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -141,19 +174,48 @@ def _invoice(found: dict[str, Any]) -> Grid:
 def _export(number: str, kind: str, out: Path | None, home: Path) -> None:
     """Write the invoice NUMBER as a document, and print the name of the file."""
     with one_sentence():
-        content = AdminApi(home).fetch(f"{INVOICES_PATH}/{number}", DOCUMENTS[kind])
+        content = AdminApi(home).fetch(f"{INVOICES_PATH}/{segment(number)}", DOCUMENTS[kind])
+    # A number from elsewhere never names a folder.
+    _write(content, Path(f"{Path(number).name}.{kind}") if out is None else out)
+
+
+def _write(content: bytes, out: Path) -> None:
     if out == Path("-"):
         sys.stdout.buffer.write(content)
         return
-    path = Path(f"{number}.{kind}") if out is None else out
-    with whole_file(path) as file:
+    with whole_file(out) as file:
         file.write(content)
-    click.echo(path)
+    click.echo(out)
+
+
+@click.command("preview", epilog=example_text("invoice preview acme --period 2026-10 --format pdf --out draft.pdf"))
+@click.argument("tenant")
+@click.option("--period", metavar="YYYY-MM", help="The month.  [default: the month of today, in UTC]")
+@KIND
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a document, - to standard output.  [default: print the lines and what is due]",
+)
+@home_option
+@json_option
+def _preview(tenant: str, period: str | None, kind: str, out: Path | None, home: Path, as_json: bool) -> None:
+    """Show the invoice that a close would make for TENANT of what is posted so far. Nothing is written."""
+    with one_sentence():
+        api = AdminApi(home)
+        path = f"/admin/v1/tenants/{api.project(tenant)['id']}/invoice-preview"
+        path += f"?period={segment(period or periods.period_of(int(time.time())))}"
+        if out is not None:
+            _write(api.fetch(path, DOCUMENTS[kind]), out)
+            return
+        found = api.call("GET", path)
+    show(found, _invoice, as_json)
 
 
 INVOICE = group(
     "invoice",
-    "Close a month into invoices, and read them. A closed invoice never changes; `headgate credits` corrects it.",
+    "Close a month into invoices, and read them. A closed invoice never changes: `headgate credits` corrects a charge,"
+    " and `invoice void` issues it again.",
     row(
         "close",
         "Make one invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with"
@@ -180,12 +242,31 @@ INVOICE = group(
         shows=_invoice,
         example="invoice show INV-000001",
     ),
+    row(
+        "pay NUMBER",
+        "Record that the invoice NUMBER was paid, all that is open of it or AMOUNT.",
+        f"POST {INVOICES_PATH}/{{number}}/payments",
+        option("--amount", "amount_micro_units", type=Amount(positive=True), help="Amount.  [default: all]"),
+        option("--reference", default="", help="Text of the transfer; the same one again is the same payment."),
+        option("--paid-at", type=MOMENT, help="When it was paid.  [default: now]"),
+        shows=_invoice,
+        example="invoice pay INV-000001 --reference 'statement 17'",
+    ),
+    row(
+        "void NUMBER",
+        "Take back the invoice NUMBER by a credit note, and issue it again with the profiles of today.",
+        f"POST {INVOICES_PATH}/{{number}}/void",
+        option("--reason", required=True, help="Reason, which the credit note prints."),
+        shows=_invoices,
+        example="invoice void INV-000001 --reason 'wrong address'",
+    ),
+    _preview,
     _export,
 )
 
 
 def _credits(found: list[dict[str, Any]]) -> Grid:
-    before, after = ("id", "type", "project_id", "currency"), ("priority", "expires_at", "corrects", "number")
+    before, after = ("id", "type", "project_id"), ("priority", "expires_at", "corrects", "number")
     return Grid(
         (*before, "amount", "remaining", *after),
         [(*(one[name] for name in before), *_amounts(one), *(one[name] for name in after)) for one in found],
@@ -193,8 +274,8 @@ def _credits(found: list[dict[str, Any]]) -> Grid:
 
 
 def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
-    remaining = credit["remaining_micro_units"]
-    return decimal(credit["amount_micro_units"], 2), "" if remaining is None else decimal(remaining, 2)
+    amounts = (credit["amount_micro_units"], credit["remaining_micro_units"])
+    return shown(amounts[0], credit["currency"]), shown(amounts[1], credit["currency"])
 
 
 _AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))

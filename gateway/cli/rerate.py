@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -13,7 +14,9 @@ from accounting.prices.rerating import Difference
 from gateway.cli.answers import Grid, show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.schema.money import decimal
+from gateway.cli.money import shown
+
+MONEY = ("charged", "rerated", "difference")
 
 
 @click.command(epilog=example_text("rerate --period 2026-10 --sheet standard@2"))
@@ -37,12 +40,24 @@ def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: boo
             return await rerating.rerate(conn, period, sheet, tenant)
 
     found = with_books(home, work)
-    columns = ("tenant_id", "model", "tier", "token_class", "quantity", "charged", "rerated", "difference")
     values = [{**msgspec.structs.asdict(line), "difference": line.difference} for line in found]
-    money = columns[-3:]
-    rows = [(*(value[name] for name in columns[:5]), *(decimal(value[name], 2) for name in money)) for value in values]
-    totals = [decimal(sum(value[name] for value in values), 2) for name in money]
-    show(values, Grid(columns, [*rows, ("total", "", "", "", "", *totals)]), as_json)
+    columns = ("tenant_id", "model", "tier", "token_class", "quantity")
+    rows = [(*(value[name] for name in columns), *_money(value)) for value in values]
+    totals = [
+        ("total", *("" for _ in columns[1:]), *_money(_total(currency, values)))
+        for currency in sorted({line.currency for line in found})
+    ]
+    show(values, Grid((*columns, *MONEY), [*rows, *totals]), as_json)
+
+
+def _total(currency: str, values: list[dict[str, Any]]) -> dict[str, Any]:
+    """Adds the lines of one currency."""
+    mine = [value for value in values if value["currency"] == currency]
+    return {"currency": currency, **{name: sum(value[name] for value in mine) for name in MONEY}}
+
+
+def _money(value: dict[str, Any]) -> list[str]:
+    return [shown(value[name], value["currency"]) for name in MONEY]
 
 
 COMMANDS: tuple[click.Command, ...] = (rerate,)

@@ -8,8 +8,8 @@ from typing import IO, Any, Literal, Protocol
 import click
 import msgspec
 
-from accounting.billing import csv_text
-from accounting.billing.exports import SCHEMA_VERSION
+from accounting.exports import csv_text
+from accounting.exports.exports import SCHEMA_VERSION
 
 Format = Literal["csv", "jsonl", "parquet"]
 _JSON = msgspec.json.Encoder(decimal_format="number")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from aiohttp import hdrs, web
 
-from accounting.billing import csv_text
+from accounting.exports import csv_text
 from gateway.base import errors
 
 Kind = Literal["text", "code", "count", "money", "share", "ms", "moment"]

@@ -8,11 +8,14 @@ import asyncio
 
 from aiohttp import web
 
-from accounting.billing import credits, csv_text, focus, invoices
+from accounting.billing import credits, invoices
+from accounting.exports import csv_text, focus
+from accounting.terms import profiles
 from accounting.values import clock, periods
 from accounting.values.errors import KeyReusedError
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, SETTINGS
+from gateway.base.app_keys import DATABASE
+from gateway.billing.einvoice import IncompleteError
 from gateway.billing.render import RENDERERS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -50,7 +53,7 @@ async def list_all(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await invoices.list_invoices(
             conn,
-            tenant_id=_only_of(request) or query.text(asked, "project_id"),
+            tenant_id=only_of(request) or query.text(asked, "project_id"),
             period=query.text(asked, "period"),
             after=query.text(asked, "after"),
             limit=limit,
@@ -59,20 +62,32 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    """Show an invoice: JSON, CSV, HTML or PDF by `?format=` or by the header Accept."""
+    """Show an invoice: JSON, CSV, HTML, PDF or the XML of EN 16931 by `?format=` or by the header Accept."""
     query.refuse_unknown(request.query, {"format"})
-    wanted = query.choice(request.query, "format", tuple(KINDS))
-    kind = _kind(request.headers.get("accept", "*/*")) if wanted is None else KINDS[wanted]
+    kind = wanted_type(request)
     async with reading(request) as conn:
-        found = await invoices.get(conn, request.match_info["number"], _only_of(request))
+        found = await invoices.get(conn, request.match_info["number"], only_of(request))
+        picture = await profiles.logo(conn, found.terms.issuer.logo)
+    return await answer_as(kind, found, picture)
+
+
+def wanted_type(request: web.Request) -> str:
+    wanted = query.choice(request.query, "format", tuple(KINDS))
+    return _kind(request.headers.get("accept", "*/*")) if wanted is None else KINDS[wanted]
+
+
+async def answer_as(kind: str, found: invoices.InvoiceInfo, logo: bytes | None) -> web.Response:
     if kind == JSON:
         return reply(shapes.invoice(found))
-    content = await asyncio.to_thread(RENDERERS[kind], found)
+    try:
+        content = await asyncio.to_thread(RENDERERS[kind], found, logo)
+    except IncompleteError as error:
+        raise errors.ApiError(409, str(error), code="invoice_incomplete") from None
     name = f"{found.number}.{kind.rpartition('/')[2]}"
     headers = {
         "content-disposition": f'{"inline" if kind == "text/html" else "attachment"}; filename="{name}"',
         # The page needs its own style and nothing else.
-        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'",
+        "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     }
     charset = None if kind == "application/pdf" else "utf-8"
     return web.Response(body=content, content_type=kind, charset=charset, headers=headers)
@@ -89,12 +104,7 @@ async def give_credit(request: web.Request) -> web.Response:
     try:
         async with writing(request, changes_identities=False) as conn:
             made, is_replay = await credits.create(
-                conn,
-                wanted,
-                key=key,
-                issuer=request.app[SETTINGS].invoice_issuer,
-                now_ms=clock.now_ms(),
-                actor=request[PRINCIPAL].key_id,
+                conn, wanted, key=key, now_ms=clock.now_ms(), actor=request[PRINCIPAL].key_id
             )
     except KeyReusedError as error:
         raise errors.ApiError(422, str(error), code="idempotency_mismatch") from None
@@ -111,7 +121,7 @@ async def list_credits(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         page = await credits.list_credits(
             conn,
-            tenant_id=_only_of(request) or query.text(asked, "project_id"),
+            tenant_id=only_of(request) or query.text(asked, "project_id"),
             after=query.text(asked, "after"),
             limit=limit,
         )
@@ -123,7 +133,7 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
     query.refuse_unknown(request.query, {"period"})
     with translated():
         start, end = periods.bounds(query.text(request.query, "period") or "")
-    pages = focus.rows(request.app[DATABASE], start, end, request.app[SETTINGS].invoice_issuer)
+    pages = focus.rows(request.app[DATABASE], start, end)
     name = f"focus-{periods.period_of(start)}.csv"
     response = web.StreamResponse(
         headers={"content-type": "text/csv; charset=utf-8", "content-disposition": f'attachment; filename="{name}"'}
@@ -139,7 +149,7 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _only_of(request: web.Request) -> str | None:
+def only_of(request: web.Request) -> str | None:
     """Returns the tenant whose rows the caller may see. None stands for all tenants."""
     principal = request[PRINCIPAL]
     return None if principal.kind == "operator" else principal.tenant_id
@@ -148,12 +158,7 @@ def _only_of(request: web.Request) -> str | None:
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:
     with translated():
         return await invoices.close(
-            request.app[DATABASE],
-            tenant_id,
-            period,
-            issuer=request.app[SETTINGS].invoice_issuer,
-            now_ms=clock.now_ms(),
-            actor=request[PRINCIPAL].key_id,
+            request.app[DATABASE], tenant_id, period, now_ms=clock.now_ms(), actor=request[PRINCIPAL].key_id
         )
 
 

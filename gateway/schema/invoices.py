@@ -93,7 +93,29 @@ def invoice(info: InvoiceInfo) -> dict[str, Any]:
         "prepaid_micro_units": info.prepaid,
         "total_micro_units": info.total,
         "days_micro_units": info.days,
+        **_terms(info),
         **lines,
+    }
+
+
+def _terms(info: InvoiceInfo) -> dict[str, Any]:
+    """Returns what the document asks for, from whom, and how it stands."""
+    terms, rule = info.terms, info.terms.rule
+    amounts = msgspec.structs.asdict(terms.amounts)
+    return {
+        "state": info.standing.state,
+        "balance_micro_units": info.standing.balance,
+        "replaced_by": info.standing.replaced_by,
+        "refers_to": terms.refers_to,
+        "voids": terms.voids,
+        "note": terms.note,
+        "due_at": terms.due_at,
+        "currency_decimals": terms.decimals,
+        "discount_micro_units": terms.discount,
+        **{f"{name}_micro_units": amount for name, amount in amounts.items()},
+        "tax_rule": {"tax": rule.tax, "category": rule.code, "rate": rule.rate, "reason": rule.reason},
+        "issuer_profile": msgspec.structs.asdict(terms.issuer),
+        "customer_profile": msgspec.structs.asdict(terms.customer),
     }
 
 

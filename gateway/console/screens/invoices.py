@@ -21,7 +21,7 @@ from gateway.console.viewer import Viewer
 from gateway.schema import money
 
 FILTERS = ("project_id", "period")
-FILES = {"pdf": "PDF", "html": "HTML", "csv": "CSV"}
+FILES = {"pdf": "PDF", "xml": "XML (EN 16931)", "html": "HTML", "csv": "CSV"}
 CREDIT_TYPES = {
     "grant": "Grant: prepaid money",
     "adjustment": "Adjustment of a request that is on no invoice yet",
@@ -35,12 +35,23 @@ async def list_invoices(request: web.Request, viewer: Viewer) -> web.StreamRespo
 
 
 async def show_invoice(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    found = await viewer.get(_path(viewer, request.match_info["number"]))
-    return pages.show(request, viewer, "invoice.html", found=found, files=FILES, table=_lines(found, viewer))
+    return await invoice_page(request, viewer, await viewer.get(own_path(viewer, request.match_info["number"])))
+
+
+async def invoice_page(
+    request: web.Request, viewer: Viewer, found: Mapping[str, Any], refused: Refused | None = None
+) -> web.Response:
+    """Shows an invoice, or the draft of one. A refusal of a payment or of a void stands above it."""
+    page = pages.show(
+        request, viewer, "invoice.html", found=found, files=FILES, table=_lines(found, viewer), refused=refused
+    )
+    if refused is not None:
+        page.set_status(refused.status)
+    return page
 
 
 async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _file(viewer, _path(viewer, request.match_info["number"]), "format", request.match_info["kind"])
+    return await _file(viewer, own_path(viewer, request.match_info["number"]), "format", request.match_info["kind"])
 
 
 async def export_focus(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -100,7 +111,7 @@ async def _list(
     asked = (
         {name: request.query[name] for name in (*FILTERS, "after") if request.query.get(name)} if not message else {}
     )
-    found = await viewer.get(_path(viewer), limit=PAGE_ROWS, **asked)
+    found = await viewer.get(own_path(viewer), limit=PAGE_ROWS, **asked)
     given = await viewer.get(
         "/admin/v1/credits" if viewer.sees_all else "/v1/credits", limit=PAGE_ROWS, project_id=asked.get("project_id")
     )
@@ -122,7 +133,7 @@ async def _list(
     return page
 
 
-def _path(viewer: Viewer, number: str | None = None) -> str:
+def own_path(viewer: Viewer, number: str | None = None) -> str:
     path = "/admin/v1/invoices" if viewer.sees_all else "/v1/invoices"
     return path if number is None else f"{path}/{number}"
 
@@ -134,10 +145,14 @@ def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
         Column("period", "Month"),
         *project,
         Column("created_at", "Closed", "moment"),
+        Column("state", "State"),
         Column("num_requests", "Requests", "count"),
-        Column("subtotal_micro_units", "Subtotal", "money", currency="currency"),
-        Column("prepaid_micro_units", "Prepaid", "money", currency="currency"),
-        Column("total_micro_units", "Total", "money", currency="currency"),
+        Column("net_micro_units", "Net", "money", currency="currency"),
+        Column("tax_micro_units", "Tax", "money", currency="currency"),
+        Column("paid_micro_units", "Prepaid", "money", currency="currency"),
+        Column("due_micro_units", "Due", "money", currency="currency"),
+        Column("balance_micro_units", "Open", "money", currency="currency"),
+        Column("due_at", "Pay by", "moment"),
     )
     following = {"after": found["last_id"]} if found["has_more"] else {}
     empty = "There is no invoice yet. A month can be closed 48 hours after its end."

@@ -65,6 +65,7 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
         "I15": 6,
         "I17": 0,
         "I18": 0,
+        "I19": 0,
     }
 
 

@@ -29,7 +29,7 @@ from accounting.values.types import Rates, Usage
 BEFORE, AFTER = Interval(*bounds("2025-09")), Interval(*bounds("2025-10"))
 MONTHS = Intervals(BEFORE, AFTER)
 NOW = AFTER.end + 90 * DAY_S
-ISSUED = {"issuer": "Example Ltd", "actor": "key_admin"}
+ISSUED = {"actor": "key_admin"}
 
 SMALL = Rates(cache_read=100_003, cache_write=1_250_001, uncached=1_000_007, output=4_000_009)
 

@@ -24,7 +24,7 @@ from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
 
-BILL = {"issuer": "Example Ltd", "now_ms": CLOSED_MS, "actor": "key_admin"}
+BILL = {"now_ms": CLOSED_MS, "actor": "key_admin"}
 
 
 async def close(db, tenant, period=PERIOD, **changes):
@@ -37,7 +37,6 @@ async def grant(db, tenant, amount, key, **fields):
             conn,
             NewCredit(type="grant", tenant_id=tenant, amount=amount, **{"starts_at": START, **fields}),
             key=key,
-            issuer="Example Ltd",
             now_ms=START * 1000,
             actor="key_admin",
         )
@@ -228,7 +227,6 @@ async def correct(db, tenant, kind, amount, key, request, now_ms=CLOSED_MS + 100
             conn,
             NewCredit(type=kind, tenant_id=tenant, amount=amount, corrects=request, note="slow"),
             key=key,
-            issuer="Example Ltd",
             now_ms=now_ms,
             actor="key_admin",
         )
@@ -258,7 +256,8 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
     async with db.read() as conn:
         document = await invoices.get(conn, note.number)
         assert document.total == -(charge - 1)
-        assert await invoices.get(conn, invoice.number) == invoice
+        after = await invoices.get(conn, invoice.number)
+        assert msgspec.structs.replace(after, standing=invoice.standing) == invoice
     await assert_books(db)
 
 

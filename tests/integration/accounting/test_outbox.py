@@ -141,7 +141,7 @@ async def test_a_closed_invoice_is_told_once(db):
     async with db.write() as conn:
         await hook(conn, owners[0][0])
     for _ in range(2):
-        info = await invoices.close(db, owners[0][0], PERIOD, issuer="H", now_ms=CLOSED_MS, actor="cli")
+        info = await invoices.close(db, owners[0][0], PERIOD, now_ms=CLOSED_MS, actor="cli")
     async with db.read() as conn:
         [(kind, name, data)] = await told(conn)
     assert (kind, name) == ("headgate.invoice.closed.v1", f"invoice/{info.number}")

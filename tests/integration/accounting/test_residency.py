@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from sqlalchemy import select, text
 
-from accounting.billing import focus, invoices, reports, residency
+from accounting.billing import invoices, reports, residency
 from accounting.billing.reports import ReportQuery
 from accounting.billing.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
 from accounting.books import books
+from accounting.exports import focus
 from accounting.prices import prices, pricing
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys
@@ -116,7 +117,7 @@ async def test_a_month_is_invoiced_with_the_late_hours_on_the_next(db, tenant):
         await charge(db, due_ms(hour))
     async with db.read() as conn:
         assert await invoices.due_tenants(conn, PERIOD) == [tenant]
-    made = await invoices.close(db, tenant, PERIOD, issuer="x", now_ms=CLOSED_MS, actor="system")
+    made = await invoices.close(db, tenant, PERIOD, now_ms=CLOSED_MS, actor="system")
     total = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
     assert made.total == total == sum(made.days) == 3 * pricing.residency_charge((GB_HOUR + 1, 7), RATES)[0]
     [line] = [line for line in made.lines if line.amount]
@@ -125,7 +126,7 @@ async def test_a_month_is_invoiced_with_the_late_hours_on_the_next(db, tenant):
     # The readings are still there: what comes after the close is a line of its own month.
     await note(db, reading(tenant, END - HOUR_S, GB_HOUR * 3), reading(tenant, END))
     await charge(db, CLOSED_MS + 1)
-    later = await invoices.close(db, tenant, "2025-10", issuer="x", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system")
+    later = await invoices.close(db, tenant, "2025-10", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system")
     assert sorted((line.period, line.amount > 0) for line in later.lines) == [(PERIOD, True), ("2025-10", True)]
     charged = sum(row.charge_cache + row.charge_pinned for row in await charges(db))
     assert made.total + later.total == charged

@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any
 
+import bills_world
 import openai
 import pytest
 from aiohttp import FormData
@@ -68,6 +69,7 @@ class Operator:
     def __init__(self, gateway: RunningGateway) -> None:
         self._gateway = gateway
         self.called: set[str] = set()
+        self.database = gateway.app[DATABASE]
 
     async def call(self, name: str, body: Any = None, key: str | None = None, *, once: str = "", **parts: str) -> Any:
         method, path = name.split(" ")
@@ -191,6 +193,17 @@ async def change_billing(operator: Operator, tenant: str) -> None:
     grant = {"type": "grant", "project_id": tenant, "amount_micro_units": 5}
     await operator.call("POST /admin/v1/credits", grant, once="a grant")
     await operator.call("POST /admin/v1/invoices", {"period": PERIOD, "project_id": tenant})
+    await change_documents(operator)
+
+
+async def change_documents(operator: Operator) -> None:
+    owner = await bills_world.tenant(operator.database, "customer", "EUR")
+    await operator.call("PATCH /admin/v1/issuer", {"name": "Example Ltd"})
+    await operator.call("PATCH /admin/v1/tenants/{tenant_id}/billing", {"city": "Berlin"}, tenant_id=owner)
+    made = await operator.call("POST /admin/v1/invoices", {"period": PERIOD, "project_id": owner})
+    one = "POST /admin/v1/invoices/{number}"
+    await operator.call(f"{one}/payments", {"amount_micro_units": 10_000}, number=made["number"])
+    await operator.call(f"{one}/void", {"reason": "wrong address"}, number=made["number"])
 
 
 async def change_models(operator: Operator) -> None:

@@ -13,9 +13,10 @@ from billing_world import CLOSED_MS, PERIOD, month_of_traffic, tenants_with_keys
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from accounting.billing import exports, focus, invoices
+from accounting.billing import invoices
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.exports import exports, focus
 from accounting.prices import prices
 from accounting.values.types import Rates
 from gateway.cli.main import main
@@ -32,7 +33,7 @@ async def url(database_url):
     await month_of_traffic(database, owners, 30)
     async with database.write() as conn:
         await conn.execute(text("UPDATE tenant SET name = '=1+1' WHERE name = 'tenant 0'"))
-    await invoices.close(database, owners[0][0], PERIOD, issuer="X", now_ms=CLOSED_MS, actor="a")
+    await invoices.close(database, owners[0][0], PERIOD, now_ms=CLOSED_MS, actor="a")
     yield database_url
     await database.close()
 
@@ -89,9 +90,12 @@ async def test_focus_adds_up_to_the_charges_and_names_the_invoice(url, tmp_path)
     charged, tokens = await one(
         url, "SELECT sum(charge), sum(cache_read + cache_write + uncached + output) FROM ledger_entry"
     )
-    assert sum(row["BilledCost"] for row in rows) * 10**6 == charged
-    assert sum(row["ConsumedQuantity"] for row in rows) == tokens
-    assert sum(row["PricingQuantity"] for row in rows) * 10**6 == tokens
+    usage = [row for row in rows if row["ChargeCategory"] == "Usage"]
+    assert sum(row["BilledCost"] for row in usage) * 10**6 == charged
+    (due,) = await one(url, "SELECT due FROM invoice_terms WHERE number = 'INV-000001'")
+    assert sum(row["BilledCost"] for row in rows if row["InvoiceId"] == "INV-000001") * 10**6 == due
+    assert sum(row["ConsumedQuantity"] for row in usage) == tokens
+    assert sum(row["PricingQuantity"] for row in usage) * 10**6 == tokens
     assert {row["InvoiceId"] for row in rows} == {"INV-000001", None}
     assert set(rows[0]) == set(focus.COLUMNS)
     # Who has a sheet of its own pays less than the list price.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.billing import csv_text
+from accounting.exports import csv_text
 
 
 @pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r", "\0="])

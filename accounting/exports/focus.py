@@ -1,6 +1,9 @@
 """FOCUS 1.2 (FinOps Open Cost and Usage Specification) rows. There is one row per day, key, model, tier and token
-class; one per day, tenant, model and class of kept KV; and one for each credit note or adjustment. Money is a decimal
-of exact micro-units.
+class; one per day, tenant, model and class of kept KV; and those of each document: credits, adjustments, tax, rounding.
+Money is a decimal of exact micro-units.
+
+`BilledCost` summed by `InvoiceId` is what is due by that document. What was exported once stays true: usage keeps the
+first invoice of its month, and what is made void later is taken back and billed anew by rows of the later month.
 """
 
 from __future__ import annotations
@@ -10,17 +13,21 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import and_, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import exports, residency_sums
+from accounting.billing import invoice_lines, residency_sums
 from accounting.billing import invoice_numbers as numbers
+from accounting.billing.invoice_lines import Line
 from accounting.database.db import Database
+from accounting.exports import exports
 from accounting.prices import price_lists, prices, pricing
 from accounting.prices.prices import DEFAULT_SHEET
 from accounting.prices.repricing import RatesByVersion
-from accounting.tables.invoice_models import Invoice, InvoiceLine
+from accounting.tables.billing_models import InvoiceTerms
+from accounting.tables.invoice_models import Invoice
 from accounting.tables.models import ApiKey, Tenant
+from accounting.terms import profiles
 from accounting.values.errors import NotFoundError
 from accounting.values.periods import DAY_S, bounds, period_of
 from accounting.values.types import TOKEN_CLASSES, Rates, Tier, Usage
@@ -87,13 +94,15 @@ INTEGERS = frozenset({"ConsumedQuantity"})
 
 
 class Names:
-    """Names of tenants and keys, invoice numbers and list prices, all read once."""
+    """Names of tenants and keys, documents and list prices, all read once."""
 
-    def __init__(self, issuer: str) -> None:
-        self.issuer = issuer
+    def __init__(self) -> None:
         self.tenants: dict[str, str] = {}
         self.keys: dict[str, str] = {}
         self.invoices: dict[tuple[str, str], str] = {}
+        """The first invoice of each tenant and period."""
+        self.issuers: dict[str | None, str] = {}
+        """The issuer of each document. Under None is the one of the next documents."""
         self.rates = RatesByVersion()
         self._list: list[price_lists.SheetVersion] = []
 
@@ -101,28 +110,31 @@ class Names:
         self.tenants = {row.id: row.name for row in await conn.execute(select(Tenant.id, Tenant.name))}
         for key_id, name in await conn.execute(select(ApiKey.id, ApiKey.name)):
             self.keys[key_id] = name or ""
-        query = select(Invoice.tenant_id, Invoice.period, Invoice.number)
-        for tenant, period, number in await conn.execute(query.where(Invoice.series == numbers.INVOICE)):
-            self.invoices[(tenant, period)] = number
+        self.issuers[None] = (await profiles.issuer(conn)).name
+        query = select(Invoice.tenant_id, Invoice.period, Invoice.number, Invoice.series, Invoice.issuer)
+        for tenant, period, number, series, issuer in await conn.execute(query.order_by(Invoice.version.desc())):
+            self.issuers[number] = issuer
+            if series == numbers.INVOICE:
+                self.invoices[(tenant, period)] = number
         try:
             self._list = await price_lists.versions_of(conn, DEFAULT_SHEET)
         except NotFoundError:
             self._list = []
 
-    def list_rates(self, second: int, model: str, tier: Tier) -> Rates | None:
-        """Return the rates of the default sheet that were in force when the day began. For a day before the first
-        version they are those of the first version."""
+    def list_rates(self, second: int, model: str, tier: Tier, currency: str) -> Rates | None:
+        """Return the rates of the default sheet that were in force when the day began, if it is in that currency. For a
+        day before the first version they are those of the first version."""
         for version in reversed(self._list):
-            if version.from_ms <= second * 1000 or version is self._list[0]:
+            if version.currency == currency and (version.from_ms <= second * 1000 or version is self._list[0]):
                 return next((r.rates for r in version.rates if (r.model, r.tier) == (model, tier)), None)
         return None
 
 
 async def rows(
-    database: Database, start: int, end: int, issuer: str, page_rows: int = exports.PAGE_ROWS
+    database: Database, start: int, end: int, page_rows: int = exports.PAGE_ROWS
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
-    """Yield pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then corrections."""
-    names = Names(issuer)
+    """Yield pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then documents."""
+    names = Names()
     async with database.read() as conn:
         await names.read(conn)
     async for page in exports.usage_rows(database, start, end, page_rows):
@@ -132,7 +144,7 @@ async def rows(
                 rates = await names.rates.of(conn, row.price_version, row.model, row.tier)
                 made += [_in_order(values) for values in _usage(names, row, rates)]
         yield made
-    for others in (_kept, _corrections):
+    for others in (_kept, _documents):
         async with database.read() as conn:
             made = [_in_order(values) async for values in others(conn, names, start, end)]
         if made:
@@ -140,7 +152,8 @@ async def rows(
 
 
 def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, Any]]:
-    listed = names.list_rates(row.bucket, row.model, row.tier)
+    # A tenant on a sheet in another currency has no list price but its own.
+    listed = names.list_rates(row.bucket, row.model, row.tier, row.currency) or rates
     period = period_of(row.bucket)
     for name in TOKEN_CLASSES:
         tokens, charge = getattr(row, name), getattr(row, f"charge_{name}")
@@ -198,29 +211,69 @@ def _used_on(day: int, meter: str) -> dict[str, Any]:
     }
 
 
-async def _corrections(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield the lines of documents that were issued in [start, end): credits, corrections and payments by grants."""
+async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
+    """Yield what documents add to usage. The invoice of a month belongs to that month, and every other document to the
+    month in which it was issued, so that consecutive exports have each row once."""
+    is_first = and_(Invoice.series == numbers.INVOICE, Invoice.version == 1)
     query = (
-        select(InvoiceLine.__table__, Invoice.tenant_id, Invoice.currency, Invoice.created_at)
-        .join(Invoice, Invoice.number == InvoiceLine.number)
-        .where(InvoiceLine.kind != "usage")
-        .where(Invoice.created_at >= start, Invoice.created_at < end)
-        .order_by(Invoice.created_at, InvoiceLine.number, InvoiceLine.line_no)
+        select(Invoice.__table__, InvoiceTerms.__table__, is_first.label("is_first"))
+        .join(InvoiceTerms, InvoiceTerms.number == Invoice.number)
+        .where(
+            or_(
+                and_(is_first, Invoice.until_ms > start * 1000, Invoice.until_ms <= end * 1000),
+                and_(not_(is_first), Invoice.created_at >= start, Invoice.created_at < end),
+            )
+        )
+        .order_by(Invoice.created_at, Invoice.number)
     )
-    for row in await conn.execute(query):
-        is_credit = row.kind == "prepaid"
-        yield {
-            **_account(names, row.tenant_id, None),
-            **_costs(row.amount, row.amount),
-            **_common(names, row.currency, row.period, row.number),
-            **_what(row.model or None, None, row.tier or None, row.price_version or None),
-            "ChargePeriodStart": _iso(row.created_at),
-            "ChargePeriodEnd": _iso(row.created_at + 1),
-            "ChargeCategory": "Credit" if is_credit else "Adjustment",
-            "ChargeClass": None if is_credit else "Correction",
-            "ChargeFrequency": "One-Time",
-            "ChargeDescription": f"{row.kind} {row.note}".strip(),
-        }
+    for document in (await conn.execute(query)).all():
+        for line in await invoice_lines.of_invoice(conn, document.number):
+            for row in _line(names, document, line):
+                yield row
+        extra = document.net - document.paid - document.total
+        if document.tax_amount:
+            text = f"Tax {document.tax}, {Decimal(document.tax_rate).scaleb(-4).normalize():f} %"
+            yield _of_document(names, document, document.tax_amount, "Tax", text)
+        if extra:
+            text = "Rounding to whole units; the remainder is carried to the next document"
+            yield _of_document(names, document, extra, "Adjustment", text)
+
+
+def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
+    """The rows by day have the usage under the first invoice of its month. What another document bills of it, such as
+    usage that was posted late, is a row of that document; it is taken from the first invoice unless documents that
+    cancel each other have it both."""
+    what = _what(line.model or None, line.token_class or None, line.tier or None, line.price_version or None)
+    if line.kind != "usage":
+        category = "Credit" if line.kind == "prepaid" else "Adjustment"
+        yield what | _of_document(names, document, line.amount, category, f"{line.kind} {line.note}".strip())
+        return
+    first = names.invoices.get((document.tenant_id, line.period))
+    if not line.amount or document.number == first:
+        return
+    text = f"Usage of {line.period}, billed by {document.number}"
+    yield what | _of_document(names, document, line.amount, "Adjustment", text)
+    if document.is_first and first is not None:
+        moved = _of_document(names, document, -line.amount, "Adjustment", text)
+        yield what | moved | {"InvoiceId": first, "InvoiceIssuerName": names.issuers[first]}
+
+
+def _of_document(names: Names, document: Any, amount: int, category: str, text: str) -> dict[str, Any]:
+    """Return a row that belongs to a document as a whole."""
+    period = document.period if document.is_first else period_of(document.created_at)
+    start, end = bounds(period)
+    is_correction = category == "Adjustment"
+    return {
+        **_account(names, document.tenant_id, None),
+        **_costs(amount, amount),
+        **_common(names, document.currency, period, document.number),
+        "ChargePeriodStart": _iso(start),
+        "ChargePeriodEnd": _iso(end),
+        "ChargeCategory": category,
+        "ChargeClass": "Correction" if is_correction else None,
+        "ChargeFrequency": "One-Time",
+        "ChargeDescription": text,
+    }
 
 
 def _account(names: Names, tenant_id: str, key_id: str | None) -> dict[str, Any]:
@@ -245,8 +298,8 @@ def _common(names: Names, currency: str, period: str, number: str | None) -> dic
         "BillingCurrency": currency,
         "PricingCurrency": currency,
         "InvoiceId": number,
-        "InvoiceIssuerName": names.issuer,
-        "ProviderName": names.issuer,
+        "InvoiceIssuerName": names.issuers[number],
+        "ProviderName": names.issuers[number],
         "BillingPeriodStart": _iso(start),
         "BillingPeriodEnd": _iso(end),
         "ServiceCategory": "AI and Machine Learning",

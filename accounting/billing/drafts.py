@@ -1,0 +1,141 @@
+"""A draft of an invoice: its lines, the grants that pay for it and its terms. Nothing is written here, so that a
+preview and a close are one computation.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from accounting.billing import credits, grants, invoice_lines, residency_sums
+from accounting.billing.grants import Grant
+from accounting.billing.invoice_lines import Line, SumsByKey
+from accounting.tables.models import RollupDay, RollupHour, Tenant
+from accounting.terms import amounts, profiles, terms
+from accounting.terms.parties import tax_rule
+from accounting.terms.terms import Terms
+from accounting.values import currencies
+from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.periods import DAY_S, bounds
+
+Uses = list[tuple[Grant, int]]
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    tenant_id: str
+    tenant_name: str
+    time_zone: str
+    period: str
+    currency: str
+    subtotal: int
+    paid: Uses
+    """The amount that each grant pays."""
+    expired: Uses
+    """The rest of each grant that has ended with the period."""
+    lines: list[Line]
+    days: list[int]
+    terms: Terms
+
+    @property
+    def prepaid(self) -> int:
+        return sum(amount for _, amount in self.paid)
+
+
+async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: SumsByKey, now_ms: int) -> Draft:
+    """`sums` are the usage that no invoice has. Raises NotFoundError, and ConflictError if there is nothing to invoice
+    or if it is in two currencies."""
+    start, end = bounds(period)
+    tenant = (await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))).first()
+    if tenant is None:
+        raise NotFoundError("No such tenant.")
+    lines = await invoice_lines.of_usage(conn, sums)
+    lines += await invoice_lines.of_residency(conn, tenant_id, end)
+    lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)
+    if not lines:
+        raise ConflictError(f"There is nothing to invoice for {period}.")
+    found = {key.currency for key in sums} | {line.currency for line in lines}
+    if len(found) != 1:
+        raise ConflictError("The tenant was charged in more than one currency.")
+    currency = found.pop()
+    subtotal = sum(line.amount for line in lines)
+    late = sum(line.amount for line in lines if line.kind == "usage" and line.period != period)
+    paid, expired = await _prepaid(conn, tenant_id, currency, period, late, subtotal)
+    return Draft(
+        tenant_id=tenant_id,
+        tenant_name=tenant.name,
+        time_zone=tenant.time_zone,
+        period=period,
+        currency=currency,
+        subtotal=subtotal,
+        paid=paid,
+        expired=expired,
+        lines=lines + [invoice_lines.of_grant(grant, amount, period, currency) for grant, amount in paid],
+        days=await _days(conn, tenant_id, start, end),
+        terms=await _terms(conn, tenant_id, currency, subtotal, paid, now_ms),
+    )
+
+
+async def _terms(conn: AsyncConnection, tenant_id: str, currency: str, subtotal: int, paid: Uses, now_ms: int) -> Terms:
+    issuer, customer = await profiles.issuer(conn), await profiles.customer(conn, tenant_id)
+    rule, decimals = tax_rule(issuer, customer), currencies.decimals(currency)
+    cash = sum(amount for grant, amount in paid if grant.source == "cash")
+    discount = sum(amount for grant, amount in paid) - cash
+    days = issuer.payment_days if customer.payment_days is None else customer.payment_days
+    return Terms(
+        issuer=issuer,
+        customer=customer,
+        rule=rule,
+        decimals=decimals,
+        discount=discount,
+        amounts=amounts.of_document(
+            subtotal - discount - cash,
+            cash,
+            await terms.carried(conn, tenant_id, currency),
+            unit=currencies.unit(decimals),
+            tax_rate=rule.rate,
+        ),
+        due_at=now_ms // 1000 + days * DAY_S,
+    )
+
+
+async def _prepaid(
+    conn: AsyncConnection, tenant_id: str, currency: str, period: str, late: int, subtotal: int
+) -> tuple[Uses, Uses]:
+    """Return the amount that each grant pays, and the rest of each grant that has ended with the period."""
+    start, end = bounds(period)
+    hours = {
+        row.bucket: int(row.charge)
+        for row in await conn.execute(
+            select(RollupHour.bucket, func.sum(RollupHour.charge).label("charge"))
+            .where(RollupHour.tenant_id == tenant_id)
+            .where(RollupHour.bucket >= start, RollupHour.bucket < end)
+            .group_by(RollupHour.bucket)
+        )
+    }
+    for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
+        hours[hour] = hours.get(hour, 0) + charge
+    # Usage that was posted late counts from the beginning of the period in which it is invoiced.
+    hours[start] = hours.get(start, 0) + max(0, late)
+    known = await credits.open_grants(conn, tenant_id, currency)
+    paid = grants.allocate(hours, known, max(0, subtotal))
+    taken = {grant.id: amount for grant, amount in paid}
+    expired = [
+        (grant, grant.remaining - taken.get(grant.id, 0))
+        for grant in known
+        if grant.expires_at is not None and grant.expires_at <= end
+    ]
+    return paid, [(grant, amount) for grant, amount in expired if amount]
+
+
+async def _days(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[int]:
+    query = (
+        select(RollupDay.bucket, func.sum(RollupDay.charge).label("charge"))
+        .where(RollupDay.tenant_id == tenant_id, RollupDay.bucket >= start, RollupDay.bucket < end)
+        .group_by(RollupDay.bucket)
+    )
+    charges = {row.bucket: int(row.charge) for row in await conn.execute(query)}
+    for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
+        day = hour - hour % DAY_S
+        charges[day] = charges.get(day, 0) + charge
+    return [charges.get(day, 0) for day in range(start, end, DAY_S)]

@@ -1,0 +1,26 @@
+"""Currencies of ISO 4217 and the smallest unit that can be paid in each. Amounts are micro-units. The module is pure."""
+
+from __future__ import annotations
+
+import iso4217
+
+from accounting.values.errors import InvalidError
+
+MOST_DECIMALS = 6
+
+
+def decimals(code: str) -> int:
+    """Return the number of decimals of payable amounts: 2 for EUR, 0 for JPY, 3 for KWD. Raises InvalidError for a code
+    that is no currency, and for those in which nothing is paid, such as gold."""
+    try:
+        exponent = iso4217.Currency(code.upper()).exponent
+    except ValueError:
+        raise InvalidError(f"{code!r} is no currency of ISO 4217, such as EUR or USD.", "currency") from None
+    if exponent is None:
+        raise InvalidError(f"{code!r} has no smallest unit, so nothing can be billed in it.", "currency")
+    return int(exponent)
+
+
+def unit(num_decimals: int) -> int:
+    """Return the smallest payable amount in micro-units."""
+    return int(10 ** (MOST_DECIMALS - num_decimals))

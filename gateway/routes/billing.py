@@ -1,0 +1,101 @@
+"""`/admin/v1/issuer`, `/admin/v1/tenants/{tenant_id}/billing` and what becomes of an invoice: a preview before the
+close, payments, and a void invoice that is issued again.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from accounting.billing import invoices, payments, voids
+from accounting.terms import profiles
+from accounting.values import clock
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.http.sql import reading, writing
+from gateway.routes import admin
+from gateway.routes.admin import route
+from gateway.routes.invoices import INVOICES, answer_as, only_of, wanted_type
+from gateway.schema import billing as shapes
+from gateway.schema import invoices as invoice_shapes
+from gateway.schema import query
+from gateway.schema.organization import listing, reply
+
+ISSUER = "/admin/v1/issuer"
+CUSTOMER = "/admin/v1/tenants/{tenant_id}/billing"
+PREVIEW = "/admin/v1/tenants/{tenant_id}/invoice-preview"
+OWN_PREVIEW = "/v1/invoice-preview"
+
+
+async def get_issuer(request: web.Request) -> web.Response:
+    async with reading(request) as conn:
+        return reply(shapes.issuer(await profiles.issuer(conn)))
+
+
+async def change_issuer(request: web.Request) -> web.Response:
+    wanted = shapes.changes(await admin.json_object(request), shapes.IssuerChanges)
+    async with writing(request, changes_identities=False) as conn:
+        made = await profiles.change_issuer(conn, wanted, now=admin.now(), actor=admin.actor(request))
+    return reply(shapes.issuer(made))
+
+
+async def get_customer(request: web.Request) -> web.Response:
+    tenant_id = admin.part(request, "tenant_id")
+    async with reading(request) as conn:
+        return reply(shapes.customer(tenant_id, await profiles.customer(conn, tenant_id)))
+
+
+async def change_customer(request: web.Request) -> web.Response:
+    tenant_id = admin.part(request, "tenant_id")
+    wanted = shapes.changes(await admin.json_object(request), shapes.CustomerChanges)
+    async with writing(request, changes_identities=False) as conn:
+        made = await profiles.change_customer(conn, tenant_id, wanted, now=admin.now(), actor=admin.actor(request))
+    return reply(shapes.customer(tenant_id, made))
+
+
+async def preview(request: web.Request) -> web.Response:
+    """Show the invoice that a close of the month would make of what is posted so far, in any type of an invoice."""
+    query.refuse_unknown(request.query, {"format", "period"})
+    kind = wanted_type(request)
+    tenant_id = only_of(request) or request.match_info.get("tenant_id", request[PRINCIPAL].tenant_id)
+    async with reading(request) as conn:
+        period = query.text(request.query, "period") or ""
+        found = await invoices.preview(conn, tenant_id, period, now_ms=clock.now_ms())
+        picture = await profiles.logo(conn, found.terms.issuer.logo)
+    return await answer_as(kind, found, picture)
+
+
+async def pay(request: web.Request) -> web.Response:
+    wanted = await admin.fields(request, shapes.NewPayment)
+    async with writing(request, changes_identities=False) as conn:
+        made = await payments.pay(
+            conn,
+            admin.part(request, "number"),
+            wanted.amount_micro_units,
+            reference=wanted.reference,
+            paid_at=wanted.paid_at,
+            now_ms=clock.now_ms(),
+            actor=admin.actor(request),
+        )
+    return reply(invoice_shapes.invoice(made))
+
+
+async def void(request: web.Request) -> web.Response:
+    """Take an invoice back and issue it again with the profiles of today: the credit note and the new invoice."""
+    wanted = await admin.fields(request, shapes.NewVoid)
+    async with writing(request, changes_identities=False) as conn:
+        made = await voids.void(
+            conn, admin.part(request, "number"), reason=wanted.reason, now_ms=clock.now_ms(), actor=admin.actor(request)
+        )
+    return reply(listing([invoice_shapes.invoice(one) for one in made], has_more=False))
+
+
+ROUTES = [
+    route("GET", ISSUER, get_issuer),
+    route("PATCH", ISSUER, change_issuer, shapes.IssuerChanges),
+    route("GET", CUSTOMER, get_customer),
+    route("PATCH", CUSTOMER, change_customer, shapes.CustomerChanges),
+    route("GET", PREVIEW, preview),
+    Route("GET", OWN_PREVIEW, preview, "usage:read"),
+    route("POST", INVOICES + "/{number}/payments", pay, shapes.NewPayment),
+    route("POST", INVOICES + "/{number}/void", void, shapes.NewVoid),
+]
