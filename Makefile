@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -44,6 +44,15 @@ test-all: setup ## both
 test-browser: setup ## the console in a real browser: every screen, axe, pictures
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd).
+test-packaging: setup $(VENV)/tools/bin/hadolint ## wheel, images, compose file, Helm chart and units, each in a clean place
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging $(ARGS)
+
+$(VENV)/tools/bin/hadolint: requirements/packaging.txt
+	$(PYTHON) -m venv $(VENV)/tools
+	$(VENV)/tools/bin/python -m pip install --disable-pip-version-check -q -r requirements/packaging.txt
+	touch $@
 
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx
