@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters errors docs dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -65,7 +65,7 @@ GPU_PYTHON ?= $(PYTHON)
 test-gpu: ## what only a GPU shows; needs one, with torch, Triton, transformers and pytest
 	HEADGATE_TEST_GPU=1 PYTHONPATH=.:tests $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu $(ARGS)
 
-check: lint types contracts migrations-check aot ## linters, types, import contracts, migrations in step with the models, kernels compiled
+check: lint types contracts migrations-check aot docs ## linters, types, import contracts, migrations in step with the models, kernels compiled, pages
 
 lint: setup
 	$(BIN)/ruff check .
@@ -108,6 +108,17 @@ $(VENV)/prometheus/usr/bin/promtool:
 
 import-map: setup ## draw docs/design/imports.svg from the imports between folders
 	PYTHONPATH=. $(BIN)/python ops/import_map.py
+
+errors: setup ## write docs/errors.md from the errors in the code
+	PYTHONPATH=. $(BIN)/python ops/errors.py
+
+docs: setup $(VENV)/docs/bin/mkdocs ## the documentation as a site, in site/; offline, and a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict --quiet
+
+$(VENV)/docs/bin/mkdocs: requirements/docs.txt
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip install --disable-pip-version-check -q -r requirements/docs.txt
+	touch $@
 
 format: setup ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .
