@@ -54,6 +54,7 @@ RUN apt-get update \
  && /opt/build/bin/pip --python /opt/headgate/bin/python install --no-cache-dir \
       -c requirements/constraints.txt "headgate[gpu,embedded,postgres] @ file://$(echo /dist/*.whl)"
 # Triton compiles one small module in C at the first use of a GPU. It is compiled here, so that no image has a compiler.
+# Its key in the cache has what platform.architecture() says, so this stage must not have the program `file` either.
 COPY ops/docker/triton_driver.py /tmp/triton_driver.py
 ENV TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
 RUN /opt/headgate/bin/python /tmp/triton_driver.py /opt/headgate/triton
