@@ -40,7 +40,7 @@ def backup(file: Path, home: Path) -> None:
 
 
 @click.command(epilog=example_text("restore headgate-2026-11-24.tar --home /srv/headgate"))
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--check", is_flag=True, help="Write nothing; read the whole file and compare its checksums.")
 @home_option
 def restore(file: Path, check: bool, home: Path) -> None:

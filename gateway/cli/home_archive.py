@@ -35,7 +35,7 @@ from workers.protocol.segments import SET_ASIDE, list_segments
 FORMAT = 1
 MANIFEST, DATABASE, OF_HOME, OF_STATE = "manifest.json", "database", "home", "state"
 KEPT = ("secrets", "credentials.json", "headgate.toml", "files")
-"""What of a home is kept beside database and journals. Sockets, logs, and Redis' file are made again."""
+"""The parts of a home that are kept beside database and journals. Sockets, logs, and Redis' file are made again."""
 UNPACKED = ".restoring"
 CHUNK_BYTES = 1 << 20
 
@@ -53,7 +53,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class Sources:
-    """What of a home goes into the archive, held by links in a directory of its own."""
+    """The files of a home that go into the archive, held by links in a directory of their own."""
 
     def __init__(self, home: Home, held: Path) -> None:
         self._home, self._held = home, held

@@ -1,4 +1,4 @@
-"""What mkdocs does with our pages beside showing them. The pages are written to be read in the repository, too.
+"""Hooks of mkdocs, which builds the site. The pages are written to be read in the repository, too.
 
 Nothing of the site may be loaded from another host: a script, a font or a picture from elsewhere ends the build.
 A link that leads out of docs/ becomes a link to the repository. A page of the navigation that is not there yet is left

@@ -79,7 +79,7 @@ def test_every_object_of_the_chart_fits_kubernetes_schemas(values, version, tmp_
     ("values", "told"),
     [
         ({"models": []}, "minItems"),
-        ({"gatway": {}}, "gatway"),
+        ({"gatewayz": {}}, "gatewayz"),
         ({"models": [{"name": "Large!", "path": "/m"}]}, "name"),
         ({"gateway": {"env": {"PATH": "/x"}}}, "PATH"),
         ({"drain": {"seconds": -1}}, "minimum"),
