@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-clients test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-clients test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters errors docs dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -60,6 +60,15 @@ test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a 
 	cd $(@D) && npm ci --no-audit --no-fund
 	touch $@
 
+# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd).
+test-packaging: setup $(VENV)/tools/bin/hadolint ## wheel, images, compose file, Helm chart and units, each in a clean place
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging $(ARGS)
+
+$(VENV)/tools/bin/hadolint: requirements/packaging.txt
+	$(PYTHON) -m venv $(VENV)/tools
+	$(VENV)/tools/bin/python -m pip install --disable-pip-version-check -q -r requirements/packaging.txt
+	touch $@
+
 # What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
 CPUS ?= avx2 avx512 avx512_bf16 amx
 test-cpus: setup ## the engine's own tests as on CPUs of other kinds
@@ -71,7 +80,7 @@ GPU_PYTHON ?= $(PYTHON)
 test-gpu: ## what only a GPU shows; needs one, with torch, Triton, transformers and pytest
 	HEADGATE_TEST_GPU=1 PYTHONPATH=.:tests $(GPU_PYTHON) -m pytest -c tests/gpu/pytest.ini --rootdir . --confcutdir tests/gpu tests/gpu $(ARGS)
 
-check: lint types contracts migrations-check aot ## linters, types, import contracts, migrations in step with the models, kernels compiled
+check: lint types contracts migrations-check aot docs ## linters, types, import contracts, migrations in step with the models, kernels compiled, pages
 
 lint: setup
 	$(BIN)/ruff check .
@@ -114,6 +123,17 @@ $(VENV)/prometheus/usr/bin/promtool:
 
 import-map: setup ## draw docs/design/imports.svg from the imports between folders
 	PYTHONPATH=. $(BIN)/python ops/import_map.py
+
+errors: setup ## write docs/errors.md from the errors in the code
+	PYTHONPATH=. $(BIN)/python ops/errors.py
+
+docs: setup $(VENV)/docs/bin/mkdocs ## the documentation as a site, in site/; offline, and a broken link ends it
+	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/mkdocs build --strict --quiet
+
+$(VENV)/docs/bin/mkdocs: requirements/docs.txt
+	$(PYTHON) -m venv $(VENV)/docs
+	$(VENV)/docs/bin/python -m pip install --disable-pip-version-check -q -r requirements/docs.txt
+	touch $@
 
 format: setup ## apply the formatter and the safe fixes
 	$(BIN)/ruff check --fix .

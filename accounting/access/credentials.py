@@ -24,6 +24,10 @@ ID_LENGTH, SECRET_LENGTH, CRC_LENGTH = 10, 43, 6
 """43 characters of base62 are 256 bits."""
 
 
+PEPPER_BYTES = 32
+"""Bytes of one pepper. Behind the newest there may be older ones, until `headgate secrets drop-old-peppers`."""
+
+
 class ParsedKey(msgspec.Struct, frozen=True):
     """An API key whose checksum is right. Only the database knows whether it exists."""
 
@@ -53,13 +57,23 @@ def parse(value: str) -> ParsedKey | None:
 
 
 def keyed_hash(pepper: bytes, value: str) -> bytes:
-    """Return the hash that is stored. It is useless without the pepper, and the pepper is never in the database."""
-    return hmac.digest(pepper, value.encode(), sha256)
+    """Return the hash that is stored, under the newest pepper. It is useless without the pepper, and the pepper is never
+    in the database."""
+    return _hash(pepper[:PEPPER_BYTES], value)
 
 
 def verify(pepper: bytes, value: str, stored: bytes | None) -> bool:
-    """Compare in constant time. An unknown key (`stored` is None) costs the same comparison as a known one."""
-    return hmac.compare_digest(keyed_hash(pepper, value), stored or bytes(sha256().digest_size))
+    """Compare in constant time, with every pepper that is still known: after a rotation the older ones stand behind the
+    newest. An unknown key (`stored` is None) costs the same comparisons as a known one."""
+    found = False
+    for start in range(0, max(len(pepper), 1), PEPPER_BYTES):
+        hashed = _hash(pepper[start : start + PEPPER_BYTES], value)
+        found |= hmac.compare_digest(hashed, stored or bytes(sha256().digest_size))
+    return found
+
+
+def _hash(pepper: bytes, value: str) -> bytes:
+    return hmac.digest(pepper, value.encode(), sha256)
 
 
 def batch_credential(pepper: bytes, batch_id: str) -> str:
@@ -91,12 +105,12 @@ def parse_run(pepper: bytes, value: str) -> str | None:
 
 
 def _run_mac(pepper: bytes, response_id: str) -> str:
-    return hmac.digest(pepper, b"run\0" + response_id.encode(), sha256).hex()
+    return hmac.digest(pepper[:PEPPER_BYTES], b"run\0" + response_id.encode(), sha256).hex()
 
 
 def _batch_mac(pepper: bytes, batch_id: str) -> str:
     # The prefix keeps this apart from the keyed hash of an API key, which uses the same pepper.
-    return hmac.digest(pepper, b"batch\0" + batch_id.encode(), sha256).hex()
+    return hmac.digest(pepper[:PEPPER_BYTES], b"batch\0" + batch_id.encode(), sha256).hex()
 
 
 def _random(length: int) -> str:

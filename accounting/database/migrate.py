@@ -32,8 +32,8 @@ def upgrade(url: str, revision: str = "head") -> None:
     """Run every migration that is missing. Raises SchemaNewer if the database is newer than this code; nothing is
     changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database can be used."""
     with _engine(url) as engine, _locked(engine) as conn:
-        if revision == "head" and _revision(conn) not in _known_revisions():
-            raise _newer()
+        if revision == "head":
+            refuse_newer(_revision(conn))
         command.upgrade(_config(conn), revision)
         _commit(conn)
 
@@ -57,6 +57,18 @@ def check(url: str) -> None:
             f"The database is at {found or 'no revision'}, this Headgate needs {head}: run `headgate migrate`."
         )
     raise _newer()
+
+
+def revision(url: str) -> str | None:
+    """Return the revision of a database, or None for an empty one."""
+    with _engine(url) as engine, engine.connect() as conn:
+        return _revision(conn)
+
+
+def refuse_newer(revision: str | None) -> None:
+    """Raises SchemaNewer unless this code knows the revision."""
+    if revision not in _known_revisions():
+        raise _newer()
 
 
 def check_models() -> None:

@@ -13,7 +13,7 @@ from hashlib import sha256
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
@@ -30,7 +30,7 @@ class SealBroken(AccountingError):
 async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: int) -> bytes:
     """Return the tenant's key. It is made when it is first needed, so the connection must be a writing one then."""
     query = select(DataKey.wrapped).where(DataKey.tenant_id == tenant_id)
-    wrapping = hmac.digest(master, b"headgate data keys", sha256)
+    wrapping = _wrapping(master)
     wrapped = await conn.scalar(query)
     if wrapped is None:
         fresh = seal(wrapping, secrets.token_bytes(KEY_BYTES), _place(tenant_id))
@@ -39,6 +39,30 @@ async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: in
         wrapped = await conn.scalar(query)
         assert wrapped is not None
     return unseal(wrapping, wrapped, _place(tenant_id))
+
+
+async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
+    """Wrap every tenant's data key with another master key. Return how many there are. Raises `SealBroken`."""
+    rows = (await conn.execute(select(DataKey.tenant_id, DataKey.wrapped))).all()
+    for row in rows:
+        place = _place(row.tenant_id)
+        wrapped = seal(_wrapping(new), unseal(_wrapping(old), row.wrapped, place), place)
+        await conn.execute(update(DataKey).where(DataKey.tenant_id == row.tenant_id).values(wrapped=wrapped))
+    return len(rows)
+
+
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
+    """Say whether data keys are wrapped by this master key; one tells of all, because they change together."""
+    row = (await conn.execute(select(DataKey.tenant_id, DataKey.wrapped).limit(1))).first()
+    return row is None or opens(_wrapping(master), row.wrapped, _place(row.tenant_id))
+
+
+def opens(key: bytes, sealed: bytes, place: bytes) -> bool:
+    try:
+        unseal(key, sealed, place)
+    except SealBroken:
+        return False
+    return True
 
 
 def seal(key: bytes, value: bytes, place: bytes) -> bytes:
@@ -53,6 +77,10 @@ def unseal(key: bytes, sealed: bytes, place: bytes) -> bytes:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
     except (InvalidTag, ValueError):
         raise SealBroken("A stored text cannot be decrypted.") from None
+
+
+def _wrapping(master: bytes) -> bytes:
+    return hmac.digest(master, b"headgate data keys", sha256)
 
 
 def _place(tenant_id: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-from sqlalchemy import Row, delete, func, insert, select
+from sqlalchemy import Row, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit, sealing
@@ -163,6 +163,21 @@ async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: st
     await outbox.write_to(conn, event, webhook_id, info.tenant_id)
     await _record(conn, "tested", info.tenant_id, webhook_id, info.url, now_ms // 1000, actor)
     return event.id
+
+
+async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
+    """Seal every secret with another master key. Return how many there are. Raises SealBroken."""
+    rows = (await conn.execute(select(Webhook.id, Webhook.secret))).all()
+    for row in rows:
+        sealed = sealing.seal(_key(new), signing_key(old, row.id, row.secret), row.id.encode())
+        await conn.execute(update(Webhook).where(Webhook.id == row.id).values(secret=sealed))
+    return len(rows)
+
+
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
+    """Say whether secrets are sealed with this master key; one tells of all, because they change together."""
+    row = (await conn.execute(select(Webhook.id, Webhook.secret).limit(1))).first()
+    return row is None or sealing.opens(_key(master), row.secret, row.id.encode())
 
 
 def signing_key(master: bytes, webhook_id: str, sealed: bytes) -> bytes:

@@ -23,6 +23,8 @@ SOCKET_PATH_MAX = 107
 """Bytes of `sockaddr_un.sun_path` less its terminator (Linux)."""
 LONGEST_SOCKET_NAME = "/gateway-999.sock"
 SECRET_BYTES = 32
+NEXT = ".next"
+"""Suffix of a key file that `headgate secrets` writes before the database changes to it."""
 
 
 class HomeError(Exception):
@@ -120,14 +122,16 @@ class Home:
             for name in ("pepper", "master.key"):
                 _write_secret_once(self.root / "secrets" / name)
 
-    def read_secret(self, name: str) -> bytes:
-        """Reads `pepper` or `master.key`. Raises `HomeError`."""
+    def read_secret(self, name: str, *, may_be_rotating: bool = False) -> bytes:
+        """Reads `pepper` or `master.key`. A rotated pepper has the older ones behind it. Raises `HomeError`."""
         path = self.root / "secrets" / name
+        if not may_be_rotating and path.with_name(name + NEXT).exists():
+            raise HomeError(f"A rotation of {path} was interrupted: run `headgate secrets rotate-master-key` again.")
         try:
             value = path.read_bytes()
         except OSError as error:
             raise HomeError(f"The key file {path} cannot be read: {error.strerror}.") from None
-        if len(value) != SECRET_BYTES:
+        if not value or len(value) % SECRET_BYTES or (name != "pepper" and len(value) != SECRET_BYTES):
             raise HomeError(f"The key file {path} is damaged: {len(value)} bytes instead of {SECRET_BYTES}.")
         return value
 

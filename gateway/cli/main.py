@@ -34,6 +34,8 @@ MODULES = {
     "config_commands": "config",
     "reload": "reload",
     "maintenance": "verify-books journals",
+    "backup": "backup restore",
+    "secret_rotation": "secrets",
     "model_tools": "plan calibrate",
     "requests": "requests",
     "rerate": "rerate",

@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import msgspec
 
-from accounting.books.equations import DOCUMENTED_IN, BooksReport
+from accounting.books.equations import DOCUMENTED_IN
 from accounting.database.db import Database
 from accounting.requests import request_postings
 from gateway.base.home import Home
@@ -43,11 +42,11 @@ def verify_books(home: Path, as_json: bool) -> None:
     Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
     """
     place = Home(home.expanduser().resolve())
-    found = with_books(home, lambda database: _verify(place, database))
+    found = with_books(home, lambda database: verified(place, database))
     if as_json:
         click.echo(msgspec.json.encode(found.shape()))
     else:
-        _print(found.report, found.unreplayed)
+        show_verified(found)
     raise SystemExit(0 if found.report.ok else 1)
 
 
@@ -121,7 +120,7 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     show([msgspec.structs.asdict(found)], Abandoned.__struct_fields__, as_json)
 
 
-async def _verify(home: Home, database: Database) -> Verified:
+async def verified(home: Home, database: Database) -> Verified:
     link = limiter_link(_redis_url(home), timeout_s=REDIS_TIMEOUT_S)
     try:
         return await verify(database, home.state, link)
@@ -143,15 +142,15 @@ def _redis_url(home: Home) -> str:
     return os.environ.get("HEADGATE_REDIS_URL") or embedded.redis_url(home.run / "redis.sock")
 
 
-def _print(report: BooksReport, slots: Sequence[int]) -> None:
-    for equation in report.equations:
+def show_verified(found: Verified) -> None:
+    for equation in found.report.equations:
         verdict = "ok" if equation.ok else "FAILED"
         click.echo(f"{equation.id:<4} {equation.name:<20} {verdict:<7} {equation.num_checked} checked")
         click.echo(f"     {equation.equation.meaning}")
         for name in equation.failures[:NAMED]:
             click.echo(f"       {name}")
     click.echo(f"The equations are explained in {DOCUMENTED_IN}.")
-    if slots:
+    if slots := found.unreplayed:
         click.echo(f"Left out: requests of gateway slots {', '.join(map(str, slots))} that are not in SQL yet.")
 
 

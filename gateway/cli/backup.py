@@ -1,0 +1,143 @@
+"""`headgate backup` and `headgate restore`: a home with its database in one file, and back (docs/backup.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from accounting.database import copies, migrate
+from accounting.database.db import Database
+from gateway.base.home import Home, HomeError, usable
+from gateway.cli import home_archive
+from gateway.cli.common import example_text, fail, home_option
+from gateway.cli.home_archive import DATABASE, FORMAT, OF_HOME, OF_STATE, UNPACKED, Manifest
+from gateway.cli.maintenance import show_verified, verified
+
+
+@click.command(epilog=example_text("backup /var/backups/headgate-2026-11-24.tar"))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@home_option
+def backup(file: Path, home: Path) -> None:
+    """Write the database, secrets, journals and files of this home into one file, also while Headgate runs.
+
+    The file has the secrets, so its mode is 0600. It never replaces another one. Models and adapters are not part of it.
+    """
+    place = Home(home.expanduser().resolve())
+    try:
+        told = _pack(place, file.absolute())
+    except HomeError as error:
+        fail(str(error))
+    click.echo(f"{file}: {len(told.sha256)} files, {file.stat().st_size / (1 << 20):.1f} MiB.")
+
+
+@click.command(epilog=example_text("restore headgate-2026-11-24.tar --home /srv/headgate"))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--check", is_flag=True, help="Write nothing; read the whole file and compare its checksums.")
+@home_option
+def restore(file: Path, check: bool, home: Path) -> None:
+    """Make a home of a backup, upgrade its database to this version, and verify its books.
+
+    The home must be empty, and so must the database if it is PostgreSQL's (HEADGATE_DATABASE_URL).
+    """
+    place = Home(home.expanduser().resolve())
+    try:
+        with home_archive.opened(file) as (tar, manifest):
+            migrate.refuse_newer(manifest.revision)
+            if check:
+                home_archive.unpack(tar, manifest, None)
+                click.echo(f"{file}: {len(manifest.sha256)} files, all as they were packed by {manifest.headgate}.")
+                return
+            url = os.environ.get("HEADGATE_DATABASE_URL") or place.database_url
+            _refuse_used(place, url, manifest)
+            unpacked = place.root / UNPACKED
+            try:
+                with usable(place.root):
+                    unpacked.mkdir(mode=0o700, parents=True)
+                    home_archive.unpack(tar, manifest, unpacked)
+                    _settle(place, unpacked, url)
+            finally:
+                shutil.rmtree(unpacked, ignore_errors=True)
+    except HomeError as error:
+        fail(str(error))
+    migrate.upgrade(url)
+    raise SystemExit(_verify(place, url))
+
+
+def _pack(home: Home, path: Path) -> Manifest:
+    if path.exists():
+        raise HomeError(f"The file {path} exists, and nothing is overwritten: give another name.")
+    if not (home.root / "secrets").is_dir():
+        raise HomeError(f"There is no home in {home.root}: name it with --home or HEADGATE_HOME.")
+    url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
+    with usable(home.root), home_archive.held_sources(home) as sources, _room_beside(path) as room:
+        sources.note()
+        copies.take(url, room / DATABASE)
+        sources.note()
+        manifest = Manifest(
+            format=FORMAT,
+            headgate=importlib.metadata.version("headgate"),
+            taken_at=int(time.time()),
+            database=copies.dialect_of(url),
+            revision=migrate.revision(url),
+            sha256={},
+        )
+        return home_archive.pack(path, manifest, [*sources.names.items(), (DATABASE, room / DATABASE)])
+
+
+@contextmanager
+def _room_beside(path: Path) -> Iterator[Path]:
+    """Gives a directory for the database's copy, on the disk of the backup and not of the home. Raises `HomeError`."""
+    try:
+        room = tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise HomeError(f"The backup {path} cannot be written: {error.strerror}.") from None
+    with room as name:
+        yield Path(name)
+
+
+def _refuse_used(home: Home, url: str, manifest: Manifest) -> None:
+    if manifest.database != copies.dialect_of(url):
+        raise HomeError(
+            f"The backup is of {manifest.database}, and HEADGATE_DATABASE_URL names another kind of database: set it to"
+            " an empty database of that kind, or unset it for SQLite."
+        )
+    for path in (home.root, home.state):
+        if path.is_dir() and any(path.iterdir()):
+            raise HomeError(f"The directory {path} is not empty, and nothing is overwritten: name another with --home.")
+    copies.refuse_used(url)
+
+
+def _settle(home: Home, unpacked: Path, url: str) -> None:
+    """Puts the checked parts in their places, the database first: a home without it would get a new one at a start."""
+    copies.put(url, unpacked / DATABASE)
+    home.state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for part, target in ((OF_STATE, home.state), (OF_HOME, home.root)):
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for path in sorted((unpacked / part).iterdir()) if (unpacked / part).is_dir() else ():
+            path.replace(target / path.name)
+    home.prepare()
+
+
+def _verify(home: Home, url: str) -> int:
+    async def work() -> int:
+        database = Database(url)
+        try:
+            found = await verified(home, database)
+        finally:
+            await database.close()
+        show_verified(found)
+        return 0 if found.report.ok else 1
+
+    return asyncio.run(work())
+
+
+COMMANDS: tuple[click.Command, ...] = (backup, restore)

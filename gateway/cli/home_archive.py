@@ -1,0 +1,209 @@
+"""A backup: one tar file with all that a home cannot make again. This module packs and unpacks it; it runs no command.
+
+manifest.json        what made it, when, the schema's revision, and the SHA-256 of every other member
+database             SQLite's file, or what `pg_dump --format=custom` wrote
+home/                secrets, credentials.json, headgate.toml, files
+state/<slot>/        the journals' segments
+
+**The order makes it consistent beside a running Headgate.** Journals and files are noted first, by hard links, so that
+none of them can go; then the database is copied; then what came meanwhile is noted too. So the copy of every journal
+goes at least as far as the copy of the database knows it, and a start with both is a start after a power loss at that
+moment. Gateways' journals are read before workers', because a worker counts a token before a gateway ends its request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from gateway.base.home import Home, HomeError
+from gateway.journal.journals import GATEWAY
+from gateway.journal.poster import DEAD_LETTERS
+from workers.protocol.segments import SET_ASIDE, list_segments
+
+FORMAT = 1
+MANIFEST, DATABASE, OF_HOME, OF_STATE = "manifest.json", "database", "home", "state"
+KEPT = ("secrets", "credentials.json", "headgate.toml", "files")
+"""The parts of a home that are kept beside database and journals. Sockets, logs, and Redis' file are made again."""
+UNPACKED = ".restoring"
+CHUNK_BYTES = 1 << 20
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    format: int
+    headgate: str
+    """The version that took the backup."""
+    taken_at: int
+    database: str
+    """The dialect: `sqlite` or `postgresql`."""
+    revision: str | None
+    sha256: dict[str, str]
+    """The checksum of every other member."""
+
+
+class Sources:
+    """The files of a home that go into the archive, held by links in a directory of their own."""
+
+    def __init__(self, home: Home, held: Path) -> None:
+        self._home, self._held = home, held
+        self._numbers = itertools.count()
+        self.names: dict[str, Path] = {}
+        """The held file of each member."""
+
+    def note(self) -> None:
+        """Holds what there is now. Called twice: what went away in between stays held, and what is new is added."""
+        for name, path in self._found():
+            held = self.names.get(name) or self._held / str(next(self._numbers))
+            try:
+                _hold(path, held)
+            except FileNotFoundError:  # it went before it could be held, so the database has it or needs it no more
+                continue
+            self.names[name] = held
+
+    def _found(self) -> Iterator[tuple[str, Path]]:
+        state = self._home.state
+        slots = sorted(state.iterdir()) if state.is_dir() else []
+        for slot in sorted(slots, key=lambda path: not path.name.startswith(GATEWAY)):
+            for path in _journal(slot / "journal"):
+                yield f"{OF_STATE}/{slot.name}/journal/{path.name}", path
+        for name in KEPT:
+            root = self._home.root / name
+            paths = sorted(root.rglob("*")) if root.is_dir() else [root]
+            for path in paths:
+                if path.is_file():
+                    yield f"{OF_HOME}/{path.relative_to(self._home.root).as_posix()}", path
+
+
+@contextmanager
+def held_sources(home: Home) -> Iterator[Sources]:
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=home.root) as held:
+        yield Sources(home, Path(held))
+
+
+def pack(path: Path, manifest: Manifest, members: Iterable[tuple[str, Path]]) -> Manifest:
+    """Writes the archive, mode 0600, as a whole or not at all. Raises `HomeError`, also if the file exists."""
+    checksums: dict[str, str] = {}
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial") as file:
+            with tarfile.open(fileobj=file, mode="w") as tar:
+                for name, source in members:
+                    checksums[name] = _add(tar, name, source)
+                told = msgspec.structs.replace(manifest, sha256=checksums)
+                content = msgspec.json.encode(told)
+                tar.addfile(_info(MANIFEST, len(content), manifest.taken_at), io.BytesIO(content))
+            file.flush()
+            os.fsync(file.fileno())
+            os.link(file.name, path)
+    except FileExistsError:
+        raise HomeError(f"The file {path} exists, and nothing is overwritten: give another name.") from None
+    except OSError as error:
+        raise HomeError(f"The backup {path} cannot be written: {error.strerror}.") from None
+    return told
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, Manifest]]:
+    """Raises `HomeError` for a file that is no backup, or one of a later form."""
+    try:
+        with tarfile.open(path, mode="r:") as tar:
+            file = tar.extractfile(MANIFEST)
+            manifest = msgspec.json.decode(file.read() if file else b"", type=Manifest)
+            if manifest.format != FORMAT:
+                raise HomeError(f"The backup {path} has form {manifest.format}; this Headgate reads form {FORMAT}.")
+            yield tar, manifest
+    except (tarfile.TarError, KeyError, msgspec.DecodeError, EOFError):
+        raise HomeError(f"The file {path} is no backup of Headgate, or it is damaged.") from None
+    except OSError as error:
+        raise HomeError(f"The backup {path} cannot be read: {error.strerror or error}.") from None
+
+
+def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None) -> None:
+    """Checks every member, and writes it below `directory` if that is given. Raises `HomeError`; names are those of the
+    manifest, and none may lead elsewhere.
+    """
+    there = {member.name: member for member in tar.getmembers() if member.name != MANIFEST}
+    if there.keys() != manifest.sha256.keys():
+        raise HomeError("The backup is damaged: its members are not those of its manifest.")
+    for name, member in there.items():
+        parts = Path(name).parts
+        if not member.isreg() or name.startswith("/") or ".." in parts:
+            raise HomeError(f"The backup is damaged: {name!r} is no file of a home.")
+        source = tar.extractfile(member)
+        assert source is not None  # only of what is no file
+        if _read(source, None if directory is None else directory / name) != manifest.sha256[name]:
+            raise HomeError(f"The backup is damaged: the content of {name!r} is not what was packed.")
+
+
+def _read(source: IO[bytes], target: Path | None) -> str:
+    """Returns the checksum of all that is read."""
+    digest = hashlib.sha256()
+    if target is None:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+        return digest.hexdigest()
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        while chunk := source.read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _add(tar: tarfile.TarFile, name: str, source: Path) -> str:
+    """Adds as many bytes as the file has now: a journal's last segment grows meanwhile."""
+    with source.open("rb") as file:
+        status = os.fstat(file.fileno())
+        reader = _Hashing(file)
+        tar.addfile(_info(name, status.st_size, int(status.st_mtime)), reader)  # type: ignore[arg-type]  # it only reads
+        return reader.digest.hexdigest()
+
+
+class _Hashing:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        return data
+
+
+def _info(name: str, size: int, at: int) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = size, 0o600, at
+    return info
+
+
+def _journal(directory: Path) -> list[Path]:
+    """Returns the segments, those that were set aside, and the letters that SQL will never take. No lock, no ballast."""
+    if not directory.is_dir():
+        return []
+    beside = [*directory.glob(f"*{SET_ASIDE}"), directory / DEAD_LETTERS]
+    return [segment.path for segment in list_segments(directory)] + [path for path in beside if path.exists()]
+
+
+def _hold(path: Path, held: Path) -> None:
+    """Links the file, or copies it where links cannot be made. A copy is made again, because the file may have grown."""
+    if held.exists() and held.stat().st_ino == path.stat().st_ino:
+        return
+    try:
+        held.unlink(missing_ok=True)
+        os.link(path, held)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(path, held)

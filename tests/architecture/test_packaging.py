@@ -1,0 +1,54 @@
+"""What is written in Dockerfile, compose file, chart and units exists in the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from accounting.values.setting_names import NAMES
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("compose", "docker", "helm", "systemd")
+FILES = [
+    ROOT / "Dockerfile",
+    *(path for folder in FOLDERS for path in sorted((ROOT / "ops" / folder).rglob("*")) if path.is_file()),
+]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_setting_that_packaging_names_is_known(path):
+    named = set(re.findall(r"\bHEADGATE_[A-Z0-9_]*[A-Z0-9]\b", path.read_text()))
+    assert named - NAMES - {"HEADGATE_ENGINE"} == set()
+
+
+def test_every_folder_that_the_dockerfile_copies_is_there_and_reaches_the_builder():
+    copied = re.findall(r"^COPY (?!--from)(?:--\S+ )?(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
+    sources = {name for line in copied for name in line.split()}
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert {"gateway", "accounting", "workers", "migrations"} <= sources
+    for name in sources:
+        assert (ROOT / name).exists(), name
+        assert any(name == one or name.startswith(f"{one}/") for one in allowed), f"{name} is left out by .dockerignore"
+
+
+def test_no_final_image_has_what_builds():
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.M)[1:]
+    final = {
+        name: stage
+        for stage in stages
+        if (name := stage.split(" AS ")[1].split()[0]) in ("base", "gateway", "worker", "worker-cuda")
+    }
+    assert len(final) == 4
+    for name, stage in final.items():
+        assert not re.search(r"\b(apt-get|pip|gcc)\b", stage), name
+    assert "USER 10001:10001" in final["base"]
+    assert all("HEALTHCHECK" in final[name] for name in final if name != "base")
+
+
+def test_the_chart_has_the_version_of_the_package():
+    version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
+    chart = (ROOT / "ops" / "helm" / "headgate" / "Chart.yaml").read_text()
+    assert f"\nversion: {version}\n" in chart
+    assert f"\nappVersion: {version}\n" in chart

@@ -1,0 +1,220 @@
+"""Compose file, chart and units: each judged by its own tool, and by what Headgate itself needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaged import ROOT, TOOLS, ran
+
+CHART = ROOT / "ops" / "helm" / "headgate"
+KUBERNETES = ("1.31", "1.34")
+RENDER = """
+import helm_python, json, sys
+values = json.loads(sys.argv[2])
+with helm_python.Chart.load(sys.argv[1]) as chart:
+    print(json.dumps(chart.render(values, name="demo", namespace="prod")))
+"""
+EVERYTHING: dict[str, Any] = {
+    "autoscaling": {"enabled": True},
+    "gateway": {"autoscaling": {"enabled": True}, "env": {"HEADGATE_TRUSTED_NETWORKS": "10.0.0.0/8"}},
+    "ingress": {"enabled": True, "tlsSecret": "tls"},
+    "podMonitor": {"enabled": True},
+    "modelsVolume": {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
+    "otlpEndpoint": "http://collector:4318",
+    "models": [
+        {"name": "large", "path": "/models/large", "firstSlot": 0, "replicas": 2, "gpus": 2, "maxOutputTokens": 4096},
+        {"name": "small", "path": "/models/small", "firstSlot": 100, "replicas": 1, "gpus": 0, "env": {"HEADGATE_ENGINE_QUANT": "int8"}},
+    ],
+}  # fmt: skip
+FOREIGN = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
+"""Kinds that the cluster's own operators bring; Kubernetes' schemas do not know them."""
+
+
+def helm(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([TOOLS / "python", "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+def rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
+    done = helm(RENDER, str(CHART), json.dumps(values))
+    assert done.returncode == 0, done.stderr
+    texts = (text for name, text in json.loads(done.stdout).items() if name.endswith(".yaml"))
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {one["metadata"]["name"]: one["spec"]["template"] for one in objects if "template" in one.get("spec", {})}
+
+
+def test_the_chart_passes_helms_own_lint():
+    done = helm("import helm_python, json, sys; print(json.dumps(helm_python.lint(sys.argv[1])))", str(CHART))
+    found = json.loads(done.stdout)
+    assert [told for told in found["messages"] if told["severity"] > 1] == [], found
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_every_object_of_the_chart_fits_kubernetes_schemas(values, version, tmp_path):
+    objects = rendered(values)
+    ours = [one for one in objects if one["apiVersion"] not in FOREIGN]
+    assert len(ours) > 12
+    path = tmp_path / "objects.yaml"
+    path.write_text(yaml.safe_dump_all(ours))
+    done = subprocess.run(
+        [TOOLS / "kubernetes-validate", "-k", version, "--strict", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = [(one["kind"], one["metadata"]["name"]) for one in objects]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"models": []}, "minItems"),
+        ({"gatewayz": {}}, "gatewayz"),
+        ({"models": [{"name": "Large!", "path": "/m"}]}, "name"),
+        ({"gateway": {"env": {"PATH": "/x"}}}, "PATH"),
+        ({"drain": {"seconds": -1}}, "minimum"),
+        ({"existingSecret": ""}, "minLength"),
+    ],
+)
+def test_values_that_are_mistyped_are_refused_by_name(values, told):
+    done = helm(RENDER, str(CHART), json.dumps(values))
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_every_pod_is_unprivileged_and_its_root_is_read_only():
+    for name, pod in pods(rendered(EVERYTHING)).items():
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["automountServiceAccountToken"] is False, name
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }, name  # fmt: skip
+            assert container["resources"]["requests"] if "large" not in name and "small" not in name else True
+            inline = {one["name"]: one.get("value", "") for one in container["env"]}
+            assert not [
+                key for key in inline if key in ("HEADGATE_DATABASE_URL", "HEADGATE_BROKER_URL") and inline[key]
+            ], name
+
+
+def test_pods_are_probed_drained_and_given_longer_than_a_drain_takes():
+    drain = {"graceSeconds": 7, "seconds": 120}
+    for name, pod in pods(rendered({**EVERYTHING, "drain": drain})).items():
+        if name.endswith(("jobs", "migrate")):
+            continue
+        (container,) = pod["spec"]["containers"]
+        env = {one["name"]: one.get("value") for one in container["env"]}
+        assert float(env["HEADGATE_DRAIN_S"]) == 120, name
+        settle_s = 10
+        assert pod["spec"]["terminationGracePeriodSeconds"] >= 7 + 120 + settle_s + 5, name
+        assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"
+        assert container["livenessProbe"]["httpGet"]["path"] == "/livez"
+        script = container["lifecycle"]["preStop"]["exec"]["command"][1]
+        assert (ROOT / "ops" / "docker" / Path(script).name).is_file()
+
+
+def test_workers_of_all_models_have_slots_of_their_own_and_the_gpus_they_were_given():
+    sets = {one["metadata"]["name"]: one["spec"] for one in rendered(EVERYTHING) if one["kind"] == "StatefulSet"}
+    large, small = sets["demo-worker-large"], sets["demo-worker-small"]
+    assert (large["ordinals"]["start"], small["ordinals"]["start"]) == (0, 100)
+    (container,) = large["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert container["args"] == ["worker", "--tensor-parallel", "2"]
+    assert "worker-cuda" in container["image"]
+    (container,) = small["template"]["spec"]["containers"]
+    assert "worker-cuda" not in container["image"]
+
+
+def test_only_gateways_reach_workers():
+    policies = {one["metadata"]["name"]: one["spec"] for one in rendered({}) if one["kind"] == "NetworkPolicy"}
+    (rule,) = policies["demo-worker"]["ingress"]
+    assert rule["from"][0]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "gateway"
+    assert rule["ports"] == [{"port": 7000, "protocol": "TCP"}]
+
+
+def test_workers_are_scaled_by_metrics_that_exist():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    (first, *_) = [one for one in rendered(EVERYTHING) if one["kind"] == "ScaledObject"]
+    queries = [trigger["metadata"]["query"] for trigger in first["spec"]["triggers"]]
+    names = {name for query in queries for name in re.findall(r"\bheadgate_\w+", query)}
+    assert names == {
+        "headgate_oldest_wait_seconds",
+        "headgate_router_ttft_seconds_total",
+        "headgate_router_choices_total",
+    }
+    for name in names:
+        assert f"`{name.removesuffix('_total')}`" in text, name
+
+
+def test_the_compose_file_fits_the_specification_and_names_files_that_exist(tool):
+    path = ROOT / "ops" / "compose" / "compose.yaml"
+    env = {**os.environ, "POSTGRES_PASSWORD": "x"}
+    told = json.loads(ran(tool("docker-compose"), "-f", path, "config", "--format", "json", env=env))
+    services = told["services"]
+    assert set(services) == {
+        "postgres",
+        "valkey",
+        "migrate",
+        "gateway",
+        "worker",
+        "jobs",
+        "prometheus",
+        "grafana",
+        "jaeger",
+    }
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            if volume["type"] == "bind":
+                assert Path(volume["source"]).exists(), (name, volume["source"])
+        assert all(port["host_ip"] == "127.0.0.1" for port in service.get("ports", [])), name
+        if service.get("image", "").startswith("headgate/"):
+            assert service["read_only"] is True, name
+            assert service["cap_drop"] == ["ALL"], name
+    without = subprocess.run([tool("docker-compose"), "-f", path, "config", "-q"], capture_output=True, text=True, check=False,
+                             env={name: value for name, value in os.environ.items() if name != "POSTGRES_PASSWORD"})  # fmt: skip
+    assert without.returncode != 0
+    assert "POSTGRES_PASSWORD" in without.stderr
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> list[Path]:
+    """Instances of the units, with this environment's program in place of the installed one."""
+    made = []
+    for path in sorted((ROOT / "ops" / "systemd").glob("*.service")):
+        text = path.read_text().replace("/opt/headgate/bin", str(Path(sys.executable).parent))
+        made.append(tmp_path / path.name.replace("@", "@0"))
+        made[-1].write_text(text)
+        if "@" in path.name:
+            (tmp_path / path.name).write_text(text)
+    return made
+
+
+def test_systemd_verifies_the_units(units, tool):
+    done = subprocess.run([tool("systemd-analyze"), "verify", *units], capture_output=True, text=True, check=False)
+    ours = [line for line in done.stderr.splitlines() if "headgate" in line]
+    assert (done.returncode, ours) == (0, [])
+
+
+def test_systemd_finds_the_units_little_exposed(units, tool):
+    assert len(units) == 4
+    for unit in units:
+        ran(tool("systemd-analyze"), "security", "--offline=yes", "--threshold=20", unit)
+
+
+def test_units_stop_no_sooner_than_their_process_drains(units):
+    for unit in units:
+        if "migrate" in unit.name:
+            continue
+        limit = int(re.search(r"TimeoutStopSec=(\d+)", unit.read_text())[1])
+        assert limit >= (40 if "jobs" in unit.name else 5 + 60 + 10), unit.name
