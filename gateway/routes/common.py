@@ -202,8 +202,8 @@ def check_choices(request: web.Request, model: ServedModel, fields: SamplingFiel
 
 def hellos(request: web.Request, model: ServedModel) -> list[Hello]:
     """Returns what the model's linked workers have said of themselves."""
-    links = request.app[GENERATION].fleet.links
-    return [link.hello for link in links if link.hello is not None and link.registration.model == model.on_workers]
+    links = request.app[GENERATION].capacity.links_of(model.on_workers)
+    return [link.hello for link in links if link.hello is not None]
 
 
 def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
@@ -213,8 +213,8 @@ def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
 
 def can_answer(request: web.Request, model: ServedModel) -> bool:
     """Says whether a linked worker takes work for the model."""
-    links = request.app[GENERATION].fleet.links
-    return any(link.takes_work for link in links if link.registration.model == model.on_workers)
+    buys = model.is_foreign or request[PRINCIPAL].buys_overflow
+    return request.app[GENERATION].capacity.takes_work(model.on_workers, buys)
 
 
 def max_len(request: web.Request, model: ServedModel) -> int:
