@@ -85,6 +85,7 @@ from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
 from gateway.upstreams import exchange, stored
 from gateway.upstreams.market import MARKET, Market
+from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import UpstreamMetrics
 from workers.process.rounds import heed_cancellation, repeat
 from workers.protocol import registry
@@ -235,6 +236,7 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].registry.register(UpstreamMetrics(market))
     async with exchange.new_session() as session:
         market.open(session)
+        app[SERVE_UPSTREAMS] = lambda: serve_upstreams(app)
         await serve_upstreams(app)
         async with _background(ask_sql(PREFIX_EVERY_S, lambda: serve_upstreams(app), waits_first=True)):
             yield

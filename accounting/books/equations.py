@@ -103,6 +103,18 @@ IMMUTABILITY = Equation(
     "A sealed day holds what was sealed, and every credit is a ledger row of its own that never moves more than there was.",
 )
 
+BOUGHT_TOKENS = Equation(
+    "I19",
+    "bought tokens",
+    "What a provider states of a request equals what was judged, or the difference has a name, and no more than that is"
+    " billed.",
+)
+BOUGHT_MONEY = Equation(
+    "I20",
+    "bought money",
+    "Every micro-unit that a provider bills is matched with one call, or stands in a named account.",
+)
+
 EQUATIONS = (
     CONSERVATION,
     BALANCE,
@@ -115,4 +127,6 @@ EQUATIONS = (
     TENANCY_CLOSED,
     IDEMPOTENCY,
     IMMUTABILITY,
+    BOUGHT_TOKENS,
+    BOUGHT_MONEY,
 )

@@ -246,7 +246,7 @@ class BoughtAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     drift: str = ""
     """Why `stated` and `judged` differ (docs/upstreams.md); empty where they agree."""
     expected_cost: int = 0
-    """What the provider charges by its price for what it states, or for `judged` if it states nothing. Micro-units."""
+    """What the provider charges by its price for `judged`, in micro-units."""
     stated_cost: int | None = None
     """What the provider says that it charges. Micro-units."""
 

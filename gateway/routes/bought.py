@@ -75,7 +75,9 @@ def need_link(request: web.Request, model: ServedModel) -> UpstreamLink:
     return link
 
 
-def chat_ask(link: UpstreamLink, value: Mapping[str, Any], fields: ChatFields, counted: int | None) -> Ask:
+def chat_ask(
+    link: UpstreamLink, value: Mapping[str, Any], fields: ChatFields, counted: int | None, *, fit: bool = False
+) -> Ask:
     """Returns what an upstream is asked. `counted` is the number of the prompt's tokens by a tokenizer, if there is
     one. Raises `ApiError` 400 for what no upstream can be asked.
     """
@@ -85,7 +87,8 @@ def chat_ask(link: UpstreamLink, value: Mapping[str, Any], fields: ChatFields, c
     tools = msgspec.json.encode(fields.tools or [])
     overhead = PER_PROMPT + PER_MESSAGE * len(messages) + (OF_TOOLS if fields.tools else 0)
     prompt = _interval(len(msgspec.json.encode(messages)) + len(tools), counted, overhead)
-    ask = Ask("chat", body, fields.num_choices, _max_tokens(link, fields.max_output), prompt)
+    most = _max_tokens(link, fields.max_output, fit=fit or bool(fields.truncate))
+    ask = Ask("chat", body, fields.num_choices, most, prompt)
     _check_kinds(link, ask)
     return ask
 
@@ -98,11 +101,15 @@ async def chat_plan(
     model: ServedModel,
     tools: Tools,
     line: tuple[str, int] | None,
+    *,
+    fit: bool,
 ) -> AnswerPlan:
-    """Returns the plan of chat with a model that has upstreams alone. Raises `ApiError`."""
+    """Returns the plan of chat with a model that has upstreams alone. If `fit`, a bound beyond the model's is the
+    model's. Raises `ApiError`.
+    """
     link = need_link(request, model)
     await common.form_of(request, fields)  # a form that is none is refused here, and not by a stranger
-    ask = await common.aside(request, chat_ask, link, value, fields, _counted(model, fields))
+    ask = await common.aside(request, chat_ask, link, value, fields, _counted(model, fields), fit=fit)
     order = _order(request, value, fields, model, ask, line)
     with_reasoning = fields.include_reasoning is not False
     written = ChatForm(
@@ -242,11 +249,11 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return {name: item for name, item in message.items() if name != "thinking"}
 
 
-def _max_tokens(link: UpstreamLink, asked: int | None) -> int:
+def _max_tokens(link: UpstreamLink, asked: int | None, *, fit: bool = False) -> int:
     most = link.max_output_tokens
-    if asked is not None and asked > most:
+    if asked is not None and asked > most and not fit:
         raise errors.invalid(f"This model gives at most {most} tokens.", "max_tokens")
-    return most if asked is None else max(1, asked)
+    return most if asked is None else max(1, min(most, asked))
 
 
 def _interval(num_bytes: int, counted: int | None, overhead: int) -> Interval:

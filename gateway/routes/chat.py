@@ -56,7 +56,7 @@ async def plan(
     common.check_choices(request, model, fields)
     tools = await common.aside(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
     if model.is_foreign:
-        return await bought.chat_plan(request, value, fields, ignored, model, tools, line)
+        return await bought.chat_plan(request, value, fields, ignored, model, tools, line, fit=fit)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     answer_form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)

@@ -8,7 +8,7 @@ import msgspec
 
 from accounting.prices import pricing
 from accounting.values.clock import now_ms
-from accounting.values.types import BoughtAttempt, Usage
+from accounting.values.types import BoughtAttempt
 from gateway.upstreams.values import Ask, CallDelta, Chunk, Counter, Stated, Upstream, rates_of, their_name
 from gateway.upstreams.witness import Judged, Seen, judge, judge_cut
 
@@ -130,9 +130,6 @@ class Answer:
         stated = None if self.stated is None else self.stated.usage
         if state == "cut" and stated is not None:
             stated = None if not self._is_whole_statement else stated
-        usage = judged.usage if stated is None else stated
-        if state == "failed":
-            usage = stated or Usage()
         return BoughtAttempt(
             attempt=attempt,
             upstream=self._upstream.name,
@@ -143,7 +140,7 @@ class Answer:
             stated=stated,
             judged=judged.usage,
             drift=judged.drift,
-            expected_cost=pricing.charge(usage, rates_of(self._model)).total,
+            expected_cost=pricing.charge(judged.usage, rates_of(self._model)).total,
             stated_cost=None if self.stated is None else self.stated.cost_micro_units,
         )
 

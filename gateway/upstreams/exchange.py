@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import aiohttp
 
@@ -19,6 +19,7 @@ from gateway.upstreams.values import Ask, Chunk, Garbage, Outgoing, Upstream
 from gateway.upstreams.wire import Failure, Wire
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -41,7 +42,7 @@ def new_session() -> aiohttp.ClientSession:
 
 async def chunks(
     session: aiohttp.ClientSession, wire: Wire, upstream: Upstream, served: str, ask: Ask
-) -> AsyncIterator[Sequence[Chunk]]:
+) -> AsyncGenerator[Sequence[Chunk]]:
     """Yields what the upstream answers. Raises `AttemptFailed`."""
     source, loop = upstream.source, asyncio.get_running_loop()
     outgoing, deadline = wire.request(upstream, served, ask), loop.time() + source.first_byte_s
@@ -52,13 +53,13 @@ async def chunks(
             raise AttemptFailed(Fault("content_type"))
         if ask.endpoint == "embeddings":
             data = await _within(source.idle_s, events.whole(response.content.readany))
-            yield _read(lambda: wire.whole(data, ask))
+            yield _read(wire.whole, data, ask)
             return
         reader, stream = wire.reader(ask), events.events(response.content.readany)
         left = deadline - loop.time()
-        while (data := await _within(left, _next(stream))) is not None:
+        while (event := await _within(left, _next(stream))) is not None:
             left = source.idle_s
-            yield _read(lambda data=data: reader.read(data))  # type: ignore[misc]
+            yield _read(reader.read, event)
             if reader.has_ended:
                 return
     finally:
@@ -124,9 +125,9 @@ async def _within(limit_s: float, work: Awaitable[T]) -> T:
         raise _garbage(garbage) from None
 
 
-def _read(read: Callable[[], Sequence[Chunk]]) -> Sequence[Chunk]:
+def _read(read: Callable[P, Sequence[Chunk]], *args: P.args, **kwargs: P.kwargs) -> Sequence[Chunk]:
     try:
-        return read()
+        return read(*args, **kwargs)
     except Garbage as garbage:
         raise _garbage(garbage) from None
     except Failure as failure:

@@ -155,9 +155,13 @@ def _stated(usage: dict[str, Any]) -> Stated:
     write = min(prompt - read, number_of(of_prompt.get("cache_write_tokens"), "cache_write_tokens"))
     reasoning = min(output, number_of(of_output.get("reasoning_tokens"), "reasoning_tokens"))
     cost = usage.get("cost")
-    is_cost = isinstance(cost, int | float) and not isinstance(cost, bool) and math.isfinite(cost) and 0 <= cost < 1e6
-    micro_units = round(cost * 1_000_000) if is_cost else None
-    return Stated(Usage(read, write, prompt - read - write, output), reasoning, micro_units)
+    return Stated(Usage(read, write, prompt - read - write, output), reasoning, _micro_units(cost))
+
+
+def _micro_units(cost: Any) -> int | None:
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not math.isfinite(cost) or not 0 <= cost < 1e6:
+        return None
+    return round(cost * 1_000_000)
 
 
 def _vector(value: Any) -> bytes:
