@@ -25,7 +25,7 @@ from accounting.database.db import Database
 from accounting.requests import request_log_pruning
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
-from accounting.upstreams import upstreams as bought
+from accounting.upstreams import upstreams as stored_upstreams
 from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.types import Principal
@@ -123,7 +123,7 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
     master = app[SETTINGS].secret("master.key")
     app[PEPPER] = app[SETTINGS].secret("pepper")
     app[CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
-    app[UPSTREAM_KEY] = bought.sealing_key(master)
+    app[UPSTREAM_KEY] = stored_upstreams.sealing_key(master)
     app[GROUP_KEY] = hmac.digest(master, b"headgate cache groups", hashlib.sha256)
     yield
 
@@ -143,8 +143,9 @@ async def serve_models(app: web.Application) -> None:
     """Reads the served models, at the start and when they may have changed. Raises `SettingsError`, and then those
     before are served on.
     """
-    served = app[MODELS]
-    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(app[SETTINGS]), served.served))
+    served, settings = app[MODELS], app[SETTINGS]
+    bought = {name for source in settings.upstreams.values() for name in source.models}
+    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(settings), served.served, bought))
     served.serve(found)
     app[METRICS].serve_models([*found, *served.foreign_ids])
 
@@ -245,7 +246,7 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
 async def serve_upstreams(app: web.Application) -> None:
     """Reads the upstreams in force."""
     async with app[DATABASE].read() as conn:
-        kept = await bought.all_stored(conn)
+        kept = await stored_upstreams.all_stored(conn)
     market, ours = app[MARKET], stored.declared(app[SETTINGS].upstreams)
     if market.replace(stored.in_force(ours, kept, app[UPSTREAM_KEY])):
         found = await asyncio.to_thread(foreign.served, market.links)

@@ -15,9 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from gateways import RunningGateway
+
+from accounting.prices import prices
+from accounting.values.types import Rates
+from gateway.base.app_keys import DATABASE
 
 KEY = "sk-provider-secret-0123456789"
 TEXT = "The quick brown fox jumps over the lazy dog. "
+
+
+RATES = {"input": 1.0, "cached": 0.1, "output": 2.0}
+PRICE = Rates(100_000, 1_000_000, 1_000_000, 2_000_000)
 
 
 def tokens_of(num_bytes: int) -> int:
@@ -156,6 +165,7 @@ class Provider:
                 await writer.text(index, text[start : start + script.piece_bytes])
                 num_pieces += 1
                 if script.error_event is not None:
+                    await asyncio.sleep(0.1)
                     await writer.send(script.error_event)
                     return
                 if script.pause_s:
@@ -268,7 +278,7 @@ class _Anthropic:
 
 
 @contextlib.asynccontextmanager
-async def running_provider(**fields: Any) -> AsyncIterator[Provider]:
+async def running_provider(port: int = 0, **fields: Any) -> AsyncIterator[Provider]:
     provider = Provider(**fields)
     app = web.Application()
     for prefix in ("/v1", "/openai/deployments/{deployment}"):
@@ -281,10 +291,26 @@ async def running_provider(**fields: Any) -> AsyncIterator[Provider]:
     app.router.add_get("/v1/costs", provider.costs)
     runner = web.AppRunner(app, shutdown_timeout=0.2)
     await runner.setup()
-    sock = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_server(("127.0.0.1", port))
     provider.url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     await web.SockSite(runner, sock).start()
     try:
         yield provider
     finally:
         await runner.cleanup()
+
+
+def declared(provider: Provider, **more: Any) -> dict[str, Any]:
+    """The provider as an upstream with the models `bought` and `vectors`; its credential is in PROVIDER_KEY."""
+    models = {
+        "bought": {"name": "theirs", "max_output_tokens": 1000, **RATES},
+        "vectors": {"task": "embed", "vector_size": 3, **RATES},
+    }
+    return {"url": f"{provider.url}/v1", "key_env": "PROVIDER_KEY", "models": models, **more}
+
+
+async def price(gateway: RunningGateway, *models: str) -> None:
+    """Prices models as the provider does."""
+    async with gateway.app[DATABASE].write() as conn:
+        for model in models:
+            await prices.bootstrap(conn, model, {"interactive": PRICE, "batch": PRICE}, 1)

@@ -8,7 +8,7 @@ import contextlib
 import difflib
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -365,12 +365,12 @@ def _may_use(principal: Principal, model: ServedModel) -> bool:
 
 
 def load_all(
-    sources: Mapping[str, ModelSource], known: Mapping[str, ServedModel] | None = None
+    sources: Mapping[str, ModelSource], known: Mapping[str, ServedModel] | None = None, foreign: Collection[str] = ()
 ) -> dict[str, ServedModel]:
-    """Reads models from their directories. One of `known` whose settings are the same is not read again. Raises
-    `SettingsError`.
+    """Reads models from their directories. One of `known` whose settings are the same is not read again. `foreign` are
+    the names of models that upstreams answer for. Raises `SettingsError`.
     """
-    check_names(sources)
+    check_names(sources, foreign)
     old = known or {}
     return {
         name: old[name] if name in old and old[name].source == source else load(name, source)
@@ -378,8 +378,9 @@ def load_all(
     }
 
 
-def check_names(sources: Mapping[str, ModelSource]) -> None:
+def check_names(sources: Mapping[str, ModelSource], foreign: Collection[str] = ()) -> None:
     """Raises `SettingsError` for an alias that is also another name, and for a fallback that is no model."""
+    names = {*sources, *foreign}
     owners: dict[str, str] = {name: name for name in sources}
     for name, source in sources.items():
         for alias in source.aliases:
@@ -388,8 +389,8 @@ def check_names(sources: Mapping[str, ModelSource]) -> None:
                     f"The alias {alias} of the model {name} is already a name of {owners[alias]}: choose another."
                 )
         for other in source.fallbacks:
-            if other not in sources or other == name:
-                meant = difflib.get_close_matches(other, [one for one in sources if one != name], n=1)
+            if other not in names or other == name:
+                meant = difflib.get_close_matches(other, sorted(names - {name}), n=1)
                 hint = f" Did you mean {meant[0]}?" if meant else " A fallback is the name of another served model."
                 raise SettingsError(f"The model {name} has the fallback {other}, which is not served.{hint}")
 

@@ -48,8 +48,6 @@ def client_error(fault: Fault) -> errors.ApiError:
     """Returns what the tenant sees once no attempt is left."""
     if fault.error is not None:
         return fault.error
-    if fault.blame == "rate":
-        return errors.overloaded(int(1000 * min(LONGEST_WAIT_S, max(1.0, fault.wait_s))))
     return unavailable(fault.wait_s)
 
 

@@ -6,4 +6,4 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-SERVE_UPSTREAMS = web.AppKey("serve_upstreams", Callable[[], Awaitable[None]])
+SERVE_UPSTREAMS: web.AppKey[Callable[[], Awaitable[None]]] = web.AppKey("serve_upstreams")

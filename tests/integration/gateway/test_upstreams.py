@@ -5,20 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
 from gateways import MODEL, RunningGateway, running_gateway
-from provider import KEY, TEXT, Provider, Script, running_provider
+from provider import KEY, TEXT, Provider, Script, declared, price, running_provider
 
-from accounting.prices import prices
-from accounting.values.types import Rates
-from gateway.base.app_keys import DATABASE
-
-PRICE = Rates(100_000, 1_000_000, 1_000_000, 2_000_000)
 MESSAGES = [{"role": "user", "content": "Say something."}]
-RATES = {"input": 1.0, "cached": 0.1, "output": 2.0}
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -26,14 +19,6 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 async def provider() -> AsyncIterator[Provider]:
     async with running_provider() as found:
         yield found
-
-
-def declared(provider: Provider, **more: Any) -> dict[str, Any]:
-    models = {
-        "bought": {"name": "theirs", "max_output_tokens": 1000, **RATES},
-        "vectors": {"task": "embed", "vector_size": 3, **RATES},
-    }
-    return {"url": f"{provider.url}/v1", "key_env": "PROVIDER_KEY", "models": models, **more}
 
 
 @pytest.fixture
@@ -50,13 +35,6 @@ async def bought(
 async def client(bought: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
     async with bought.client() as found:
         yield found
-
-
-async def price(gateway: RunningGateway, *models: str) -> None:
-    """Prices models as the provider does."""
-    async with gateway.app[DATABASE].write() as conn:
-        for model in models:
-            await prices.bootstrap(conn, model, {"interactive": PRICE, "batch": PRICE}, 1)
 
 
 async def test_chat_is_answered_by_an_upstream_and_paid_by_its_usage(
