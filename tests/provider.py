@@ -188,7 +188,7 @@ class Provider:
 
     def _bill(self, provider_id: str, prompt: int, cached: int, output: int) -> None:
         products = sum(n * rate for n, rate in zip((prompt, cached, output), self.rates, strict=True))
-        row = {"id": f"row-{len(self.bills)}-{id(self)}", "provider_id": provider_id, "amount": -(-products // 10**6)}
+        row = {"id": f"row-{len(self.asked)}-{id(self)}", "provider_id": provider_id, "amount": -(-products // 10**6)}
         self.bills.append(row)
 
 

@@ -70,7 +70,7 @@ class UpstreamCost(Base):
     amount: Mapped[int]
     """Micro-units; negative for a refund."""
     matched: Mapped[int]
-    """The part that equals what calls should cost. The rest is drift."""
+    """What its call should cost; 0 without one. What the amount has beyond it, or lacks of it, is drift."""
     account: Mapped[str]
     """The name of the account of the drift; empty if there is none."""
     posted_at_ms: Mapped[int]

@@ -7,7 +7,7 @@ that comes before its call, or a call that comes before its row, is judged again
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from sqlalchemy import and_, func, or_, select, update
@@ -18,10 +18,9 @@ from accounting.tables.upstream_models import UpstreamCall, UpstreamCost
 
 ROUNDING = 1
 """Micro-units by which a row may differ: providers round each class of tokens, and we the sum."""
-LATE_MS = 48 * 3_600_000
-"""A call without a row counts as unbilled after this time."""
 
 Account = Literal["", "rounding", "price", "usage", "cut", "failed", "unknown", "duplicate", "refund"]
+NAMES: tuple[str, ...] = get_args(Account)
 """Where the drift of a row stands; empty if there is none.
 
 rounding: a micro-unit. price: other rates than declared, for tokens that agree. usage: tokens that were stated falsely
@@ -52,7 +51,9 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(amount: int, call: KnownCall | None, *, is_first: bool) -> Judgement:
-    """Judges a row. `is_first` says that no other row stands for the call already. The rest of the amount is drift."""
+    """Judges a row. `is_first` says that no other row stands for the call already. What the amount has beyond the matched
+    part, or lacks of it, is drift.
+    """
     if amount < 0:
         return Judgement(0, "refund")
     if call is None:
@@ -61,14 +62,14 @@ def judge(amount: int, call: KnownCall | None, *, is_first: bool) -> Judgement:
         return Judgement(0, "duplicate")
     if call.state == "failed":
         return Judgement(0, "failed") if amount else Judgement(0, "")
-    matched = min(amount, call.expected_cost)
-    if amount == call.expected_cost:
+    matched = call.expected_cost
+    if amount == matched:
         return Judgement(matched, "")
     if call.state == "cut":
         return Judgement(matched, "cut")
     if call.drift:
         return Judgement(matched, "usage")
-    return Judgement(matched, "rounding" if abs(amount - call.expected_cost) <= ROUNDING else "price")
+    return Judgement(matched, "rounding" if abs(amount - matched) <= ROUNDING else "price")
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -158,7 +159,7 @@ def wrong_rows() -> Any:
     """Select the rows of a bill that are neither matched nor in a named account, or that match more than they may."""
     cost = UpstreamCost
     is_whole = and_(cost.account == "", cost.matched == cost.amount)
-    is_drift = and_(cost.account != "", cost.matched >= 0, or_(cost.matched <= cost.amount, cost.account == "refund"))
+    is_drift = and_(cost.account != "", cost.account.in_(NAMES), cost.matched >= 0)
     return select(cost.row_id).where(~or_(is_whole, is_drift))
 
 
