@@ -27,7 +27,7 @@ MODULES = {
     "tenant_commands": "tenants keys audit anomalies",
     "limit_commands": "limits models-permissions quotas budgets",
     "money_commands": "prices invoice credits",
-    "serving_commands": "prefixes adapters webhooks workers",
+    "serving_commands": "prefixes adapters webhooks workers upstreams",
     "reports": "usage costs",
     "usage_changes": "usage-changes",
     "config_commands": "config",

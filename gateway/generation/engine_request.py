@@ -18,7 +18,7 @@ from gateway.structured.form import Form
 from gateway.telemetry.record import Asked
 from gateway.text.choice import TextRules
 from gateway.text.volatile import VolatilePart
-from gateway.upstreams.values import Ask
+from gateway.upstreams.wires.values import Ask
 from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, PoolingParams, Region, SamplingParams
 
 

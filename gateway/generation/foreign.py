@@ -14,7 +14,7 @@ from gateway.schema.sampling import Defaults
 from gateway.text.byte_level import BYTE_OF_CHAR
 from gateway.text.tokenizer import ModelTokenizer
 from gateway.upstreams.market import UpstreamLink
-from gateway.upstreams.values import Counter
+from gateway.upstreams.wires.values import Counter
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused, l
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 from gateway.text.tool_prompt import in_words
 from gateway.text.volatile import VolatileLine, VolatilePart, steady, volatile_lines
-from gateway.upstreams.values import Counter
+from gateway.upstreams.wires.values import Counter
 
 UNNAMED_CONTEXT = 131_072
 """The most positions of a model whose configuration names none."""

@@ -31,9 +31,9 @@ from gateway.schema.sampling import SamplingFields
 from gateway.schema.tools import Tools
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
-from gateway.upstreams import anthropic_wire
 from gateway.upstreams.market import UpstreamLink
-from gateway.upstreams.values import Ask, Endpoint, Interval
+from gateway.upstreams.wires import anthropic
+from gateway.upstreams.wires.values import Ask, Endpoint, Interval
 from gateway.upstreams.witness import of_bytes, of_count
 from gateway.writers.chat import ChatForm
 from gateway.writers.chunks import ChunkWriter
@@ -238,7 +238,7 @@ def _unsupported(name: str) -> errors.ApiError:
 def _check_kinds(link: UpstreamLink, ask: Ask) -> None:
     """Refuses what one of the upstreams cannot say: each of them may be the one that answers."""
     if any(place.upstream.source.kind == "anthropic" for place in link.places):
-        anthropic_wire.check(ask)
+        anthropic.check(ask)
 
 
 def _passed(value: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:

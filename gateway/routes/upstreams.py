@@ -16,18 +16,22 @@ from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.routes import common
 from gateway.schema import upstreams as shapes
+from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, reply
-from gateway.upstreams import exchange, wires
+from gateway.upstreams import exchange
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.place import Place
 from gateway.upstreams.serving import SERVE_UPSTREAMS
+from gateway.upstreams.wires import kinds
 
 PATH = "/admin/v1/upstreams"
 DAYS_MS = 30 * 86_400_000
 
 
 async def create(request: web.Request) -> web.Response:
-    fields = await common.fields_of(request, shapes.NewUpstream)
+    value = await common.json_object(request)
+    shapes.check_names(value)
+    fields = convert(value, shapes.NewUpstream)
     source = shapes.source_of(fields)
     if fields.name in request.app[SETTINGS].upstreams:
         raise errors.conflict("The settings declare an upstream of this name.")
@@ -51,7 +55,7 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    place = _place(request, request.match_info["name"])
+    place = _place(request, request.match_info["upstream"])
     name = place.upstream.name
     async with reading(request) as conn:
         bought = [one for one in await calls.sums(conn, clock.now_ms() - DAYS_MS) if one.upstream == name]
@@ -61,7 +65,7 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    name = request.match_info["name"]
+    name = request.match_info["upstream"]
     if name in request.app[SETTINGS].upstreams:
         raise errors.conflict("The settings declare this upstream: take it out of headgate.toml.")
     async with writing(request, changes_identities=False) as conn:
@@ -72,10 +76,10 @@ async def delete(request: web.Request) -> web.Response:
 
 async def check(request: web.Request) -> web.Response:
     """Asks the upstream for its models, which costs nothing and shows whether address and credential are right."""
-    place = _place(request, request.match_info["name"])
+    place = _place(request, request.match_info["upstream"])
     upstream = place.upstream
     began = time.monotonic()
-    fault = await exchange.probe(request.app[MARKET].session, wires.of(upstream.source.kind), upstream)
+    fault = await exchange.probe(request.app[MARKET].session, kinds.of(upstream.source.kind), upstream)
     return reply(
         {
             "id": upstream.name,
@@ -91,7 +95,7 @@ async def check(request: web.Request) -> web.Response:
 async def add_costs(request: web.Request) -> web.Response:
     """Takes rows of the provider's cost report. A row that came already changes nothing."""
     fields = await common.fields_of(request, shapes.NewCosts)
-    name = _place(request, request.match_info["name"]).upstream.name
+    name = _place(request, request.match_info["upstream"]).upstream.name
     async with writing(request, changes_identities=False) as conn:
         found = await costs.add(conn, name, fields.values(), clock.now_ms())
         await costs.judge_again(conn)
@@ -126,8 +130,8 @@ def _shape(place: Place) -> dict[str, Any]:
 ROUTES = [
     Route("POST", PATH, create, "admin", takes=shapes.NewUpstream),
     Route("GET", PATH, list_all, "admin"),
-    Route("GET", f"{PATH}/{{name}}", get, "admin"),
-    Route("DELETE", f"{PATH}/{{name}}", delete, "admin"),
-    Route("POST", f"{PATH}/{{name}}/check", check, "admin"),
-    Route("POST", f"{PATH}/{{name}}/costs", add_costs, "admin", takes=shapes.NewCosts),
+    Route("GET", f"{PATH}/{{upstream}}", get, "admin"),
+    Route("DELETE", f"{PATH}/{{upstream}}", delete, "admin"),
+    Route("POST", f"{PATH}/{{upstream}}/check", check, "admin"),
+    Route("POST", f"{PATH}/{{upstream}}/costs", add_costs, "admin", takes=shapes.NewCosts),
 ]

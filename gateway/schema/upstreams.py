@@ -52,6 +52,13 @@ class NewCosts(msgspec.Struct, frozen=True):
         return [CostRow(row.id, row.provider_id, row.amount_micro_units, row.billed_at * 1000) for row in self.rows]
 
 
+def check_names(value: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for a field that is none: a credential under another name must not be dropped silently."""
+    for name in value.keys() - set(NewUpstream.__struct_fields__):
+        hint = "Give the credential itself, as 'credential'." if name in ("key", "api_key", "key_env") else ""
+        raise errors.invalid(f"There is no such field. {hint}".rstrip(), name, "unknown_parameter")
+
+
 def source_of(fields: NewUpstream) -> UpstreamSource:
     """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
     given = {

@@ -9,7 +9,7 @@ import msgspec
 from accounting.prices import pricing
 from accounting.values.clock import now_ms
 from accounting.values.types import BoughtAttempt
-from gateway.upstreams.values import Ask, CallDelta, Chunk, Counter, Stated, Upstream, rates_of, their_name
+from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Counter, Stated, Upstream, rates_of, their_name
 from gateway.upstreams.witness import Judged, Seen, judge, judge_cut
 
 MAX_CALL_BYTES = 1024 * 1024

@@ -19,12 +19,13 @@ import aiohttp
 from accounting.values.types import BoughtAttempt, Usage
 from gateway.routing.upstream.base import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
 from gateway.upstreams import answer as answers
-from gateway.upstreams import exchange, outcomes, wires
+from gateway.upstreams import exchange, outcomes
 from gateway.upstreams.answer import Answer
 from gateway.upstreams.exchange import AttemptFailed
 from gateway.upstreams.outcomes import Fault
 from gateway.upstreams.place import Place
-from gateway.upstreams.values import Ask, Chunk, Counter
+from gateway.upstreams.wires import kinds
+from gateway.upstreams.wires.values import Ask, Chunk, Counter
 from gateway.upstreams.witness import Judged
 from workers.protocol.messages import Finished, TimelineEvent, TokenDelta, TokenUsage
 
@@ -119,7 +120,7 @@ class UpstreamCall:
         answer = Answer(place.upstream, order.served, order.ask, order.count)
         place.begin()
         self._now = place, answer
-        wire = wires.of(place.upstream.source.kind)
+        wire = kinds.of(place.upstream.source.kind)
         try:
             async with contextlib.aclosing(
                 exchange.chunks(self._session, wire, place.upstream, order.served, order.ask)

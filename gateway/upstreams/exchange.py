@@ -13,10 +13,11 @@ from typing import ParamSpec, TypeVar
 
 import aiohttp
 
-from gateway.upstreams import events, outcomes
+from gateway.upstreams import outcomes
 from gateway.upstreams.outcomes import Fault
-from gateway.upstreams.values import Ask, Chunk, Garbage, Outgoing, Upstream
-from gateway.upstreams.wire import Failure, Wire
+from gateway.upstreams.wires import events
+from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstream
+from gateway.upstreams.wires.wire import Failure, Wire
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")

@@ -17,7 +17,7 @@ from gateway.routing.upstream.base import Mailbox
 from gateway.routing.upstream.cache_view import CacheView
 from gateway.upstreams.call import Order, UpstreamCall
 from gateway.upstreams.place import Place
-from gateway.upstreams.values import Ask, Counter, Upstream
+from gateway.upstreams.wires.values import Ask, Counter, Upstream
 from workers.protocol.messages import PROTOCOL_VERSION, AdapterState, GenerateRequest, Hello, WorkerStatus
 from workers.protocol.registry import Registration
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gateway.upstreams.breaker import Breaker, State
 from gateway.upstreams.outcomes import Fault
-from gateway.upstreams.values import Upstream
+from gateway.upstreams.wires.values import Upstream
 
 
 class Place:

@@ -12,7 +12,7 @@ from accounting.database.sealing import SealBroken
 from accounting.upstreams import upstreams
 from accounting.upstreams.upstreams import StoredUpstream
 from gateway.base.upstream_source import UpstreamSource
-from gateway.upstreams.values import Upstream
+from gateway.upstreams.wires.values import Upstream
 
 logger = logging.getLogger(__name__)
 

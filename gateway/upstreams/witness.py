@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accounting.values.types import Usage
-from gateway.upstreams.values import Counter, Interval, Stated
+from gateway.upstreams.wires.values import Counter, Interval, Stated
 
 Drift = Literal["", "no_usage", "usage_over", "usage_under", "cut"]
 """Why the provider's statement and the bill differ; empty where they agree. `cut`: we ended the stream, and the provider

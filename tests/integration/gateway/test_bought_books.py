@@ -126,7 +126,13 @@ FAULTS = [
     Fault("a refused request that is billed", Script(status=400), billed(9), in_("unknown"), status=400),
     Fault("a redirect", Script(status=302, headers={"location": "http://127.0.0.1:1"})),
     Fault("a call that is no JSON and billed", Script(calls=[("look", "{")]), as_it_is, in_("failed"), status=503),
-    Fault("an answer that ignores the bound", Script(**NEVER, ignores_bound=True, bills=False), billed(90), in_("cut"), "cut"),
+    Fault(
+        "an answer that ignores the bound",
+        Script(**NEVER, ignores_bound=True, bills=False),
+        billed(90),
+        in_("cut"),
+        "cut",
+    ),
     Fault(
         "an error in the stream that is billed",
         Script(error_event={"error": {}}),

@@ -41,6 +41,11 @@ async def post(gateway: RunningGateway, body: dict[str, Any], key: str | None = 
         return answer.status, json.loads(await answer.text()), answer.headers
 
 
+async def admin(gateway: RunningGateway, method: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    async with gateway.session(gateway.keys.admin_key) as session, session.request(method, path, json=body) as answer:
+        return answer.status, await answer.json()
+
+
 async def test_anthropic_answers_chat_with_tools_and_thoughts(
     tmp_path: Path, redis_url: str, provider: Provider
 ) -> None:
@@ -118,9 +123,8 @@ async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_all
         status, answer, _ = await post(gateway, body)
         assert (status, answer["error"]["code"]) == (503, "no_worker")
         tenant = gateway.keys.tenant_id
-        async with gateway.session(gateway.keys.admin_key) as session:
-            async with session.patch(f"/admin/v1/tenants/{tenant}", json={"buys_overflow": True}) as changed:
-                assert (await changed.json())["buys_overflow"] is True
+        _, changed = await admin(gateway, "PATCH", f"/admin/v1/tenants/{tenant}", {"buys_overflow": True})
+        assert changed["buys_overflow"] is True
         status, answer, _ = await post(gateway, body)
         assert (status, answer["choices"][0]["message"]["content"]) == (200, TEXT)
         assert answer["headgate"]["billed_as"] == f"{MODEL}:overflow"
@@ -177,7 +181,7 @@ async def test_an_operator_adds_checks_and_removes_an_upstream_and_its_key_is_ne
         async with gateway.session(gateway.keys.admin_key) as session, session.get("/metrics") as page:
             shown += await page.text()
         await gateway.settled()
-        audit = str(await gateway.sql("SELECT * FROM audit_event"))
+        audit = str(await gateway.sql("SELECT * FROM audit_log"))
         stored = await gateway.sql("SELECT declared, sealed_key FROM upstream")
         assert "headgate.upstream.created" in audit
         assert KEY.encode() not in stored[0].sealed_key
@@ -208,10 +212,7 @@ async def test_no_tenant_declares_an_upstream_and_a_wrong_declaration_is_named(
             ({"key_env": "MASTER_KEY"}, "key_env"),
         ]
         for change, param in wrong:
-            async with gateway.session(gateway.keys.admin_key) as session:
-                async with session.post("/admin/v1/upstreams", json=body | change) as answer:
-                    found = await answer.json()
-            assert (answer.status, found["error"]["param"]) == (400, param), found
-        async with gateway.session(gateway.keys.admin_key) as session:
-            async with session.post("/admin/v1/upstreams", json=body | {"name": "ours"}) as answer:
-                assert answer.status == 409
+            status, found = await admin(gateway, "POST", "/admin/v1/upstreams", body | change)
+            assert (status, found["error"]["param"]) == (400, param), found
+        status, _ = await admin(gateway, "POST", "/admin/v1/upstreams", body | {"name": "ours"})
+        assert status == 409

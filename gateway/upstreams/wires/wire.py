@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gateway.upstreams.values import Ask, Chunk, Garbage, Outgoing, Upstream
+from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstream
 
 MAX_TOKENS_STATED = 2**40
 MAX_DEPTH_ERROR = (msgspec.DecodeError, RecursionError)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from accounting.values.types import Usage
-from gateway.upstreams.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wire import Failure, decoded, number_of, objects_of, text_of
+from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
+from gateway.upstreams.wires.wire import Failure, decoded, number_of, objects_of, text_of
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 AZURE_VERSION = "2024-10-21"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from gateway.upstreams.values import Garbage
+from gateway.upstreams.wires.values import Garbage
 
 MAX_LINE_BYTES = 1024 * 1024
 MAX_ANSWER_BYTES = 64 * 1024 * 1024

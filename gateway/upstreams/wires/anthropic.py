@@ -9,8 +9,8 @@ import msgspec
 
 from accounting.values.types import Usage
 from gateway.base import errors
-from gateway.upstreams.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wire import Failure, decoded, number_of, text_of
+from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
+from gateway.upstreams.wires.wire import Failure, decoded, number_of, text_of
 
 VERSION = "2023-06-01"
 FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}

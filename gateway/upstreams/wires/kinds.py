@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gateway.base.upstream_source import Kind
-from gateway.upstreams.anthropic_wire import AnthropicWire
-from gateway.upstreams.openai_wire import AzureWire, OpenAIWire
-from gateway.upstreams.wire import Wire
+from gateway.upstreams.wires.anthropic import AnthropicWire
+from gateway.upstreams.wires.openai import AzureWire, OpenAIWire
+from gateway.upstreams.wires.wire import Wire
 
 _WIRES: dict[Kind, Wire] = {"openai": OpenAIWire(), "azure": AzureWire(), "anthropic": AnthropicWire()}
 
