@@ -19,7 +19,7 @@ class UpstreamRow(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     declared: Mapped[str]
-    """What was declared, as JSON, without the credential."""
+    """The declaration as JSON, without the credential."""
     sealed_key: Mapped[bytes]
     """The credential, encrypted under a key that the master key derives."""
     created_at: Mapped[int]
@@ -70,7 +70,7 @@ class UpstreamCost(Base):
     amount: Mapped[int]
     """Micro-units; negative for a refund."""
     matched: Mapped[int]
-    """What its call should cost; 0 without one. What the amount has beyond it, or lacks of it, is drift."""
+    """The expected cost of its call; 0 without one. What the amount has beyond it, or lacks of it, is drift."""
     account: Mapped[str]
     """The name of the account of the drift; empty if there is none."""
     posted_at_ms: Mapped[int]

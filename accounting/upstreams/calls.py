@@ -1,4 +1,4 @@
-"""What was bought: the rows of attempts, which are written with the endings of their requests."""
+"""The purchases: the rows of attempts, which are written with the endings of their requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def post(conn: AsyncConnection, endings: Sequence[Posting], now_ms: int) -
 
 
 class CallSums(msgspec.Struct, frozen=True):
-    """What was bought of one upstream since a time."""
+    """The purchases of one upstream since a time."""
 
     upstream: str
     state: str

@@ -1,4 +1,4 @@
-"""What providers bill: rows of their cost reports beside the calls that we know of. The rule of matching is pure.
+"""The bills of providers: rows of their cost reports beside the calls that we know of. The rule of matching is pure.
 
 Every micro-unit of a row is matched with what a call should cost, or it is drift and stands in a named account. A row
 that comes before its call, or a call that comes before its row, is judged again when the other one comes.
@@ -21,7 +21,7 @@ ROUNDING = 1
 
 Account = Literal["", "rounding", "price", "usage", "cut", "failed", "unknown", "duplicate", "refund"]
 NAMES: tuple[str, ...] = get_args(Account)
-"""Where the drift of a row stands; empty if there is none.
+"""The account in which the drift of a row stands; empty if there is none.
 
 rounding: a micro-unit. price: other rates than declared, for tokens that agree. usage: tokens that were stated falsely
 or not at all. cut: we hung up and the provider went on. failed: an attempt that delivered nothing. unknown: no call of
@@ -133,7 +133,7 @@ class CostSums(msgspec.Struct, frozen=True):
     drift: Mapping[str, int]
     """The rest of the bill by account; a negative number is less than was expected."""
     unbilled: int
-    """What calls should cost for which no row has come."""
+    """The expected cost of calls for which no row has come."""
     num_unbilled: int
 
 

@@ -244,11 +244,11 @@ class BoughtAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     judged: Usage = Usage()
     """The most that is billed of it; zero for an attempt that failed."""
     drift: str = ""
-    """Why `stated` and `judged` differ (docs/upstreams.md); empty where they agree."""
+    """The reason why `stated` and `judged` differ (docs/upstreams.md); empty where they agree."""
     expected_cost: int = 0
-    """What the provider charges by its price for `judged`, in micro-units."""
+    """The charge of the provider by its price for `judged`, in micro-units."""
     stated_cost: int | None = None
-    """What the provider says that it charges. Micro-units."""
+    """The charge as the provider says it, in micro-units."""
 
     @property
     def counted(self) -> Usage:
@@ -271,7 +271,7 @@ class Posting(Opened, frozen=True, kw_only=True):
     write_off: WriteOffReason = "internal"
     """The reason under which engine tokens beyond `usage` are written off."""
     bought: tuple[BoughtAttempt, ...] = ()
-    """What was bought of others for the request."""
+    """The attempts that were bought of others for the request."""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):

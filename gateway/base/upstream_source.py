@@ -1,4 +1,4 @@
-"""What an operator declares of an upstream: a server of somebody else that answers for models. Shapes and ranges only.
+"""The declaration of an upstream: a server of somebody else that answers for models. Shapes and ranges only.
 
 The credential itself is not here: it is named by a variable, or sealed in SQL.
 """
@@ -37,13 +37,13 @@ class UpstreamModel(pydantic.BaseModel, frozen=True, extra="forbid"):
     vector_size: int = pydantic.Field(default=0, ge=0, le=65_536)
     """The numbers of a vector, for embeddings; 0: not known."""
     input: Rate = 0.0
-    """What the provider charges for a million tokens of prompts, in the price sheet's currency."""
+    """The provider's charge for a million tokens of prompts, in the price sheet's currency."""
     cached: Rate | None = None
-    """What it charges for a million cached tokens. If it is unset, it is `input`."""
+    """Its charge for a million cached tokens. If it is unset, it is `input`."""
     cache_write: Rate | None = None
-    """What it charges for a million tokens written to its cache. If it is unset, it is `input`."""
+    """Its charge for a million tokens written to its cache. If it is unset, it is `input`."""
     output: Rate = 0.0
-    """What it charges for a million tokens of answers."""
+    """Its charge for a million tokens of answers."""
     hides_reasoning: bool = False
     """The model bills reasoning that it does not send. Without it, such tokens count as false usage."""
 
@@ -66,7 +66,7 @@ class UpstreamSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The field that bounds an answer of chat."""
     rank: int = pydantic.Field(default=0, ge=0, le=1000)
-    """Of several upstreams of a model the one with the lowest rank is tried first."""
+    """The upstream of a model with the lowest rank is tried first."""
     max_running: int = pydantic.Field(default=64, ge=1, le=10_000)
     """The most requests that run there at one time."""
     connect_s: float = pydantic.Field(default=5.0, gt=0, le=60)

@@ -1,4 +1,4 @@
-"""Whose capacity answers a request: workers of our own first, and bought capacity where these cannot keep the promise.
+"""The choice of the capacity that answers a request: workers of our own first, and bought capacity where these cannot keep the promise.
 
 `decide` is the rule, and pure. A request overflows only if its tenant allows it, if an upstream can say all of it, and
 never under a quote, which names the price of our own. It then has a model of its own in prices and books, NAME:overflow.

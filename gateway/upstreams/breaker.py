@@ -21,7 +21,7 @@ class Breaker:
         """Failures in a row."""
         self.num_opened = 0
         self.reason = ""
-        """Why it opened last; a fixed word."""
+        """The reason why it opened last; a fixed word."""
         self._open_until = 0.0
         self._busy_until = 0.0
         """The provider has asked to wait until then."""

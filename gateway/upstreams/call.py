@@ -32,13 +32,13 @@ from workers.protocol.messages import Finished, TimelineEvent, TokenDelta, Token
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 15.0
-"""How long the gateway may leave a lease as it is, as for a worker of ours."""
+"""The time for which the gateway may leave a lease as it is, as for a worker of ours."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a call is made of."""
+    """The parts of which a call is made."""
 
     request_id: str
     served: str

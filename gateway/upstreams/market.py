@@ -1,4 +1,4 @@
-"""What can be bought: all upstreams in force, and for each served model the link to those that answer for it.
+"""The market of bought capacity: all upstreams in force, and for each served model the link to those that answer for it.
 
 The gateway's settings declare some, and SQL has those that were added while it serves. A place keeps its breaker for as
 long as the declaration stays the same.
@@ -58,7 +58,7 @@ class UpstreamLink:
 
     @property
     def wait_s(self) -> float:
-        """How long nothing can be sent."""
+        """The seconds for which nothing can be sent."""
         return min(place.wait_s for place in self.places)
 
     @property
@@ -101,7 +101,7 @@ class Market:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.places: dict[str, Place] = {}
         self.links: dict[str, UpstreamLink] = {}
-        """By the name of the served model."""
+        """The links by the name of the served model."""
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
 

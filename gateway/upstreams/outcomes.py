@@ -1,4 +1,4 @@
-"""What a failed attempt at an upstream means: for the next attempt, for the breaker, and for the tenant. Pure.
+"""The meaning of a failed attempt at an upstream: for the next attempt, for the breaker, and for the tenant. Pure.
 
 A tenant sees sentences of ours alone. What the upstream says may hold its address or our credential.
 """
@@ -14,14 +14,14 @@ import msgspec
 from gateway.base import errors
 
 Blame = Literal["client", "upstream", "credential", "rate", "nobody"]
-"""Who is to blame: a client's fault is never tried again, any other may be tried elsewhere."""
+"""The one to blame: a client's fault is never tried again, any other may be tried elsewhere."""
 LONGEST_WAIT_S = 120.0
 TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "too long", "too many tokens")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why an attempt failed. `reason` is a fixed word for metrics and logs."""
+    """The reason why an attempt failed. `reason` is a fixed word for metrics and logs."""
 
     reason: str
     blame: Blame = "upstream"

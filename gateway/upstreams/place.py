@@ -17,7 +17,7 @@ class Place:
         self.breaker = Breaker()
         self.num_running = 0
         self.attempts: Counter[str] = Counter()
-        """How attempts ended: `delivered`, `cut`, or the reason of the failure."""
+        """The number of attempts by their end: `delivered`, `cut`, or the reason of the failure."""
         self.drift: Counter[str] = Counter()
         """Tokens by the name of their drift."""
         self.expected_cost = 0

@@ -13,12 +13,12 @@ from accounting.values.types import Usage
 from gateway.upstreams.wires.values import Counter, Interval, Stated
 
 Drift = Literal["", "no_usage", "usage_over", "usage_under", "cut"]
-"""Why the provider's statement and the bill differ; empty where they agree. `cut`: we ended the stream, and the provider
+"""The reason why the provider's statement and the bill differ; empty where they agree. `cut`: we ended the stream, and the provider
 states nothing.
 """
 
 BYTES_PER_TOKEN = 4
-"""Of a usual text. It is an estimate, used where neither a statement nor a tokenizer is there."""
+"""The bytes of a token of a usual text. It is an estimate, used where neither a statement nor a tokenizer is there."""
 MOST_BYTES_PER_TOKEN = 32
 """No usual tokenizer makes longer tokens of a usual text."""
 PER_CALL, PER_CHOICE = 32, 16
@@ -41,7 +41,7 @@ def of_count(counted: int, overhead: int) -> Interval:
 
 
 class Seen:
-    """What has been seen of an answer, counted as it comes."""
+    """The part of an answer that has been seen, counted as it comes."""
 
     def __init__(self, num_choices: int, count: Counter | None) -> None:
         self._count = count

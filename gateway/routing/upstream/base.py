@@ -98,7 +98,7 @@ class Call(Protocol):
 
     @property
     def bought(self) -> Sequence[BoughtAttempt]:
-        """What was bought for it of others, attempt by attempt. It is empty for a worker of our own."""
+        """The attempts that were bought of others for it. It is empty for a worker of our own."""
         ...
 
     @property

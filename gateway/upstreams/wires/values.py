@@ -1,4 +1,4 @@
-"""What the modules of this room hand each other: an upstream, a request to one, and what comes back. Pure.
+"""The values that modules about upstreams hand each other: an upstream, a request to one, and what comes back. Pure.
 
 No value here shows a credential: it is kept out of every `repr`.
 """
@@ -45,7 +45,7 @@ def rates_of(model: UpstreamModel) -> Rates:
 
 @dataclass(frozen=True)
 class Interval:
-    """What can be known of a number of tokens without the provider: at least, most likely, at most."""
+    """The knowledge of a number of tokens without the provider: at least, most likely, at most."""
 
     low: int
     best: int
@@ -75,7 +75,7 @@ class Stated:
     usage: Usage
     reasoning: int = 0
     cost_micro_units: int | None = None
-    """What the provider says that the request cost, if it says it."""
+    """The cost of the request as the provider says it. None if it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
