@@ -49,7 +49,6 @@ class Capacity:
     router: Router
     promise_s: float
     """The promised time to the first token."""
-    num_overflows: dict[str, int] = dataclasses.field(default_factory=lambda: {"no_worker": 0, "slow": 0})
 
     def links(self, order: EngineRequest) -> Collection[Link]:
         if not order.is_bought:
@@ -91,7 +90,7 @@ class Capacity:
         why = decide(self._own_ttft_s(prompts[0]), link.first_token_s, self.promise_s)
         if why == "own":
             return orders
-        self.num_overflows[why] += 1
+        self.market.num_overflows[why] += 1
         return [_bought(one) for one in orders]
 
     def _may_buy(self, orders: Sequence[EngineRequest], link: UpstreamLink | None) -> bool:

@@ -411,6 +411,8 @@ class Generation:
         if outcome != "client_gone":
             return await self.admitted.void(outcome, bought=self._bought)
         engine_final = self._state.final is not None
+        if self.order.is_bought and not engine_final:
+            return await self.admitted.void(outcome, bought=self._bought)  # nobody has counted it
         counts = self._prompt_counts()
         output = counts.output if isinstance(counts, TokenUsage) else self.num_received
         return await self.admitted.settle(

@@ -311,7 +311,8 @@ class GenerationGroup:
         with self._engine.lifecycle.running():
             try:
                 async with asyncio.timeout(FINAL_S):
-                    while outcome == "client_gone" and any(generation.awaits_final for generation in left):
+                    waits = outcome == "client_gone" or left[0].order.is_bought
+                    while waits and any(generation.awaits_final for generation in left):
                         for number, event in await self._mailbox.take():
                             self.generations[number].note(event)
             except TimeoutError:

@@ -102,6 +102,8 @@ class Market:
         self.places: dict[str, Place] = {}
         self.links: dict[str, UpstreamLink] = {}
         """The links by the name of the served model."""
+        self.num_overflows = {"no_worker": 0, "slow": 0}
+        """The requests for models of our own that were bought, by the reason."""
         self._clock = clock
         self._session: aiohttp.ClientSession | None = None
 

@@ -46,4 +46,9 @@ class UpstreamMetrics(Collector):
                 ended.add_metric([name, end], count)
             for kind, tokens in place.drift.items():
                 drift.add_metric([name, kind], tokens)
-        yield from (state, running, first, ended, drift, cost)
+        overflows = CounterMetricFamily(
+            "headgate_overflow_requests", "Requests for models of our own that upstreams answered.", labels=["reason"]
+        )
+        for reason, count in self._market.num_overflows.items():
+            overflows.add_metric([reason], count)
+        yield from (state, running, first, ended, drift, cost, overflows)

@@ -10,7 +10,7 @@ import msgspec
 from accounting.values.types import Usage
 from gateway.base import errors
 from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wires.wire import Failure, decoded, number_of, text_of
+from gateway.upstreams.wires.wire import Failure, decoded, number_of, parts_of, text_of
 
 VERSION = "2023-06-01"
 FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -135,7 +135,7 @@ class AnthropicReader:
             case "content_block_delta":
                 return self._delta(number_of(event.get("index"), "index"), _object(event, "delta"))
             case "message_delta":
-                self._usage |= event.get("usage") or {}
+                self._usage |= parts_of(event.get("usage"))
                 finish = FINISHES.get(text_of(_object(event, "delta").get("stop_reason"), "stop_reason"), "stop")
                 return [Chunk(stated=self._stated(), is_last_statement=True), Chunk(finish=finish)]
             case "message_stop":

@@ -13,7 +13,7 @@ import msgspec
 
 from accounting.values.types import Usage
 from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wires.wire import Failure, decoded, number_of, objects_of, text_of
+from gateway.upstreams.wires.wire import Failure, decoded, number_of, objects_of, parts_of, text_of
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 AZURE_VERSION = "2024-10-21"
@@ -147,8 +147,8 @@ def stated_of(usage: Any) -> Stated | None:
 
 
 def _stated(usage: dict[str, Any]) -> Stated:
-    of_prompt = usage.get("prompt_tokens_details") or {}
-    of_output = usage.get("completion_tokens_details") or {}
+    of_prompt = parts_of(usage.get("prompt_tokens_details"))
+    of_output = parts_of(usage.get("completion_tokens_details"))
     prompt = number_of(usage.get("prompt_tokens"), "prompt_tokens")
     output = number_of(usage.get("completion_tokens"), "completion_tokens")
     read = min(prompt, number_of(of_prompt.get("cached_tokens"), "cached_tokens"))

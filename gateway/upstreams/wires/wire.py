@@ -76,6 +76,11 @@ def objects_of(value: Any, what: str) -> list[dict[str, Any]]:
     return value
 
 
+def parts_of(value: Any) -> dict[str, Any]:
+    """Returns an object; an empty one for anything else, where it may be missing."""
+    return value if isinstance(value, dict) else {}
+
+
 def number_of(value: Any, what: str) -> int:
     """Returns a count. Raises `Garbage` for what is none: also one that nobody can have counted."""
     if value is None:
