@@ -39,6 +39,8 @@ class CallSums(msgspec.Struct, frozen=True):
     stated_tokens: int
     judged_tokens: int
     expected_cost: int
+    stated_cost: int
+    """The cost as the providers' answers state it; for those that state none, the expected one."""
 
 
 async def sums(conn: AsyncConnection, since_ms: int) -> list[CallSums]:
@@ -46,6 +48,7 @@ async def sums(conn: AsyncConnection, since_ms: int) -> list[CallSums]:
     keys = (call.upstream, call.state, call.drift)
     stated, judged = _total("stated"), _total("judged")
     query = select(*keys, func.count(), func.sum(stated), func.sum(judged), func.sum(call.expected_cost))
+    query = query.add_columns(func.sum(func.coalesce(call.stated_cost, call.expected_cost)))
     found = await conn.execute(query.where(call.started_at_ms >= since_ms).group_by(*keys).order_by(*keys))
     return [CallSums(*row[:3], *map(int, row[3:])) for row in found]
 

@@ -115,6 +115,7 @@ def usage(found: Sequence[CallSums]) -> list[dict[str, Any]]:
             "stated_tokens": one.stated_tokens,
             "judged_tokens": one.judged_tokens,
             "expected_cost_micro_units": one.expected_cost,
+            "stated_cost_micro_units": one.stated_cost,
         }
         for one in found
     ]
