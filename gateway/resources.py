@@ -26,6 +26,7 @@ from accounting.prices.prices import next_change_ms
 from accounting.requests import request_log_pruning
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
+from accounting.upstreams import upstreams as stored_upstreams
 from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.types import Principal
@@ -41,6 +42,7 @@ from gateway.base.app_keys import (
     REDIS,
     RUNNING,
     SETTINGS,
+    UPSTREAM_KEY,
 )
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
@@ -53,8 +55,9 @@ from gateway.books.bookkeeping import Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.configuration import model_sources
-from gateway.generation import models
+from gateway.generation import foreign, models
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
+from gateway.generation.capacity import Capacity
 from gateway.generation.models import MODELS
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
@@ -83,6 +86,10 @@ from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
+from gateway.upstreams import exchange, stored
+from gateway.upstreams.market import MARKET, Market
+from gateway.upstreams.serving import SERVE_UPSTREAMS
+from gateway.upstreams.upstream_metrics import UpstreamMetrics
 from workers.process.rounds import heed_cancellation, repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -119,6 +126,7 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
     master = app[SETTINGS].secret("master.key")
     app[PEPPER] = app[SETTINGS].secret("pepper")
     app[CACHE_SECRET] = hmac.digest(master, b"headgate cache namespaces", hashlib.sha256)
+    app[UPSTREAM_KEY] = stored_upstreams.sealing_key(master)
     app[GROUP_KEY] = hmac.digest(master, b"headgate cache groups", hashlib.sha256)
     yield
 
@@ -138,10 +146,11 @@ async def serve_models(app: web.Application) -> None:
     """Reads the served models, at the start and when they may have changed. Raises `SettingsError`, and then those
     before are served on.
     """
-    served = app[MODELS]
-    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(app[SETTINGS]), served.served))
+    served, settings = app[MODELS], app[SETTINGS]
+    bought = {name for source in settings.upstreams.values() for name in source.models}
+    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(settings), served.served, bought))
     served.serve(found)
-    app[METRICS].serve_models(found)
+    app[METRICS].serve_models([*found, *served.foreign_ids])
 
 
 async def database(app: web.Application) -> AsyncIterator[None]:
@@ -227,6 +236,29 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
         yield
 
 
+async def upstreams(app: web.Application) -> AsyncIterator[None]:
+    """Opens the way to upstreams, and reads those that are stored again and again."""
+    app[MARKET] = market = Market()
+    app[METRICS].registry.register(UpstreamMetrics(market))
+    async with exchange.new_session() as session:
+        market.open(session)
+        app[SERVE_UPSTREAMS] = lambda: serve_upstreams(app)
+        await serve_upstreams(app)
+        async with _background(ask_sql(PREFIX_EVERY_S, lambda: serve_upstreams(app), waits_first=True)):
+            yield
+
+
+async def serve_upstreams(app: web.Application) -> None:
+    """Reads the upstreams in force."""
+    async with app[DATABASE].read() as conn:
+        kept = await stored_upstreams.all_stored(conn)
+    market, ours = app[MARKET], stored.declared(app[SETTINGS].upstreams)
+    if market.replace(stored.in_force(ours, kept, app[UPSTREAM_KEY])):
+        found = await asyncio.to_thread(foreign.served, market.links)
+        app[MODELS].serve_foreign(found)
+        app[METRICS].serve_models([*app[MODELS].served, *app[MODELS].foreign_ids])
+
+
 async def engine(app: web.Application) -> AsyncIterator[None]:
     """Starts metering, then workers: the journal is replayed before anything can be asked of a worker."""
     settings, client = app[SETTINGS], app[REDIS]
@@ -258,7 +290,14 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
         app[GENERATION] = GenerationServices(
-            metered.admission, fleet, router, app[DETACHED], lifecycle, app[RUNNING], app[SPENDING]
+            metered.admission,
+            fleet,
+            router,
+            app[DETACHED],
+            lifecycle,
+            app[RUNNING],
+            app[SPENDING],
+            Capacity(fleet, app[MARKET], router, settings.overflow_after_s),
         )
         async with _background(fleet.run()):
             lifecycle.started = True
@@ -366,6 +405,7 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     shared_memory,
     identities,
     spending_limits,
+    upstreams,
     engine,
     readiness,
     public_prefixes,

@@ -118,13 +118,18 @@ async def running_gateway(
     database_url: str | None = None,
     max_model_len: int = 2048,
     template: str = TEMPLATE,
+    fallbacks: Collection[str] = (),
     **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
     url = database_url or f"sqlite+aiosqlite:///{home / 'headgate.db'}"
     keys = await prepare_home(home, url)
     model = write_byte_model(home / "model", max_model_len, template)
     loaded = GatewaySettings(
-        home=home, redis_url=redis_url, database_url=url, models={MODEL: {"path": str(model)}}, **settings
+        home=home,
+        redis_url=redis_url,
+        database_url=url,
+        models={MODEL: {"path": str(model), "fallbacks": tuple(fallbacks)}},
+        **settings,
     )
     app = create_app(loaded)
     runner = GatewayRunner(app, ConnectionLimits.of(loaded), shutdown_timeout=2.0)

@@ -105,6 +105,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str
         budgets=await budgets.of_tenant(conn, tenant_id),
         quotas=await quotas.of_tenant(conn, tenant_id),
         stores_responses=tenant.stores_responses,
+        buys_overflow=tenant.buys_overflow,
     )
 
 

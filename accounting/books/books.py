@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.books import books_billing, books_documents, equations
+from accounting.books import books_billing, books_documents, books_upstreams, equations
 from accounting.books.equations import BooksReport, EquationResult
 from accounting.ledger.legs import COUNTED, TOKENS
 from accounting.ledger.rollups import SPANS, differing, table_of
@@ -44,6 +44,8 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> Boo
             await _idempotency(conn, skip),
             await books_billing.immutability(conn),
             await books_documents.rounding(conn),
+            await books_upstreams.bought_tokens(conn, skip),
+            await books_upstreams.bought_money(conn),
         )
     )
 

@@ -110,6 +110,18 @@ ROUNDING = Equation(
     " and it takes over all that the tenant's documents before it left.",
 )
 
+BOUGHT_TOKENS = Equation(
+    "I20",
+    "bought tokens",
+    "What a provider states of a request equals what was judged, or the difference has a name, and no more than that is"
+    " billed.",
+)
+BOUGHT_MONEY = Equation(
+    "I21",
+    "bought money",
+    "Every micro-unit that a provider bills is matched with one call, or stands in a named account.",
+)
+
 EQUATIONS = (
     CONSERVATION,
     BALANCE,
@@ -123,4 +135,6 @@ EQUATIONS = (
     IDEMPOTENCY,
     IMMUTABILITY,
     ROUNDING,
+    BOUGHT_TOKENS,
+    BOUGHT_MONEY,
 )

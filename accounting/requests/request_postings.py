@@ -22,6 +22,7 @@ from accounting.ledger.legs import reversal
 from accounting.limits import end_users, limiter_state, spend
 from accounting.requests import write_offs
 from accounting.tables.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry
+from accounting.upstreams import calls
 from accounting.values.types import (
     TOKEN_CLASSES,
     Charge,
@@ -71,6 +72,7 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     entries = [row for row in rows if row["request_id"] in new]
     await _book(conn, entries)
     await end_users.note(conn, [ending for ending in endings if ending.request_id in new])
+    await calls.post(conn, [ending for ending in endings if ending.request_id in new], now_ms)
     settled = [row for row in entries if row["kind"] == "settle"]
     await rollups.add(conn, settled)
     await spend.note_alerts(conn, settled, now_ms)

@@ -80,6 +80,8 @@ class Tenant(Base):
     """The time zone in which times are shown to the tenant; billing periods are in UTC."""
     stores_responses: Mapped[bool] = mapped_column(server_default=true())
     """Whether responses of `/v1/responses` may be stored."""
+    buys_overflow: Mapped[bool] = mapped_column(server_default=false())
+    """Requests may be answered by bought capacity, at its price, where workers of our own would be late."""
     erased_at: Mapped[int | None]
     """The time of erasure. Its texts cannot be read any more; the books stay."""
     requests_per_minute: Mapped[int | None]

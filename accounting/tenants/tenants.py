@@ -115,6 +115,14 @@ async def set_stores_responses(
     return await apply_change(conn, tenant_id, {"stores_responses": stores}, "project.updated", now, actor)
 
 
+async def set_buys_overflow(
+    conn: AsyncConnection, tenant_id: str, buys: bool, *, now: int, actor: str = SYSTEM
+) -> TenantInfo:
+    """Set whether bought capacity may answer for the tenant, at its own price."""
+    await living(conn, tenant_id)
+    return await apply_change(conn, tenant_id, {"buys_overflow": buys}, "project.updated", now, actor)
+
+
 async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, str]:
     query = select(Tenant.id, Tenant.time_zone).where(Tenant.id.in_(sorted(set(tenant_ids))))
     return {row.id: row.time_zone for row in await conn.execute(query)}
@@ -206,6 +214,7 @@ def _tenant(row: Row[Any]) -> TenantInfo:
         shares.cache_share(row),
         row.time_zone,
         row.stores_responses,
+        row.buys_overflow,
     )
 
 

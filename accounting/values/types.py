@@ -38,6 +38,7 @@ WriteOffReason = Literal[
     "recompute",
     "speculation",
     "warm_up",
+    "upstream_drift",
 ]
 
 BILLED = ("settle", "reversal")
@@ -160,6 +161,8 @@ class Principal(msgspec.Struct, frozen=True):
     quotas: tuple[Quota, ...] = ()
     stores_responses: bool = True
     """Whether responses of `/v1/responses` may be stored."""
+    buys_overflow: bool = False
+    """Whether bought capacity may answer, at its own price, where workers of our own would be late."""
 
     def may_use(self, model: str) -> bool:
         return model not in self.denied_models and (self.models is None or model in self.models)
@@ -225,6 +228,37 @@ class Opened(LastingFacts, frozen=True, kw_only=True):
         return Posting(**fields, kind="void", outcome=outcome, write_off=write_off, ended_at_ms=ended_at_ms)
 
 
+class BoughtAttempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One attempt at a server of somebody else: what its provider states, and what we judge. It has fixed words, names
+    of the operator's and counts.
+    """
+
+    attempt: int
+    upstream: str
+    model: str
+    """The provider's own name of the model."""
+    state: Literal["delivered", "cut", "failed"]
+    started_at_ms: int
+    provider_id: str = ""
+    """The provider's id of its answer."""
+    stated: Usage | None = None
+    """The usage that the provider states. None if it states none."""
+    judged: Usage = Usage()
+    """The most that is billed of it; zero for an attempt that failed."""
+    drift: str = ""
+    """The reason why `stated` and `judged` differ (docs/upstreams.md); empty where they agree."""
+    expected_cost: int = 0
+    """The charge of the provider by its price for `judged`, in micro-units."""
+    stated_cost: int | None = None
+    """The charge as the provider says it, in micro-units."""
+
+    @property
+    def counted(self) -> Usage:
+        """The tokens that count as computed: what is stated, and no less than what is judged."""
+        stated = self.stated or Usage()
+        return Usage(*(max(getattr(stated, name), getattr(self.judged, name)) for name in TOKEN_CLASSES))
+
+
 class Posting(Opened, frozen=True, kw_only=True):
     """One ending of a request, complete in itself: a journal's SETTLE or VOID. It carries the request into the ledger.
     Its charge is at most `reserved`.
@@ -238,6 +272,8 @@ class Posting(Opened, frozen=True, kw_only=True):
     charge: Charge = Charge(0, 0, 0, 0, 0)
     write_off: WriteOffReason = "internal"
     """The reason under which engine tokens beyond `usage` are written off."""
+    bought: tuple[BoughtAttempt, ...] = ()
+    """The attempts that were bought of others for the request."""
 
 
 class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +318,8 @@ class TenantInfo(msgspec.Struct, frozen=True):
     """The time zone in which times are shown to the tenant; billing periods are in UTC."""
     stores_responses: bool = True
     """Whether responses of `/v1/responses` may be stored."""
+    buys_overflow: bool = False
+    """Whether bought capacity may answer, at its own price, where workers of our own would be late."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True):

@@ -29,6 +29,8 @@ KEY_CONNECTIONS = web.AppKey("key_connections", KeyConnections)
 PEPPER = web.AppKey("pepper", bytes)
 FILES = web.AppKey("files", FileStore)
 CACHE_SECRET = web.AppKey("cache_secret", bytes)
+UPSTREAM_KEY = web.AppKey("upstream_key", bytes)
+"""The key that seals the credentials of upstreams."""
 GROUP_KEY = web.AppKey("group_key", bytes)
 """Group hashes are keyed with this value. Workers receive this key; they do not receive the secret of region ids."""
 FORGETS = web.AppKey("forgets", list[Callable[[], None]])

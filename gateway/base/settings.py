@@ -22,6 +22,7 @@ from accounting.values import environment
 from gateway.base.addresses import LOOPBACK, Network
 from gateway.base.home import Home
 from gateway.base.redis_link import TIMEOUT_S
+from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
 from workers.process import refused_settings
 
 PREFIX = "HEADGATE_"
@@ -98,6 +99,15 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """A file with the served models, used in place of `models` and read again at SIGHUP: a headgate.toml, or JSON in the
     form of `models`.
     """
+    upstreams: Annotated[dict[UpstreamName, UpstreamSource], _Raw] = pydantic.Field(
+        default_factory=dict, max_length=MAX_UPSTREAMS
+    )
+    """Servers of others that answer for models (docs/upstreams.md): JSON like
+    `{"name": {"url": "https://host/v1", "key_env": "KEY", "models": {"served": {"name": "theirs"}}}}`.
+    """
+
+    overflow_after_s: float = pydantic.Field(default=5.0, gt=0, le=600)
+    """The promised time to the first token. Beyond it, tenants that buy overflow are answered by upstreams of the model."""
 
     invoice_automatic: bool = False
     """Close every tenant's month 48 hours after its end. If it is false, `headgate invoice close` does."""
@@ -183,6 +193,16 @@ class GatewaySettings(pydantic_settings.BaseSettings):
             return json.loads(value)
         except ValueError:
             raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
+
+    @pydantic.field_validator("upstreams", mode="before")
+    @classmethod
+    def _read_upstreams(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return json.loads(value)
+        except ValueError:
+            raise ValueError('must be a JSON object like {"name": {"url": "https://host/v1", "models": {}}}') from None
 
     @pydantic.field_validator(
         "trusted_networks", "unlimited_networks", "trace_parent_from", "webhook_allowed_networks", mode="before"

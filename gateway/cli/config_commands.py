@@ -20,6 +20,7 @@ from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.cli.main import config_path
 from gateway.cli.setting_rows import Row
+from gateway.configuration import model_sources
 from gateway.configuration.file import OF_ONE_PROCESS, ConfigFile, read
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
 from gateway.generation.models import check_names
@@ -95,7 +96,8 @@ def _faults(file: ConfigFile | None, home: Path) -> Iterator[str]:
         load_gateway(environ)
         if file is not None:
             check_names(
-                {name: ModelSource.model_validate({"path": "/", **one.source}) for name, one in file.models.items()}
+                {name: ModelSource.model_validate({"path": "/", **one.source}) for name, one in file.models.items()},
+                model_sources.foreign(environ),
             )
     except SettingsError as error:
         yield str(error)

@@ -28,7 +28,7 @@ MODULES = {
     "limit_commands": "limits models-permissions quotas budgets",
     "money_commands": "prices invoice credits",
     "billing_commands": "issuer billing",
-    "serving_commands": "prefixes adapters webhooks workers",
+    "serving_commands": "prefixes adapters webhooks workers upstreams",
     "reports": "usage costs",
     "usage_changes": "usage-changes",
     "config_commands": "config",

@@ -12,6 +12,7 @@ from gateway.cli.admin_commands import Fields, argument, group, option, row, sev
 from gateway.cli.answers import Grid, fields, one_sentence, show
 from gateway.cli.api import AdminApi
 from gateway.cli.common import example_text, fail, home_option, json_option
+from gateway.cli.upstream_commands import UPSTREAMS
 
 WEBHOOKS_PATH = "/admin/v1/webhooks"
 WAIT_S, LOOK_S = 15.0, 0.3
@@ -197,4 +198,4 @@ WORKERS = group(
 )
 
 
-COMMANDS: tuple[click.Command, ...] = (PREFIXES, ADAPTERS, WEBHOOKS, WORKERS)
+COMMANDS: tuple[click.Command, ...] = (PREFIXES, ADAPTERS, WEBHOOKS, WORKERS, UPSTREAMS)

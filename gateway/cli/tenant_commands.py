@@ -34,6 +34,7 @@ SHARE = (
     "weight",
     "time_zone",
     "stores_responses",
+    "buys_overflow",
     *(f"cache_{name}" for name in ("quota_blocks", "floor_blocks", "ttl_s", "read", "write")),
 )
 
@@ -93,6 +94,11 @@ TENANTS = group(
         option("--cache-floor-blocks", type=COUNT, help="Cached blocks that no other tenant may take from it."),
         option("--cache-ttl-s", type=OrNone(min=1), help="Seconds in the cache after each use, or `none`."),
         option("--stores-responses/--no-stores-responses", default=None, help="Let its responses be stored, or never."),
+        option(
+            "--buys-overflow/--no-buys-overflow",
+            default=None,
+            help="Let upstreams answer at their price where workers would be late, or never.",
+        ),
         option("--cache-read/--no-cache-read", default=None, help="Take its prompts from the cache, or never."),
         option("--cache-write/--no-cache-write", default=None, help="Keep its prompts in the cache, or never."),
         shows=SHARE,

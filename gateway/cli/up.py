@@ -34,6 +34,7 @@ from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
 from gateway.cli.supervisor import Spec, Supervisor
+from gateway.configuration.model_sources import foreign
 from gateway.generation.models import check_names
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
@@ -197,7 +198,7 @@ class Up:
     async def _reload(self) -> None:
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
-        check_names({model.id: ModelSource.model_validate(model.source) for model in models})
+        check_names({model.id: ModelSource.model_validate(model.source) for model in models}, foreign(os.environ))
         change = self.workers.change(models)
         before, self.models = self.models, models
         try:

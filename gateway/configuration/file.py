@@ -7,6 +7,7 @@ process starts, so the settings classes alone say which values are right. A vari
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import pydantic
 
 from accounting.values.setting_names import NAMES
 from gateway.base.settings import PREFIX, ModelSource, Name, SettingsError
+from gateway.base.upstream_source import UpstreamName, UpstreamSource
 from gateway.configuration.model_sources import fault, table
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
 
@@ -84,6 +86,8 @@ class ConfigFile:
     path: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     models: Mapping[str, Entry] = field(default_factory=dict)
+    foreign: Collection[str] = ()
+    """The names of the models that upstreams answer for."""
 
     def added_to(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns what the file adds to an environment."""
@@ -94,11 +98,29 @@ class ConfigFile:
 def read(path: Path) -> ConfigFile:
     """Reads a file. Raises `SettingsError` for the first fault: one sentence with the setting and what to do."""
     content = table(path)
-    models = content.pop("models", {})
+    models, upstreams = content.pop("models", {}), _upstreams(path, content.pop("upstreams", {}))
     variables = dict(_variables(path, content, SETTINGS))
     if not isinstance(models, dict) or not all(isinstance(entry, dict) for entry in models.values()):
         raise SettingsError(f"models in {path} must be tables like [models.NAME], each with a path.")
-    return ConfigFile(path, variables, {name: _entry(path, name, entry) for name, entry in models.items()})
+    if upstreams:
+        told = {name: one.model_dump(mode="json", exclude_defaults=True) for name, one in upstreams.items()}
+        variables[f"{PREFIX}UPSTREAMS"] = json.dumps(told)
+    foreign = {name for one in upstreams.values() for name in one.models}
+    return ConfigFile(path, variables, {name: _entry(path, name, entry) for name, entry in models.items()}, foreign)
+
+
+def _upstreams(path: Path, entries: Any) -> dict[str, UpstreamSource]:
+    """Checks the tables like [upstreams.NAME]. Raises `SettingsError`."""
+    try:
+        return pydantic.TypeAdapter(dict[UpstreamName, UpstreamSource]).validate_python(entries)
+    except pydantic.ValidationError as error:
+        raise SettingsError(f"upstreams.{_fault(error)} (in {path}).") from None
+
+
+def _fault(error: pydantic.ValidationError) -> str:
+    """Returns the first fault without what was given, which may be a credential."""
+    first = error.errors(include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _variables(

@@ -31,6 +31,15 @@ def of(settings: GatewaySettings) -> Mapping[str, ModelSource]:
         raise SettingsError(f"The file {path} with the served models cannot be read: {error}.") from None
 
 
+def foreign(environ: Mapping[str, str]) -> frozenset[str]:
+    """Returns the names of the models that upstreams of the settings answer for; none if they cannot be read."""
+    try:
+        sources = json.loads(environ.get("HEADGATE_UPSTREAMS") or "{}")
+        return frozenset(name for source in sources.values() for name in source["models"])
+    except (ValueError, AttributeError, TypeError, KeyError):
+        return frozenset()  # the gateway names the fault
+
+
 def table(path: Path) -> dict[str, Any]:
     """Reads a TOML file. Raises `SettingsError`, with line and column where it is no TOML."""
     try:

@@ -18,6 +18,7 @@ from gateway.structured.form import Form
 from gateway.telemetry.record import Asked
 from gateway.text.choice import TextRules
 from gateway.text.volatile import VolatilePart
+from gateway.upstreams.wires.values import Ask
 from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, PoolingParams, Region, SamplingParams
 
 
@@ -51,6 +52,10 @@ class EngineRequest:
     """
     volatile: Sequence[VolatilePart] = ()
     """The volatile lines of the prompt, which a miss of the cache may be due to."""
+    foreign: Ask | None = None
+    """The same request as an upstream is asked. None if none can be asked."""
+    is_bought: bool = False
+    """An upstream answers it, and no worker of our own."""
 
     @classmethod
     def for_vectors(
@@ -126,7 +131,7 @@ class EngineRequest:
             principal=self.principal,
             max_output_tokens=self.max_tokens * self.num_choices,
             price=self.price,
-            base=self.model.base,
+            base=self.model.base or ("" if self.facts.model == self.model.id else self.model.id),
         )
 
     def to_send(self, root: str, lease_bound: int, lease_seq: int, attempt: int) -> GenerateRequest:

@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from accounting.values.types import Outcome, Posting, Usage
+from accounting.values.types import BoughtAttempt, Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
 from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
-from gateway.parsers.parts import Part
+from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.router import Pick
 from gateway.routing.upstream import failures
-from gateway.routing.upstream.base import Call, Event, Lost, Mailbox
-from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.routing.upstream.base import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.upstream.native import LinkDown
 from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.frames import FrameError
@@ -102,13 +102,14 @@ class Generation:
 
     # Dispatch
 
-    def dispatch(self, link: WorkerLink, attempt: int = 0) -> None:
+    def dispatch(self, link: Link, attempt: int = 0) -> None:
         """Sends the request to the worker. Raises `ApiError` when it cannot be sent."""
         admitted = self.admitted
         request = self.order.to_send(admitted.root, admitted.lease_bound, admitted.lease_seq, attempt)
         num_uncached = self.pick.num_uncached if self.pick else len(self.order.prompt)
         try:
-            self.call = link.start_call(request, self._mailbox, self._number, num_uncached)
+            ask = (self.order.foreign, self.order.model.counter) if self.order.is_bought else None
+            self.call = link.start_call(request, self._mailbox, self._number, num_uncached, ask)
         except LinkDown:
             raise failures.upstream_lost() from None
         except FrameError:
@@ -142,6 +143,8 @@ class Generation:
         if isinstance(event, TokenDelta):
             return self._on_delta(event)
         match event:
+            case TextDelta():
+                return self._on_text(event)
             case Finished():
                 self._state.final = self.pick.explained(event) if self.pick else event
                 if event.reason == "lease":
@@ -155,6 +158,9 @@ class Generation:
             case Lost():
                 self._state.lost = True
                 raise failures.upstream_lost()
+            case Refused():
+                self._state.lost = True
+                raise event.error
 
     @property
     def _lacks_vectors(self) -> bool:
@@ -193,6 +199,20 @@ class Generation:
             choice.finish = "tool_calls"
         self._check_form(choice)
         return ChoicePiece(delta.index, piece, choice.finish, stop_reason, parts)
+
+    def _on_text(self, delta: TextDelta) -> ChoicePiece | None:
+        """Takes the text of a worker that sends no ids. It is in parts already, and stop strings were found there."""
+        choice = self._choices[delta.index]
+        choice.num_received += delta.num_tokens
+        self.admitted.progress(self.num_received)
+        self._keep_lease()
+        parts: list[Part] = [Reasoning(delta.reasoning)] if delta.reasoning else []
+        parts += [Text(delta.text)] if delta.text else []
+        for call in delta.calls:
+            parts += [CallBegin(call.index, call.id or new_call_id(), call.name)] if call.name else []
+            parts += [CallArguments(call.index, call.arguments)] if call.arguments else []
+        choice.finish = delta.finish
+        return ChoicePiece(delta.index, Piece(delta.text), delta.finish, None, parts) if parts or delta.finish else None
 
     def _end_choice(self, delta: TokenDelta, choice: Choice) -> str | int | None:
         """Sets the choice's finish and returns the stop string or token that the client named."""
@@ -331,14 +351,19 @@ class Generation:
         """The usage that the client is shown and billed: the prompt by the engine's count, and the output up to each
         choice's end (the platform bears the tokens after a stop string). A search counts every token of every beam.
         """
+        counts = self._prompt_counts()
+        if self.order.is_bought:
+            return _usage(counts, counts.output if isinstance(counts, TokenUsage) else self.num_received)
         output = sum(choice.text.num_tokens for choice in self._choices)
         if self.order.beams is not None:
             output = self._state.num_spent
-        return _usage(self._prompt_counts(), output)
+        return _usage(counts, output)
 
     @property
     def num_reasoning(self) -> int:
         """The number of output tokens of `usage` that are reasoning."""
+        if self.order.is_bought:
+            return (self.call and self.call.num_reasoning) or 0
         return sum(choice.text.num_begun_in(choice.parser.reasoning) for choice in self._choices)
 
     def _prompt_counts(self) -> PromptCounts | TokenUsage:
@@ -349,7 +374,15 @@ class Generation:
     def posting(self) -> Posting:
         """Returns the ending of a request that succeeded, which is not written yet. Needs the final event."""
         assert self.has_final
-        return self.admitted.posting("ok", self.usage(), True)
+        return self.admitted.posting("ok", self.usage(), True, bought=self._bought)
+
+    @property
+    def _bought(self) -> Sequence[BoughtAttempt]:
+        return self.call.bought if self.call is not None else ()
+
+    def unstored(self) -> Posting:
+        """Returns the ending if the answer could not be stored."""
+        return self.admitted.unstored(self._bought)
 
     async def end(self, posting: Posting) -> Settled:
         """Ends the request durably."""
@@ -369,6 +402,8 @@ class Generation:
         self._state.abort_bound = sum(
             choice.num_received + 1 if choice.finish is None else choice.text.num_tokens for choice in self._choices
         )
+        if self.order.is_bought:
+            self._state.abort_bound = None  # the call counts what it has passed on
         if self.order.beams is not None:
             self._state.abort_bound = self._state.num_spent + len(self._choices)
         if self.call is not None and not self.has_final and not self._state.lost:
@@ -381,12 +416,14 @@ class Generation:
         assert not self.is_over
         self.is_over = True
         if outcome != "client_gone":
-            return await self.admitted.void(outcome)
+            return await self.admitted.void(outcome, bought=self._bought)
         engine_final = self._state.final is not None
+        if self.order.is_bought and not engine_final:
+            return await self.admitted.void(outcome, bought=self._bought)  # nobody has counted it
         counts = self._prompt_counts()
         output = counts.output if isinstance(counts, TokenUsage) else self.num_received
         return await self.admitted.settle(
-            outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound
+            outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound, bought=self._bought
         )
 
     def note(self, event: Event) -> None:
@@ -394,8 +431,10 @@ class Generation:
         match event:
             case Finished() | Failed():
                 self._state.final = event
-            case Lost():
+            case Lost() | Refused():
                 self._state.lost = True
+            case TextDelta():
+                self._choices[event.index].num_received += event.num_tokens
             case TokenDelta():
                 self._state.prompt = event.prompt or self._state.prompt
                 self._count(event)

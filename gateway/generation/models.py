@@ -8,7 +8,7 @@ import contextlib
 import difflib
 import hashlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused, l
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 from gateway.text.tool_prompt import in_words
 from gateway.text.volatile import VolatileLine, VolatilePart, steady, volatile_lines
+from gateway.upstreams.wires.values import Counter
 
 UNNAMED_CONTEXT = 131_072
 """The most positions of a model whose configuration names none."""
@@ -72,6 +73,10 @@ class ServedModel:
     """The name of the model that was asked for, if this one answers as its fallback."""
     source: ModelSource | None = None
     """The settings that it was read by."""
+    is_foreign: bool = False
+    """Servers of others alone answer for it, so nobody here knows its token ids."""
+    counter: Counter | None = None
+    """Counts tokens of a text by the model's own tokenizer; None for a foreign model without one."""
 
     @property
     def on_workers(self) -> str:
@@ -165,9 +170,16 @@ class ServedModel:
         return self._need_template().switches
 
     def _need_template(self) -> ChatTemplate:
+        self._refuse_foreign("messages")
         if self.template is None:
             raise errors.invalid("This model has no chat template: use /v1/completions.", "messages")
         return self.template
+
+    def _refuse_foreign(self, param: str) -> None:
+        if self.is_foreign:
+            raise errors.invalid(
+                "Nobody here knows the tokens of this model: its provider counts them.", param, "unsupported_parameter"
+            )
 
     def encode_text(
         self, text: str, add_special_tokens: bool = True, param: str = "prompt", *, is_cut: bool = False
@@ -175,6 +187,7 @@ class ServedModel:
         """Tokenizes text, which stands in the field `param`; `is_cut` if it may be too long, because it is shortened
         afterwards. Runs in a thread. Raises `ApiError` 400.
         """
+        self._refuse_foreign(param)
         if not is_cut:
             self.check_bytes(len(text.encode()), param)
         with self._bounded(param) as most:
@@ -272,6 +285,7 @@ class Models:
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self.serve(models)
+        self._foreign: dict[str, ServedModel] = {}
         self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
         """Served id → (the tenant that it serves, or None for all; the model with the adapter)."""
 
@@ -279,6 +293,10 @@ class Models:
         """Serves exactly these models from now on. Requests that run keep the model that they began with."""
         self._models = dict(models)
         self._targets = {alias: model.id for model in models.values() for alias in model.aliases}
+
+    def serve_foreign(self, models: Mapping[str, ServedModel]) -> None:
+        """Serves exactly these models of others from now on. A model of our own with the same name comes first."""
+        self._foreign = dict(models)
 
     def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
         """Serves exactly these adapters from now on."""
@@ -297,8 +315,13 @@ class Models:
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the served models, without adapters."""
+        """The ids of the served models of our own, without adapters."""
         return tuple(self._models)
+
+    @property
+    def foreign_ids(self) -> tuple[str, ...]:
+        """The ids of the models that upstreams alone answer for."""
+        return tuple(name for name in self._foreign if name not in self._models)
 
     def base(self, name: str) -> ServedModel:
         """Returns a model without an adapter. Raises `ApiError` 404."""
@@ -311,6 +334,7 @@ class Models:
         the key may not use.
         """
         model = self._models.get(self._targets.get(name, name)) or self._adapter(name, principal.tenant_id)
+        model = model or self._foreign.get(name)
         if model is None:
             raise errors.model_not_found()
         if not _may_use(principal, model):
@@ -320,13 +344,14 @@ class Models:
     def fallbacks(self, model: ServedModel, principal: Principal) -> Iterator[ServedModel]:
         """Yields the models that may answer in place of this one, in order, as far as the key may use them."""
         for name in model.fallbacks:
-            other = self._models.get(name)
+            other = self._models.get(name) or self._foreign.get(name)
             if other is not None and _may_use(principal, other):
                 yield replace(other, instead_of=model.id)
 
     def visible(self, principal: Principal) -> Sequence[ServedModel]:
         own = (self._adapter(name, principal.tenant_id) for name in self._adapters)
-        found = [*self._models.values(), *(model for model in own if model is not None)]
+        foreign = (model for name, model in self._foreign.items() if name not in self._models)
+        found = [*self._models.values(), *foreign, *(model for model in own if model is not None)]
         return [model for model in found if _may_use(principal, model)]
 
     def _adapter(self, name: str, tenant_id: str) -> ServedModel | None:
@@ -340,12 +365,12 @@ def _may_use(principal: Principal, model: ServedModel) -> bool:
 
 
 def load_all(
-    sources: Mapping[str, ModelSource], known: Mapping[str, ServedModel] | None = None
+    sources: Mapping[str, ModelSource], known: Mapping[str, ServedModel] | None = None, foreign: Collection[str] = ()
 ) -> dict[str, ServedModel]:
-    """Reads models from their directories. One of `known` whose settings are the same is not read again. Raises
-    `SettingsError`.
+    """Reads models from their directories. One of `known` whose settings are the same is not read again. `foreign` are
+    the names of models that upstreams answer for. Raises `SettingsError`.
     """
-    check_names(sources)
+    check_names(sources, foreign)
     old = known or {}
     return {
         name: old[name] if name in old and old[name].source == source else load(name, source)
@@ -353,8 +378,9 @@ def load_all(
     }
 
 
-def check_names(sources: Mapping[str, ModelSource]) -> None:
+def check_names(sources: Mapping[str, ModelSource], foreign: Collection[str] = ()) -> None:
     """Raises `SettingsError` for an alias that is also another name, and for a fallback that is no model."""
+    names = {*sources, *foreign}
     owners: dict[str, str] = {name: name for name in sources}
     for name, source in sources.items():
         for alias in source.aliases:
@@ -363,8 +389,8 @@ def check_names(sources: Mapping[str, ModelSource]) -> None:
                     f"The alias {alias} of the model {name} is already a name of {owners[alias]}: choose another."
                 )
         for other in source.fallbacks:
-            if other not in sources or other == name:
-                meant = difflib.get_close_matches(other, [one for one in sources if one != name], n=1)
+            if other not in names or other == name:
+                meant = difflib.get_close_matches(other, sorted(names - {name}), n=1)
                 hint = f" Did you mean {meant[0]}?" if meant else " A fallback is the name of another served model."
                 raise SettingsError(f"The model {name} has the fallback {other}, which is not served.{hint}")
 
@@ -395,6 +421,7 @@ def load(name: str, source: ModelSource) -> ServedModel:
         aliases=source.aliases,
         fallbacks=source.fallbacks,
         source=source,
+        counter=tokenizer.count,
     )
 
 

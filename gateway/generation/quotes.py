@@ -28,7 +28,7 @@ from gateway.generation.vectors import VectorPlan
 from gateway.http import sql
 from gateway.http.auth import PRINCIPAL
 from gateway.intake.fingerprints import FINGERPRINT
-from gateway.routing.upstream.native import LinkDown
+from gateway.routing.upstream.native import LinkDown, WorkerLink
 from gateway.telemetry.keys import RECORD
 from workers.protocol.frames import FrameError
 
@@ -118,10 +118,15 @@ async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> 
     believed.
     """
     engine = request.app[GENERATION]
+    if orders[0].is_bought:
+        raise errors.invalid(
+            "There are no quotes for this model: its provider counts the tokens.", "model", "unsupported_parameter"
+        )
     routed = [order.to_route() for order in orders]
     links = engine.fleet.links
     await asyncio.to_thread(engine.router.prepare, links, routed[0])
     link = engine.router.choose(links, routed[0]).link
+    assert isinstance(link, WorkerLink)
     try:
         found = await asyncio.gather(
             *(link.peek(one.path, one.tokens, adapter=one.adapter, cache_read=one.read) for one in routed)

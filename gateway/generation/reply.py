@@ -195,6 +195,8 @@ def ending_of(plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]
     headgate = headgate_of(facts.request_id, facts.tier, settled, final, run.budget_stop, volatile)
     if (model := plan.orders[0].model).instead_of:
         headgate |= {"model": model.id, "fallback_from": model.instead_of}
+    if (billed := run.generations[0].order.facts.model) != model.id:
+        headgate["billed_as"] = billed
     return Ending(run.usage, run.num_reasoning, headgate)
 
 

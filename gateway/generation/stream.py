@@ -22,6 +22,7 @@ from gateway.base import errors
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import Running
 from gateway.books.spending import OrganizationLimit
+from gateway.generation.capacity import Capacity
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
 from gateway.idempotency.claimed_key import ClaimedKey, not_stored
@@ -47,6 +48,7 @@ _OUTCOMES: dict[str, Outcome] = {
     "lease_lost": "lease_lost",
     "server_draining": "drain",
     "invalid_api_key": "client_gone",
+    "upstream_unavailable": "worker_lost",
 }
 _CUTS: dict[Outcome, Cut] = {
     "client_gone": "client_gone",
@@ -67,6 +69,7 @@ class GenerationServices:
     lifecycle: Lifecycle
     running: Running
     spending: OrganizationLimit
+    capacity: Capacity
 
     def run(
         self,
@@ -117,7 +120,7 @@ class GenerationGroup:
         self._engine.running.add(self._orders[0].principal, self._revoke)
         try:
             self._engine.spending.check()
-            self._engine.router.check(self._engine.fleet.links, self._prompts[0])
+            self._place_orders()
             for order in self._orders:
                 self._reserved.append(await self._engine.admission.reserve(order.ask()))
             self._record.mark("admitted")
@@ -192,7 +195,7 @@ class GenerationGroup:
         if self._key is not None:
             try:
                 if not await self._key.store(answer, postings, content_type):
-                    postings = [generation.admitted.unstored() for generation in self.generations]
+                    postings = [generation.unstored() for generation in self.generations]
             except (SQLAlchemyError, OSError) as error:
                 for generation, posting in zip(self.generations, postings, strict=True):
                     generation.leave(posting)
@@ -253,7 +256,7 @@ class GenerationGroup:
         """Chooses a worker and sends it the request. It is chosen once: OPEN names the version of its weights, so the
         request goes to this worker or fails.
         """
-        pick = await self._choose(prompt)
+        pick = await self._choose(order, prompt)
         self._record.mark("routed")
         self._engine.router.sent(pick)
         with pick.link.promised(pick.num_uncached):
@@ -263,12 +266,20 @@ class GenerationGroup:
             generation.dispatch(pick.link)
         self._record.worker = pick.link.registration.worker
 
-    async def _choose(self, prompt: Prompt) -> Pick:
+    def _place_orders(self) -> None:
+        """Decides whether workers of our own answer or capacity is bought. Raises `ApiError` 503 if nobody can."""
+        self._orders = self._engine.capacity.placed(self._orders, self._prompts)
+        self._prompts = [order.to_route() for order in self._orders]
+        self._record.facts = self._orders[0].facts
+        self._record.model = self._orders[0].facts.model
+        self._engine.router.check(self._engine.capacity.links(self._orders[0]), self._prompts[0])
+
+    async def _choose(self, order: EngineRequest, prompt: Prompt) -> Pick:
         """Chooses a worker. A long prompt is hashed in a thread first."""
-        router, fleet = self._engine.router, self._engine.fleet
+        router, links = self._engine.router, self._engine.capacity.links(order)
         if len(prompt.tokens) > INLINE_TOKENS:
-            await asyncio.to_thread(router.prepare, fleet.links, prompt)
-        return router.choose(fleet.links, prompt)
+            await asyncio.to_thread(router.prepare, links, prompt)
+        return router.choose(links, prompt)
 
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))
@@ -305,7 +316,8 @@ class GenerationGroup:
         with self._engine.lifecycle.running():
             try:
                 async with asyncio.timeout(FINAL_S):
-                    while outcome == "client_gone" and any(generation.awaits_final for generation in left):
+                    waits = outcome == "client_gone" or left[0].order.is_bought
+                    while waits and any(generation.awaits_final for generation in left):
                         for number, event in await self._mailbox.take():
                             self.generations[number].note(event)
             except TimeoutError:

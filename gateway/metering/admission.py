@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ from accounting.database.db import Database
 from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.values.clock import now_ms as _now_ms
-from accounting.values.types import Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
+from accounting.values.types import BoughtAttempt, Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
@@ -322,20 +322,31 @@ class Admitted:
         self._noted_tokens, self._noted_at = num_received, now
         self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
 
-    def posting(self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None) -> Posting:
+    def posting(
+        self,
+        outcome: Outcome,
+        usage: Usage,
+        engine_final: bool,
+        *,
+        max_output: int | None = None,
+        bought: Sequence[BoughtAttempt] = (),
+    ) -> Posting:
         """Returns the ending that such a request gets now, and writes nothing. settlement.py decides what is charged; its
         arguments are explained there.
         """
         ending = decide(outcome, usage, engine_final=engine_final, max_output=max_output)
-        void = self._opened.void(ending.outcome, ending.write_off, _now_ms(), self._lease.reserved)
+        drifts = bool(bought) and ending.kind == "settle"
+        why = "upstream_drift" if drifts else ending.write_off
+        void = self._opened.void(ending.outcome, why, _now_ms(), self._lease.reserved)
+        void = msgspec.structs.replace(void, bought=tuple(bought))
         if ending.kind == "void":
             return void
         charge = pricing.charge(ending.billed, self._price.rates)
         return msgspec.structs.replace(void, kind="settle", usage=ending.billed, charge=charge)
 
-    def unstored(self) -> Posting:
+    def unstored(self, bought: Sequence[BoughtAttempt] = ()) -> Posting:
         """Returns the ending of a request whose answer could not be stored under its idempotency key: nobody pays."""
-        return self.posting(unstored(self._opened), Usage(), False)
+        return self.posting(unstored(self._opened), Usage(), False, bought=bought)
 
     async def end(self, posting: Posting) -> Settled:
         """Ends the request durably. If the caller is cancelled meanwhile, the ending still happens."""
@@ -343,16 +354,22 @@ class Admitted:
         return await self._admission.finish(self._record(posting))
 
     async def settle(
-        self, outcome: Outcome, usage: Usage, engine_final: bool, *, max_output: int | None = None
+        self,
+        outcome: Outcome,
+        usage: Usage,
+        engine_final: bool,
+        *,
+        max_output: int | None = None,
+        bought: Sequence[BoughtAttempt] = (),
     ) -> Settled:
         """Ends the request as `posting` decides."""
-        return await self.end(self.posting(outcome, usage, engine_final, max_output=max_output))
+        return await self.end(self.posting(outcome, usage, engine_final, max_output=max_output, bought=bought))
 
-    async def void(self, outcome: Outcome) -> Settled:
+    async def void(self, outcome: Outcome, *, bought: Sequence[BoughtAttempt] = ()) -> Settled:
         """Ends the request without a charge. It equals `settle` with the same outcome, for callers that
         know no counts.
         """
-        return await self.settle(outcome, Usage(), False)
+        return await self.settle(outcome, Usage(), False, bought=bought)
 
     def leave(self, posting: Posting) -> None:
         """Leaves the request without an ending in the journal, because it is unknown whether SQL has stored the answer

@@ -17,7 +17,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency
 from gateway.parsers.forced import Wanted
-from gateway.routes import common
+from gateway.routes import bought, common
 from gateway.routes.prompt_facts import PromptFacts
 from gateway.schema import chat
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
@@ -54,9 +54,11 @@ async def plan(
     """
     fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model, "generate")
-    check_vocabulary(fields, model.tokenizer.vocab_size)
     common.check_choices(request, model, fields)
     tools = await common.aside(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    if model.is_foreign:
+        return await bought.chat_plan(request, value, fields, ignored, model, tools, line, fit=fit)
+    check_vocabulary(fields, model.tokenizer.vocab_size)
     answer_form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)
     conversation = await encoded(request, model, fields, tools, fields.max_output)
@@ -91,6 +93,7 @@ async def plan(
         volatile=conversation.volatile,
     )
     writer = _writer(fields, model, tools)
+    order = bought.with_ask(request, order, value, fields)
     plan = AnswerPlan(fields, [order], writer, ignored, work=common.work_of(request))
     if not PromptFacts.are_wanted(fields):
         return plan

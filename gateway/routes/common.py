@@ -215,7 +215,7 @@ def check_choices(request: web.Request, model: ServedModel, fields: SamplingFiel
 
 def hellos(request: web.Request, model: ServedModel) -> list[Hello]:
     """Returns what the model's linked workers have said of themselves."""
-    return request.app[GENERATION].fleet.hellos(model.on_workers)
+    return request.app[GENERATION].capacity.hellos(model.on_workers)
 
 
 def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
@@ -226,10 +226,8 @@ def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
 
 def can_answer(request: web.Request, model: ServedModel) -> bool:
     """Says whether a linked worker takes work for the model."""
-    for link in request.app[GENERATION].fleet.links:
-        if link.registration.model == model.on_workers and link.takes_work:
-            return True
-    return False
+    buys = model.is_foreign or request[PRINCIPAL].buys_overflow
+    return request.app[GENERATION].capacity.takes_work(model.on_workers, buys)
 
 
 def max_len(request: web.Request, model: ServedModel) -> int:

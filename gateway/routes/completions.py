@@ -21,7 +21,7 @@ from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency
-from gateway.routes import common
+from gateway.routes import bought, common
 from gateway.routes.chat import rules
 from gateway.routes.prompt_facts import PromptFacts, in_turn
 from gateway.schema import completions
@@ -48,15 +48,17 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as bound,
+        quotes.bound(request, await plan(request, value, line)) as at_terms,
     ):
-        return await answer(request, bound)
+        return await answer(request, at_terms)
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:
     """Returns the plan of the request. Raises `ApiError`."""
     fields, ignored = await common.aside(request, completions.read, value)
     model = common.served_model(request, fields.model, "generate")
+    if model.is_foreign:
+        return await bought.completion_plan(request, value, fields, ignored, model, line)
     check_vocabulary(fields, model.tokenizer.vocab_size)
     common.check_choices(request, model, fields)
     texts = await common.aside(request, completions.prompts, fields.prompt, model.tokenizer.vocab_size)

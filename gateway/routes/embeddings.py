@@ -15,7 +15,7 @@ from gateway.generation.models import ServedModel
 from gateway.generation.vectors import VectorPlan, answer, embeddings_body
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency
-from gateway.routes import common, pooling
+from gateway.routes import bought, common, pooling
 from gateway.schema import embeddings
 from gateway.schema.embeddings import EmbeddingFields
 from gateway.text.pairs import cut_text
@@ -31,15 +31,18 @@ async def create(request: web.Request) -> web.StreamResponse:
 async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
     async with (
         common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as bound,
+        quotes.bound(request, await plan(request, value, line)) as at_terms,
     ):
-        return await answer(request, bound)
+        return await answer(request, at_terms)
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> VectorPlan:
     """Returns the plan of the request. Raises `ApiError`."""
     fields, ignored = await common.aside(request, embeddings.read, EmbeddingFields, value)
     model = common.served_model(request, fields.model, "embed")
+    if model.is_foreign:
+        texts = await common.aside(request, embeddings.inputs, fields, 2**31)
+        return await bought.embedding_plan(request, value, fields, ignored, model, texts, line)
     hello = pooling.worker_of(request, model)
     dimensions = _dimensions(fields, hello)
     texts = await common.aside(request, embeddings.inputs, fields, model.tokenizer.vocab_size)

@@ -69,6 +69,8 @@ async def count(request: web.Request) -> web.Response:
 
 def reader_of(model: ServedModel) -> Reader:
     """Returns what the translation must know of the model. Raises `ApiError` 400 for one without a chat template."""
+    if model.is_foreign:
+        return Reader(thinks="may")
     switches, template, syntax = model.switches, model.template, model.syntax
     assert template is not None
     thinks: Literal["never", "may", "always"] = "never"

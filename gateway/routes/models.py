@@ -13,6 +13,7 @@ from accounting.values import clock
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE
 from gateway.generation.models import MODELS, ServedModel
+from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.dialects import speaks_anthropic
 from gateway.http.route_table import Route
@@ -55,12 +56,22 @@ def _object(request: web.Request, model: ServedModel) -> dict[str, Any]:
         "max_model_len": max_len(request, model),
         "capabilities": _capabilities(request, model),
         "aliases": list(model.aliases),
+        "served_by": "upstream" if model.is_foreign else "workers",
+        "overflow": _overflows(request, model),
     }
+
+
+def _overflows(request: web.Request, model: ServedModel) -> bool:
+    """Says whether bought capacity may answer for this tenant where workers would be late."""
+    can = model.id in request.app[GENERATION].capacity.market.links and not model.is_foreign
+    return can and request[PRINCIPAL].buys_overflow
 
 
 def _capabilities(request: web.Request, model: ServedModel) -> list[str]:
     """Returns what the model can do: the kinds of text, or what its workers say that it gives in place of text."""
     tasks = tasks_of(request, model)
+    if model.is_foreign and "generate" in tasks:
+        return ["chat", "completions"]
     return list(model.capabilities if not tasks or "generate" in tasks else tasks)
 
 

@@ -56,6 +56,8 @@ async def change(request: web.Request) -> web.Response:
             await tenants.set_time_zone(conn, tenant_id, wanted.time_zone, now=now, actor=actor)
         if wanted.stores_responses is not None:
             await tenants.set_stores_responses(conn, tenant_id, wanted.stores_responses, now=now, actor=actor)
+        if wanted.buys_overflow is not None:
+            await tenants.set_buys_overflow(conn, tenant_id, wanted.buys_overflow, now=now, actor=actor)
         if wanted.suspended is not None:
             ends = admin.ends_streams(request)
             await tenant_status.suspend(conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor)

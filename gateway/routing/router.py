@@ -18,8 +18,8 @@ from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
 from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, alone, place
 from gateway.routing.prefix_uses import PrefixUses
+from gateway.routing.upstream.base import Link
 from gateway.routing.upstream.cache_view import Group
-from gateway.routing.upstream.native import WorkerLink
 from workers.protocol.messages import Finished, Region
 
 ASSUMED_AT_LEAST_S = 0.5
@@ -68,7 +68,7 @@ class Prompt:
 class Pick:
     """The chosen worker and the reason. Pass it to `Router.sent` and `Router.ended`."""
 
-    link: WorkerLink
+    link: Link
     placement: Placement
     prompt: Prompt
     root: str
@@ -120,15 +120,13 @@ class Router:
         self._turn = 0
         self._num_output = 128.0
 
-    def prepare(self, links: Iterable[WorkerLink], prompt: Prompt) -> None:
+    def prepare(self, links: Iterable[Link], prompt: Prompt) -> None:
         """Computes the prompt's hashes, the long part of `choose`. It is safe in a thread."""
         for link in links:
             if _serves(link, prompt):
                 self._groups(link, prompt)
 
-    def check(
-        self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()
-    ) -> dict[str, WorkerLink]:
+    def check(self, links: Collection[Link], prompt: Prompt, avoid: Collection[str] = ()) -> dict[str, Link]:
         """Returns the workers that may take the prompt, by name. Raises `ApiError` 503 when no worker takes work."""
         able = {
             link.registration.worker: link
@@ -139,7 +137,7 @@ class Router:
             raise _refusal(links, prompt)
         return able
 
-    def choose(self, links: Collection[WorkerLink], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
+    def choose(self, links: Collection[Link], prompt: Prompt, avoid: Collection[str] = ()) -> Pick:
         """Chooses a worker. Raises `ApiError` 503 when no worker takes work. It changes no state; `sent` does."""
         able = self.check(links, prompt, avoid)
         now = self._clock()
@@ -192,7 +190,7 @@ class Router:
             is_public = len(prompt.path) > 1
             self.prefixes.note(groups[0][0], prompt.model, len(prompt.tokens), num_cached, is_public=is_public)
 
-    def _candidate(self, link: WorkerLink, prompt: Prompt, now: float) -> Candidate:
+    def _candidate(self, link: Link, prompt: Prompt, now: float) -> Candidate:
         status = link.status
         groups = self._groups(link, prompt) if prompt.read else []
         return Candidate(
@@ -205,13 +203,13 @@ class Router:
             decode_rate=status.decode_rate,
         )
 
-    def _groups(self, link: WorkerLink, prompt: Prompt) -> list[Group]:
+    def _groups(self, link: Link, prompt: Prompt) -> list[Group]:
         if link.hello is None or (prompt.adapter and prompt.adapter not in link.adapters):
             return []  # the worker or the adapter has left meanwhile
         identity = link.adapters[prompt.adapter].identity if prompt.adapter else b""
         return prompt.groups(self._key, link.hello.root, identity, link.hello.block_size)
 
-    def _wanted(self, links: Collection[WorkerLink], prompt: Prompt) -> Wanted:
+    def _wanted(self, links: Collection[Link], prompt: Prompt) -> Wanted:
         """Describes the prompt for `place`. The anchor is the first group of the tenant's own part; the hashes of any
         worker serve.
         """
@@ -222,13 +220,13 @@ class Router:
         return Wanted(len(prompt.tokens), num_public, next(own, b""), self._num_output)
 
 
-def _serves(link: WorkerLink, prompt: Prompt) -> bool:
+def _serves(link: Link, prompt: Prompt) -> bool:
     if link.registration.model != prompt.model:
         return False
     return not prompt.adapter or link.has_adapter(prompt.adapter)
 
 
-def _refusal(links: Iterable[WorkerLink], prompt: Prompt) -> errors.ApiError:
+def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
     """Explains why no worker takes work."""
     of_model = [link for link in links if link.registration.model == prompt.model]
     if prompt.adapter and of_model and not any(link.has_adapter(prompt.adapter) for link in of_model):

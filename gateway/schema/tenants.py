@@ -42,6 +42,7 @@ class TenantChanges(msgspec.Struct, frozen=True):
     cache_write: bool | UnsetType = UNSET
     stores_responses: bool | UnsetType = UNSET
     cache_moves_volatile: bool | UnsetType = UNSET
+    buys_overflow: bool | UnsetType = UNSET
 
 
 class LimitsToTry(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class Wanted(NamedTuple):
     """The weight and the cache share."""
     time_zone: str | None
     stores_responses: bool | None
+    buys_overflow: bool | None
 
 
 def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
@@ -88,6 +90,7 @@ def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
         (after("weight", before.weight, 1.0), CacheShare(**share)) if shares else None,
         after("time_zone", before.time_zone, UTC) if "time_zone" in body else None,
         after("stores_responses", before.stores_responses, True) if "stores_responses" in body else None,
+        after("buys_overflow", before.buys_overflow, False) if "buys_overflow" in body else None,
     )
 
 
@@ -104,6 +107,7 @@ def tenant(info: TenantInfo) -> dict[str, Any]:
         "weight": info.weight,
         "time_zone": info.time_zone,
         "stores_responses": info.stores_responses,
+        "buys_overflow": info.buys_overflow,
         "suspended": info.status == "suspended",
         "created_at": info.created_at,
         "archived_at": info.archived_at,

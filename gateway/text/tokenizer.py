@@ -83,6 +83,10 @@ class ModelTokenizer:
         """Reads a tokenizer. Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
         return cls(json.loads((directory / "tokenizer.json").read_bytes()), template_source)
 
+    def count(self, text: str) -> int:
+        """Counts the tokens of a plain text."""
+        return len(self.encode_plain(text, add_special_tokens=False))
+
     def id_of(self, text: str) -> int | None:
         """Returns the id of the token that is written so, or None."""
         found: int | None = self._tokenizer.token_to_id(text)

@@ -12,15 +12,18 @@ from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
 PATH = "/admin/v1/workers"
+UPSTREAMS = "/admin/v1/upstreams"
 HELD = ("held", "evictable", "free")
 
 
 async def list_workers(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     found = await viewer.get(PATH)
+    bought = (await viewer.get(UPSTREAMS))["data"]
     return pages.show(
         request,
         viewer,
         "workers.html",
+        upstreams=Table("upstreams", _UPSTREAM_COLUMNS, [_upstream_row(one) for one in bought], "") if bought else None,
         gateway=found["gateway"],
         unreachable=found["unreachable"],
         table=Table("workers", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY),
@@ -80,6 +83,18 @@ _COLUMNS = (
     Column("address", "Address", "code"),
     Column("root", "Root", "code"),
 )
+_UPSTREAM_COLUMNS = (
+    Column("id", "Upstream", "code"),
+    Column("breaker", "Breaker"),
+    Column("kind", "API"),
+    Column("served", "Models"),
+    Column("running", "Running", "count"),
+    Column("max_running", "At most", "count"),
+    Column("first_token_ms", "First token", "ms"),
+    Column("delivered", "Answered", "count"),
+    Column("failed", "Failed", "count"),
+    Column("url", "Address", "code"),
+)
 _TENANT_COLUMNS = (
     Column("project_id", "Tenant", "code"),
     Column("weight", "Weight"),
@@ -102,6 +117,19 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
         "blocks_total": blocks["total"],
         "fixed_ms": step_time.get("fixed_ms"),
         "token_ms": None if token_us is None else token_us / 1000,
+    }
+
+
+def _upstream_row(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Counts attempts since the gateway's start. A reason stands beside a breaker that is not closed."""
+    ends: Mapping[str, int] = one["attempts"]
+    reason = one["breaker_reason"]
+    return {
+        **one,
+        "breaker": f"{one['breaker']} ({reason})" if reason else one["breaker"],
+        "served": ", ".join(one["models"]),
+        "delivered": ends.get("delivered", 0),
+        "failed": sum(count for end, count in ends.items() if end not in ("delivered", "cut")),
     }
 
 

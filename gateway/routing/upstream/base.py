@@ -1,12 +1,21 @@
-"""The gateway's view of a worker: a call that is sent, and events that come back. It has no sockets."""
+"""The gateway's view of a worker: a link, a call that is sent over it, and events that come back. It has no sockets.
+
+A worker is one of ours, or a server of somebody else (`gateway/upstreams/`), which sends text in place of token ids.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from workers.protocol.messages import Failed, Finished, TokenDelta
+from accounting.values.types import BoughtAttempt
+from gateway.base.errors import ApiError
+from gateway.routing.upstream.cache_view import CacheView
+from workers.protocol.messages import AdapterState, Failed, Finished, GenerateRequest, Hello, TokenDelta, WorkerStatus
+from workers.protocol.registry import Registration
 
 
 @dataclass(frozen=True)
@@ -16,7 +25,37 @@ class Lost:
     why: str
 
 
-Event = TokenDelta | Finished | Failed | Lost
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A piece of a tool call. The first of a call has its id and its name."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """New output of a choice as text, from a worker whose token ids nobody knows. `num_tokens` counts for the lease."""
+
+    index: int
+    num_tokens: int
+    text: str = ""
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+    finish: str | None = None
+    """stop, length or tool_calls, in the choice's last delta."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The attempt ended with an error that the client is shown."""
+
+    error: ApiError
+
+
+Event = TokenDelta | TextDelta | Finished | Failed | Lost | Refused
 
 
 class Mailbox:
@@ -78,10 +117,51 @@ class Call(Protocol):
 
     worker: str
 
+    @property
+    def bought(self) -> Sequence[BoughtAttempt]:
+        """The attempts that were bought of others for it. It is empty for a worker of our own."""
+        ...
+
+    @property
+    def num_reasoning(self) -> int | None:
+        """The output tokens that are reasoning, if the worker counts them itself."""
+        ...
+
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None: ...
 
     def cancel(self, index: int = -1, reason: str = "client") -> None: ...
 
     def close(self) -> None:
         """Ends the interest in this call; later events are dropped."""
+        ...
+
+
+class Link(Protocol):
+    """The way to a worker, as the router and a generation use it."""
+
+    registration: Registration
+    hello: Hello | None
+    status: WorkerStatus
+    cached: CacheView
+
+    @property
+    def adapters(self) -> Mapping[str, AdapterState]: ...
+
+    @property
+    def takes_work(self) -> bool: ...
+
+    @property
+    def load(self) -> int: ...
+
+    @property
+    def num_unreported_tokens(self) -> int: ...
+
+    def has_adapter(self, name: str) -> bool: ...
+
+    def promised(self, num_uncached: int) -> AbstractContextManager[None]: ...
+
+    def start_call(
+        self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0, ask: Any = None
+    ) -> Call:
+        """Sends a request. `ask` is the same request for a worker that knows no token ids; others ignore it."""
         ...

@@ -11,12 +11,13 @@ import logging
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
 
+from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.upstream.base import Lost, Mailbox
 from gateway.routing.upstream.cache_view import CacheView
@@ -76,6 +77,9 @@ class LinkDown(Exception):
 
 
 class NativeCall:
+    bought: Sequence[BoughtAttempt] = ()
+    num_reasoning: int | None = None
+
     def __init__(self, link: WorkerLink, request: GenerateRequest, mailbox: Mailbox, number: int) -> None:
         self.worker = link.registration.worker
         self._link = link
@@ -202,7 +206,9 @@ class WorkerLink:
             self._num_promised -= 1
             self._num_promised_tokens -= num_uncached
 
-    def start_call(self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0) -> NativeCall:
+    def start_call(
+        self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0, ask: Any = None
+    ) -> NativeCall:
         """Sends a request. `num_uncached` is the number of prompt tokens that the worker is expected to compute. Raises
         `LinkDown`, and `FrameError` for a request that fits no frame.
         """

@@ -66,6 +66,8 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
         "I17": 0,
         "I18": 0,
         "I19": 0,
+        "I20": 0,
+        "I21": 0,
     }
 
 

@@ -29,6 +29,7 @@ RUNS_A_MODEL = {
     "POST /v1/messages",
     "POST /v1/messages/count_tokens",
     "POST /v1/embeddings",
+    "POST /admin/v1/upstreams/{upstream}/check",
     "POST /v1/rerank",
     "POST /v1/score",
     "POST /v1/responses",
@@ -210,6 +211,12 @@ async def change_models(operator: Operator) -> None:
     adapter = {"model": MODEL, "name": "poet", "path": "/models/poet"}
     made = await operator.call("POST /admin/v1/adapters", adapter)
     await operator.call("DELETE /admin/v1/adapters/{adapter_id}", adapter_id=made["id"])
+    upstream = {"name": "spare", "url": "https://example.com/v1", "models": {"spare": {}}}
+    await operator.call("POST /admin/v1/upstreams", upstream)
+    one = "/admin/v1/upstreams/{upstream}"
+    bill = {"rows": [{"id": "row", "amount_micro_units": 1}]}
+    await operator.call(f"POST {one}/costs", bill, upstream="spare")
+    await operator.call(f"DELETE {one}", upstream="spare")
     prefixes = "/admin/v1/prefixes"
     rule = {"role": "system", "content": "a rule " * 20}
     wanted = {"model": MODEL, "messages": [rule]}

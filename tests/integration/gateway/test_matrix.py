@@ -63,6 +63,7 @@ NEVER = {
     "request_id": "req_" + "0" * 32,
     "response_id": "resp_" + "0" * 48,
     "worker_id": "none",
+    "upstream": "none",
 }
 FIELDS = {
     "name": "robot",

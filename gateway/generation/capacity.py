@@ -1,0 +1,118 @@
+"""The choice of the capacity that answers a request: workers of our own first, and bought capacity where these cannot keep the promise.
+
+`decide` is the rule, and pure. A request overflows only if its tenant allows it, if an upstream can say all of it, and
+never under a quote, which names the price of our own. It then has a model of its own in prices and books, NAME:overflow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from gateway.base import errors
+from gateway.generation.engine_request import EngineRequest
+from gateway.routing.router import Prompt, Router
+from gateway.routing.upstream.base import Link
+from gateway.routing.upstream.fleet import Fleet
+from gateway.upstreams.market import Market, UpstreamLink
+from workers.protocol.messages import Hello
+
+SUFFIX = ":overflow"
+Why = Literal["own", "no_worker", "slow"]
+
+
+def overflow_name(model: str) -> str:
+    """Returns the name under which bought capacity of a model of our own is priced and billed."""
+    return model + SUFFIX
+
+
+def decide(own_ttft_s: float | None, bought_ttft_s: float | None, promise_s: float) -> Why:
+    """Decides who answers. `own_ttft_s` is the predicted time to the first token of the best worker; None if there is
+    none. `bought_ttft_s` is the upstream's, 0 if it is not known; None if nothing can be bought.
+    """
+    if bought_ttft_s is None:
+        return "own"
+    if own_ttft_s is None:
+        return "no_worker"
+    return "slow" if own_ttft_s > promise_s and bought_ttft_s < own_ttft_s else "own"
+
+
+@dataclass
+class Capacity:
+    """All that may answer: workers of our own and upstreams."""
+
+    fleet: Fleet
+    market: Market
+    router: Router
+    promise_s: float
+    """The promised time to the first token."""
+
+    def links(self, order: EngineRequest) -> Collection[Link]:
+        if not order.is_bought:
+            return self.fleet.links
+        link = self.market.links.get(order.model.on_workers)
+        return [link] if link is not None else []
+
+    def hellos(self, model: str) -> list[Hello]:
+        """Returns what the model's linked workers have said of themselves, or what is known of what can be bought."""
+        bought = self.market.links.get(model)
+        own = self.fleet.hellos(model)
+        return own if own or bought is None or bought.hello is None else [bought.hello]
+
+    def takes_work(self, model: str, buys: bool) -> bool:
+        """Says whether a worker takes work for the model; `buys` if bought capacity counts beside our own."""
+        for link in self.fleet.links:
+            if link.registration.model == model and link.takes_work:
+                return True
+        bought = self.market.links.get(model)
+        return bought is not None and bought.takes_work and buys
+
+    def placed(self, orders: Sequence[EngineRequest], prompts: Sequence[Prompt]) -> Sequence[EngineRequest]:
+        """Returns the orders as they are answered: as they came, or bought. Raises `ApiError` 503 with a time if what
+        must be bought cannot be bought now.
+        """
+        order = orders[0]
+        link = self.market.links.get(order.model.on_workers)
+        if order.is_bought:
+            if link is not None and not link.takes_work:
+                raise errors.unavailable(
+                    "upstream_unavailable",
+                    "This model's provider cannot answer now.",
+                    int(1000 * max(1.0, link.wait_s)),
+                )
+            return orders
+        if not self._may_buy(orders, link):
+            return orders
+        assert link is not None
+        why = decide(self._own_ttft_s(prompts[0]), link.first_token_s, self.promise_s)
+        if why == "own":
+            return orders
+        self.market.num_overflows[why] += 1
+        return [_bought(one) for one in orders]
+
+    def _may_buy(self, orders: Sequence[EngineRequest], link: UpstreamLink | None) -> bool:
+        able = link is not None and link.takes_work
+        may = orders[0].principal.buys_overflow and orders[0].facts.tier == "interactive"
+        return able and may and all(order.foreign is not None and order.price is None for order in orders)
+
+    def _own_ttft_s(self, prompt: Prompt) -> float | None:
+        try:
+            return self.router.choose(self.fleet.links, prompt).placement.ttft_s
+        except errors.ApiError:
+            return None
+
+    @property
+    def states(self) -> Mapping[str, str]:
+        return {name: place.state for name, place in self.market.places.items()}
+
+
+def _bought(order: EngineRequest) -> EngineRequest:
+    assert order.foreign is not None
+    facts = msgspec.structs.replace(
+        order.facts, model=overflow_name(order.facts.model), prompt_tokens=order.foreign.prompt.high
+    )
+    return dataclasses.replace(order, facts=facts, is_bought=True)

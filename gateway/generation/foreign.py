@@ -1,0 +1,67 @@
+"""The served models that upstreams alone answer for: made of what is declared, for no directory of ours describes them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.generation.models import ServedModel
+from gateway.schema.sampling import Defaults
+from gateway.text.byte_level import BYTE_OF_CHAR
+from gateway.text.tokenizer import ModelTokenizer
+from gateway.upstreams.market import UpstreamLink
+from gateway.upstreams.wires.values import Counter
+
+logger = logging.getLogger(__name__)
+
+
+def served(links: Mapping[str, UpstreamLink]) -> dict[str, ServedModel]:
+    """Returns the models by name. Reads the declared tokenizers, so it runs in a thread."""
+    return {name: _model(name, link) for name, link in links.items()}
+
+
+def _model(name: str, link: UpstreamLink) -> ServedModel:
+    hello = link.hello
+    assert hello is not None
+    models = [place.upstream.model(name) for place in link.places]
+    return ServedModel(
+        id=name,
+        tokenizer=_no_tokenizer(),
+        template=None,
+        max_model_len=hello.max_model_len,
+        max_output_tokens=link.max_output_tokens,
+        defaults=Defaults(),
+        created=int(time.time()),
+        is_foreign=True,
+        counter=next((counter for model in models if (counter := _counter(model.tokenizer)) is not None), None),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _counter(directory: str) -> Counter | None:
+    """Returns the witness of a declared tokenizer. One that cannot be read is named in the log, and bytes witness."""
+    if not directory:
+        return None
+    try:
+        return ModelTokenizer.load(Path(directory)).count
+    except (OSError, ValueError, KeyError) as error:
+        logger.warning("upstream_tokenizer_unreadable", extra={"why": str(error)[:200]})
+        return None
+
+
+@functools.cache
+def _no_tokenizer() -> ModelTokenizer:
+    """Stands where a model needs a tokenizer and nothing is tokenized: each byte is a token."""
+    spec: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": dict(BYTE_OF_CHAR), "merges": []},
+    }
+    return ModelTokenizer(spec)

@@ -1,0 +1,121 @@
+"""The bodies and objects of `/admin/v1/upstreams`. Shapes only. No object holds a credential."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import pydantic
+from msgspec import Meta
+
+from accounting.upstreams.calls import CallSums
+from accounting.upstreams.costs import CostRow, CostSums
+from gateway.base import errors
+from gateway.base.upstream_source import UpstreamSource
+
+MAX_ROWS = 10_000
+Text = Annotated[str, Meta(min_length=1, max_length=256)]
+
+
+class NewUpstream(msgspec.Struct, frozen=True):
+    """A declaration. Fields that are not here are those of headgate.toml (docs/upstreams.md)."""
+
+    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+    url: Annotated[str, Meta(max_length=2048)]
+    models: dict[str, dict[str, Any]]
+    kind: str = "openai"
+    credential: Annotated[str, Meta(max_length=8192, pattern=r"^[!-~]*$")] = ""
+    api_version: str = ""
+    continuous_usage: bool = False
+    output_field: str = "max_tokens"
+    rank: int = 0
+    max_running: int = 64
+    connect_s: float = 5.0
+    first_byte_s: float = 60.0
+    idle_s: float = 30.0
+    attempts: int = 3
+
+
+class NewCostRow(msgspec.Struct, frozen=True):
+    id: Text
+    amount_micro_units: Annotated[int, Meta(ge=-(2**53), le=2**53)]
+    provider_id: Annotated[str, Meta(max_length=128)] = ""
+    billed_at: Annotated[int, Meta(ge=0, le=2**40)] = 0
+
+
+class NewCosts(msgspec.Struct, frozen=True):
+    rows: Annotated[list[NewCostRow], Meta(min_length=1, max_length=MAX_ROWS)]
+
+    def values(self) -> list[CostRow]:
+        return [CostRow(row.id, row.provider_id, row.amount_micro_units, row.billed_at * 1000) for row in self.rows]
+
+
+def check_names(value: Mapping[str, Any]) -> None:
+    """Raises `ApiError` 400 for a field that is none: a credential under another name must not be dropped silently."""
+    for name in value.keys() - set(NewUpstream.__struct_fields__):
+        hint = "Give the credential itself, as 'credential'." if name in ("key", "api_key", "key_env") else ""
+        raise errors.invalid(f"There is no such field. {hint}".rstrip(), name, "unknown_parameter")
+
+
+def source_of(fields: NewUpstream) -> UpstreamSource:
+    """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
+    given = {
+        name: value for name, value in msgspec.structs.asdict(fields).items() if name not in ("name", "credential")
+    }
+    try:
+        return UpstreamSource.model_validate(given)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "url"
+        hint = ""
+        if first["type"] == "extra_forbidden":
+            known = [name for one in (UpstreamSource, *_PARTS) for name in one.model_fields]
+            meant = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+            hint = f" Did you mean {meant[0]}?" if meant else ""
+        raise errors.invalid(f"{first['msg'].removeprefix('Value error, ')}.{hint}", where) from None
+
+
+_PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type: ignore[union-attr]
+
+
+def upstream(
+    name: str, source: UpstreamSource, place: Mapping[str, Any], *, is_stored: bool, has_credential: bool
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "upstream",
+        "kind": source.kind,
+        "url": source.url,
+        "declared_by": "api" if is_stored else "settings",
+        "has_credential": has_credential,
+        "models": sorted(source.models),
+        "rank": source.rank,
+        **place,
+    }
+
+
+def bill(found: CostSums) -> dict[str, Any]:
+    return {
+        "billed_micro_units": found.billed,
+        "matched_micro_units": found.matched,
+        "drift_micro_units": dict(found.drift),
+        "unbilled_micro_units": found.unbilled,
+        "num_unbilled": found.num_unbilled,
+    }
+
+
+def usage(found: Sequence[CallSums]) -> list[dict[str, Any]]:
+    return [
+        {
+            "state": one.state,
+            "drift": one.drift or None,
+            "num_calls": one.num_calls,
+            "stated_tokens": one.stated_tokens,
+            "judged_tokens": one.judged_tokens,
+            "expected_cost_micro_units": one.expected_cost,
+            "stated_cost_micro_units": one.stated_cost,
+        }
+        for one in found
+    ]

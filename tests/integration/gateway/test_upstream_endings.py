@@ -1,0 +1,156 @@
+"""Endings of requests that an upstream answers: stored answers, clients and gateways that leave, budgets, false bills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from gateways import MODEL, RunningGateway, running_gateway
+from provider import KEY, TEXT, Provider, Script, declared, price, running_provider
+
+from gateway.base.app_keys import LIFECYCLE
+from gateway.base.settings import SettingsError
+from gateway.configuration.file import read
+from gateway.upstreams.market import MARKET
+
+WORDS = [{"role": "user", "content": "Say something about foxes."}]
+LONG = TEXT * 60
+
+
+@pytest.fixture
+async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Provider]:
+    monkeypatch.setenv("PROVIDER_KEY", KEY)
+    async with running_provider() as found:
+        yield found
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path, redis_url: str, provider: Provider) -> AsyncIterator[RunningGateway]:
+    async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": declared(provider)}) as found:
+        await price(found, "bought", "vectors")
+        yield found
+
+
+async def test_an_answer_under_a_key_is_bought_once(gateway: RunningGateway, provider: Provider) -> None:
+    headers = {"idempotency-key": "once"}
+    answers = []
+    async with gateway.session() as session:
+        for _ in range(2):
+            body = {"model": "bought", "messages": WORDS}
+            async with session.post("/v1/chat/completions", json=body, headers=headers) as answer:
+                answers.append(await answer.json())
+    assert answers[0] == answers[1]
+    assert len(provider.asked) == 1
+    await gateway.balanced()
+
+
+async def test_a_draining_gateway_cuts_and_what_was_bought_is_known(
+    gateway: RunningGateway, provider: Provider
+) -> None:
+    provider.scripts = [Script(text=LONG, pause_s=0.05)]
+    async with gateway.session() as session:
+        body = {"model": "bought", "messages": WORDS, "stream": True, "max_tokens": 900}
+        async with session.post("/v1/chat/completions", json=body) as answer:
+            await answer.content.readline()
+            for cut in list(gateway.app[LIFECYCLE].on_cut):
+                cut()
+            text = await answer.text()
+    assert "server_draining" in text
+    await gateway.balanced()
+    [row] = await gateway.sql("SELECT state, drift, judged_output FROM upstream_call")
+    assert (row.state, row.drift) == ("cut", "cut")
+    [(charge,)] = await gateway.sql("SELECT sum(charge) FROM ledger_entry")
+    assert charge == 0
+
+
+async def test_many_at_once_are_each_charged_what_the_provider_bills(
+    gateway: RunningGateway, provider: Provider
+) -> None:
+    async def ask(number: int) -> int:
+        body = {"model": "bought", "messages": WORDS, "max_tokens": number + 1, "stream": bool(number % 2)}
+        async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+            await answer.read()
+            return answer.status
+
+    statuses = await asyncio.gather(*(ask(number) for number in range(24)))
+    assert set(statuses) == {200}
+    await gateway.balanced()
+    [(charged,)] = await gateway.sql("SELECT sum(charge) FROM ledger_entry")
+    assert charged == sum(row["amount"] for row in provider.bills)
+    assert gateway.app[MARKET].places["mock"].num_running == 0
+
+
+async def test_the_request_log_and_the_workers_page_name_no_address(
+    gateway: RunningGateway, provider: Provider
+) -> None:
+    async with gateway.session() as session:
+        async with session.post("/v1/chat/completions", json={"model": "bought", "messages": WORDS}) as answer:
+            headgate = (await answer.json())["headgate"]
+        request_id = headgate["request_id"]
+        await gateway.settled()
+    assert headgate["charge_micro_units"] > 0
+    entries = str(await gateway.sql("SELECT * FROM ledger_entry")) + str(
+        await gateway.sql("SELECT * FROM engine_record")
+    )
+    assert request_id in entries
+    assert provider.url not in entries
+
+
+async def test_a_file_declares_upstreams_and_fallbacks_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "headgate.toml"
+    path.write_text(
+        '[models.own]\npath = "/m"\nfallbacks = ["llama"]\n\n'
+        '[upstreams.router]\nurl = "https://openrouter.ai/api/v1"\nkey_env = "ROUTER_KEY"\n\n'
+        '[upstreams.router.models.llama]\nname = "meta/llama"\ninput = 0.05\n'
+    )
+    found = read(path)
+    told = json.loads(found.variables["HEADGATE_UPSTREAMS"])
+    assert told["router"]["models"] == {"llama": {"name": "meta/llama", "input": 0.05}}
+    assert found.foreign == {"llama"}
+    path.write_text('[upstreams.router]\nurl = "https://x/v1"\napi_key = "sk-secret"\n[upstreams.router.models.a]\n')
+    with pytest.raises(SettingsError) as refused:
+        read(path)
+    assert "key_env" in str(refused.value)
+    assert "sk-secret" not in str(refused.value)
+
+
+async def test_a_model_of_ours_keeps_its_name_beside_an_upstreams(
+    tmp_path: Path, redis_url: str, provider: Provider
+) -> None:
+    entry = declared(provider)
+    entry["models"] = {MODEL: {}}
+    async with running_gateway(tmp_path / "home2", redis_url, upstreams={"mock": entry}) as gateway:
+        async with gateway.session() as session, session.get("/v1/models") as answer:
+            served = [one["id"] for one in (await answer.json())["data"]]
+        assert served.count(MODEL) == 1
+
+
+@pytest.mark.parametrize("script", [Script(before_s=5), Script(stall_after=0), Script(stall_after=2)])
+async def test_an_upstream_that_stalls_is_left_and_costs_nothing(
+    tmp_path: Path, redis_url: str, provider: Provider, script: Script
+) -> None:
+    entry = declared(provider, first_byte_s=0.2, idle_s=0.2, attempts=2)
+    provider.scripts = [script, script]
+    async with running_gateway(tmp_path / "home3", redis_url, upstreams={"mock": entry}) as gateway:
+        await price(gateway, "bought")
+        body = {"model": "bought", "messages": WORDS}
+        async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"][:9]) == (503, "upstream_")
+        assert len(provider.asked) == (1 if script.stall_after == 2 else 2)
+        await gateway.balanced()
+        assert (await gateway.sql("SELECT sum(charge) FROM ledger_entry"))[0][0] == 0
+
+
+async def test_the_cost_that_an_answer_states_stands_beside_ours(gateway: RunningGateway, provider: Provider) -> None:
+    provider.scripts = [Script(cost=0.0005)]
+    async with gateway.session() as session:
+        async with session.post("/v1/chat/completions", json={"model": "bought", "messages": WORDS}) as answer:
+            charge = (await answer.json())["headgate"]["charge_micro_units"]
+    await gateway.settled()
+    async with gateway.session(gateway.keys.admin_key) as session, session.get("/admin/v1/upstreams/mock") as answer:
+        [usage] = (await answer.json())["usage"]
+    assert (usage["expected_cost_micro_units"], usage["stated_cost_micro_units"]) == (charge, 500)

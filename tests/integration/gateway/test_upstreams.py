@@ -1,0 +1,149 @@
+"""Servers of others that answer for models: chat, completions, embeddings, Responses and Messages over them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+from gateways import MODEL, RunningGateway, running_gateway
+from provider import KEY, TEXT, Provider, Script, declared, price, running_provider
+
+MESSAGES = [{"role": "user", "content": "Say something."}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.fixture
+async def provider() -> AsyncIterator[Provider]:
+    async with running_provider() as found:
+        yield found
+
+
+@pytest.fixture
+async def bought(
+    tmp_path: Path, redis_url: str, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RunningGateway]:
+    monkeypatch.setenv("PROVIDER_KEY", KEY)
+    async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": declared(provider)}) as gateway:
+        await price(gateway, "bought", "vectors")
+        yield gateway
+
+
+@pytest.fixture
+async def client(bought: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with bought.client() as found:
+        yield found
+
+
+async def test_chat_is_answered_by_an_upstream_and_paid_by_its_usage(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    answer = await client.chat.completions.create(model="bought", messages=MESSAGES)
+    assert answer.choices[0].message.content == TEXT
+    assert provider.asked[0]["model"] == "theirs"
+    assert provider.heads[0]["Authorization"] == f"Bearer {KEY}"
+    assert answer.usage.completion_tokens == 12
+    await bought.balanced()
+    [row] = await bought.sql("SELECT uncached, output, charge FROM ledger_entry WHERE kind = 'settle'")
+    assert (row.uncached, row.output) == (answer.usage.prompt_tokens, 12)
+    assert row.charge > 0
+
+
+async def test_a_stream_passes_text_reasoning_and_calls_on(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    provider.scripts = [Script(reasoning="Let me think. ", calls=[("look", '{"x": 1}'), ("look", '{"y": "é"}')])]
+    stream = await client.chat.completions.create(
+        model="bought", messages=MESSAGES, tools=TOOLS, stream=True, stream_options={"include_usage": True}
+    )
+    text, thought, calls, finish, usage = "", "", {}, None, None
+    async for chunk in stream:
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            thought += getattr(choice.delta, "reasoning_content", None) or ""
+            finish = choice.finish_reason or finish
+            for call in choice.delta.tool_calls or ():
+                found = calls.setdefault(call.index, ["", ""])
+                found[0] += call.function.name or ""
+                found[1] += call.function.arguments or ""
+        usage = chunk.usage or usage
+    assert (text, thought, finish) == (TEXT, "Let me think. ", "tool_calls")
+    assert calls == {0: ["look", '{"x": 1}'], 1: ["look", '{"y": "é"}']}
+    assert usage is not None
+    assert usage.completion_tokens > 12
+    assert provider.asked[0]["tools"] == TOOLS
+    await bought.balanced()
+
+
+async def test_completions_of_two_prompts_are_two_requests(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    answer = await client.completions.create(model="bought", prompt=["Once", "Twice"], max_tokens=5)
+    assert [choice.text for choice in answer.choices] == [TEXT[:20], TEXT[:20]]
+    assert [choice.finish_reason for choice in answer.choices] == ["length", "length"]
+    assert [body["prompt"] for body in provider.asked] == ["Once", "Twice"]
+    await bought.balanced()
+
+
+async def test_embeddings_are_vectors_of_the_provider(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    answer = await client.embeddings.create(model="vectors", input=["a", "bcd"], encoding_format="float")
+    assert [one.embedding for one in answer.data] == [[1.0, 0.5, -1.0], [3.0, 0.5, -1.0]]
+    assert answer.usage.prompt_tokens == 1
+    await bought.balanced()
+
+
+async def test_several_choices_come_from_one_call(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    answer = await client.chat.completions.create(model="bought", messages=MESSAGES, n=3)
+    assert [choice.message.content for choice in answer.choices] == [TEXT] * 3
+    assert (len(provider.asked), provider.asked[0]["n"]) == (1, 3)
+    await bought.balanced()
+
+
+async def test_responses_and_messages_go_over_an_upstream(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    answer = await client.responses.create(model="bought", input="Say something.")
+    assert answer.output_text == TEXT
+    async with bought.session() as session:
+        body = {"model": "bought", "messages": MESSAGES, "max_tokens": 50}
+        async with session.post("/v1/messages", json=body) as found:
+            message = await found.json()
+    assert found.status == 200, message
+    assert message["content"] == [{"type": "text", "text": TEXT}]
+    assert message["usage"]["output_tokens"] == 12
+    await bought.balanced()
+
+
+async def test_a_field_that_no_upstream_is_asked_for_is_refused_with_its_name(bought: RunningGateway) -> None:
+    for name, value in {"logprobs": True, "min_tokens": 3, "use_beam_search": True, "ignore_eos": True}.items():
+        async with bought.session() as session:
+            body = {"model": "bought", "messages": MESSAGES, name: value} | ({"n": 2} if "beam" in name else {})
+            async with session.post("/v1/chat/completions", json=body) as found:
+                error = (await found.json())["error"]
+        assert (found.status, error["param"]) == (400, name), error
+
+
+async def test_nothing_counts_the_tokens_of_a_foreign_model(bought: RunningGateway) -> None:
+    async with bought.session() as session:
+        for body in ({"model": "bought", "prompt": "x"}, {"model": "bought", "messages": MESSAGES}):
+            async with session.post("/tokenize", json=body) as found:
+                assert found.status == 400
+                assert "provider" in (await found.json())["error"]["message"]
+
+
+async def test_models_say_how_they_are_served_and_no_address(bought: RunningGateway, provider: Provider) -> None:
+    async with bought.session() as session, session.get("/v1/models") as found:
+        text = await found.text()
+    served = {one["id"]: one for one in json.loads(text)["data"]}
+    assert served["bought"]["served_by"] == "upstream"
+    assert served["bought"]["capabilities"] == ["chat", "completions"]
+    assert served["vectors"]["capabilities"] == ["embed"]
+    assert served[MODEL]["served_by"] == "workers"
+    assert provider.url.rpartition(":")[2] not in text
+    assert "mock" not in text

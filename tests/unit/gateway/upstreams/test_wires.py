@@ -1,0 +1,99 @@
+"""What upstreams send: bytes of strangers become chunks or `Garbage`, and nothing else."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accounting.values.types import Usage
+from gateway.upstreams.wires import kinds
+from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
+from gateway.upstreams.wires.openai import stated_of
+from gateway.upstreams.wires.values import Ask, Garbage, Interval
+from gateway.upstreams.wires.wire import Failure
+
+ASK = Ask("chat", {"messages": [{"role": "user", "content": "hi"}]}, 2, 10, Interval(0, 1, 100))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                [
+                    "choices",
+                    "delta",
+                    "index",
+                    "content",
+                    "tool_calls",
+                    "function",
+                    "name",
+                    "arguments",
+                    "usage",
+                    "type",
+                    "finish_reason",
+                    "prompt_tokens",
+                    "message",
+                    "content_block",
+                    "error",
+                    "id",
+                    "stop_reason",
+                    "output_tokens",
+                ]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+async def found(*pieces: bytes) -> list[bytes]:
+    left = list(pieces)
+
+    async def read() -> bytes:
+        return left.pop(0) if left else b""
+
+    return [event async for event in events(read)]
+
+
+async def test_events_are_the_same_however_they_are_cut():
+    whole = b': note\r\nevent: x\r\ndata: {"a":\r\ndata: 1}\r\n\r\ndata: [DONE]\n\n'
+    expected = [b'{"a":\n1}', b"[DONE]"]
+    for cut in range(len(whole)):
+        assert await found(whole[:cut] or b"\n", whole[cut:]) == expected
+
+
+async def test_a_line_without_end_and_a_line_of_no_stream_are_garbage():
+    with pytest.raises(Garbage):
+        await found(b"data: " + b"x" * (MAX_LINE_BYTES + 1))
+    with pytest.raises(Garbage):
+        await found(b"<html>\n\n")
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+@given(data=JSON | st.binary(max_size=40))
+def test_any_event_of_a_stranger_is_read_or_refused(kind, data):
+    reader = kinds.of(kind).reader(ASK)
+    try:
+        raw = data if isinstance(data, bytes) else json.dumps(data).encode()
+        chunks = reader.read(raw)
+    except (Garbage, Failure):
+        return
+    assert all(0 <= chunk.index < 2 for chunk in chunks)
+
+
+@given(JSON)
+def test_a_usage_is_counts_or_none(value):
+    stated = stated_of(value)
+    assert stated is None or all(isinstance(n, int) and n >= 0 for n in (stated.usage.prompt, stated.usage.output))
+
+
+def test_cached_tokens_are_a_part_of_the_prompt():
+    usage = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 99}}
+    stated = stated_of(usage)
+    assert stated is not None
+    assert stated.usage == Usage(10, 0, 0, 2)
