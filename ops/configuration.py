@@ -32,7 +32,11 @@ UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"
 
 COMMANDS = (
-    ("HEADGATE_HOME", "`~/.headgate`", "The state directory. `--home` wins over it."),
+    (
+        "HEADGATE_HOME",
+        "`.headgate` of the working directory if it is there, else `~/.headgate`",
+        "The state directory. `--home` wins over it.",
+    ),
     (
         "HEADGATE_CONFIG",
         "headgate.toml in the home, else in the working directory",
@@ -88,6 +92,8 @@ COMMANDS = (
         "database 1 beside the embedded one",
         "Celery's broker, which `up` hands to all processes.",
     ),
+    ("HEADGATE_LOG_FORM", "`text` on a terminal, else `json`", "The form of log lines: `text` or `json`."),
+    ("HEADGATE_TRACEBACK", "none", "If it is set, a command that fails by a fault of Headgate shows where it comes from."),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "The receiver of traces (OTLP over HTTP). If it is unset, none are sent."),
 )
 PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (

@@ -90,7 +90,7 @@ def _faults(file: ConfigFile | None, home: Path) -> Iterator[str]:
         yield unknown
     base = {name: value for name, value in os.environ.items() if name not in (CONFIG, CONFIG_NAMES)}
     environ = {**base, **(file.added_to(base) if file else {})}
-    environ.setdefault("HEADGATE_HOME", str(home.expanduser()))
+    environ.setdefault("HEADGATE_HOME", str(home))
     try:
         load_gateway(environ)
         if file is not None:

@@ -101,6 +101,10 @@ class Supervisor:
     def pids(self, kind: str) -> list[int]:
         return [child.pid for child in self._children if child.spec.kind == kind and child.process]
 
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of every child by its name."""
+        return {child.spec.name: child.pid for child in self._children if child.process}
+
     def refusal(self, name: str) -> str:
         """Returns the sentence with which a child refused to start, or an empty text."""
         return next((child.refusal for child in self._children if child.spec.name == name), "")

@@ -358,6 +358,7 @@ class Up:
                 }
                 for model in self.models
             },
+            processes={"up": os.getpid(), **self.supervisor.processes()},
             metrics={
                 "gateway": [_metrics_at(self._gateways_ops[0])],
                 "worker": [_metrics_at(place.ops) for place in self.workers.places],
