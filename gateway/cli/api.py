@@ -144,16 +144,8 @@ class AdminApi:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._silent(error) from None
         if answer.status != 200 and (headers is not None or answer.status != 503):
-            raise self._refused(answer.status, content)
+            raise refusal(self.url, answer.status, content)
         return content
-
-    def _refused(self, status: int, content: bytes) -> ApiFailed:
-        try:
-            refused = msgspec.json.decode(content, type=_Refusal).error
-        except msgspec.DecodeError:
-            return self._silent(f"something else answers there, with status {status}")
-        nameless = status == 404 and refused.code is None
-        return (NotThere if nameless else ApiFailed)(refused.message, refused.code)
 
     def _object(self, content: bytes) -> dict[str, Any]:
         try:
@@ -161,9 +153,23 @@ class AdminApi:
         except msgspec.DecodeError as error:
             raise self._silent(error) from None
 
-    def _silent(self, error: Exception | str) -> ApiFailed:
-        said = (str(error) or type(error).__name__).rstrip(".")
-        return ApiFailed(f"No Headgate answers at {self.url}: {said}. Start it with `headgate up`, or set HEADGATE_URL.")
+    def _silent(self, error: Exception) -> ApiFailed:
+        return silent(self.url, str(error) or type(error).__name__)
+
+
+def silent(url: str, why: str) -> ApiFailed:
+    said = why.rstrip(".")
+    return ApiFailed(f"No Headgate answers at {url}: {said}. Start it with `headgate up`, or set HEADGATE_URL.")
+
+
+def refusal(url: str, status: int, content: bytes) -> ApiFailed:
+    """Returns the sentence of an answer with an error."""
+    try:
+        refused = msgspec.json.decode(content, type=_Refusal).error
+    except msgspec.DecodeError:
+        return silent(url, f"something else answers there, with status {status}")
+    nameless = status == 404 and refused.code is None
+    return (NotThere if nameless else ApiFailed)(refused.message, refused.code)
 
 
 def running(home: Home) -> Ready | None:
