@@ -112,10 +112,7 @@ def _print(grid: Grid) -> None:
 def drawn(grid: Grid) -> Table:
     """Returns the table as it is printed: padded columns, numbers and amounts to the right."""
     table = Table(box=None, pad_edge=False)
-    cells = [
-        [_cell(name, cell) for name, cell in zip(_names(grid, row), row, strict=True)]
-        for row in grid.rows
-    ]
+    cells = [[_cell(name, cell) for name, cell in zip(_names(grid, row), row, strict=True)] for row in grid.rows]
     for at, name in enumerate(grid.columns):
         is_number = grid.columns != FIELDS and all(_NUMBER.fullmatch(row[at]) for row in cells)
         table.add_column(name, overflow="fold", justify="right" if is_number and cells else "left")

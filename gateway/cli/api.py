@@ -123,13 +123,19 @@ class AdminApi:
             raise ApiFailed(f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids.")
         return found[0]
 
+    def named(self, answer: Any) -> Any:
+        """Returns the answer with `tenant` beside each `project_id`: the name that people know. `every` stands for all."""
+        found = [one for one in (answer if isinstance(answer, list) else [answer]) if "project_id" in one]
+        if any(one["project_id"] for one in found):
+            names = {one["id"]: one["name"] for one in self.read(PROJECTS, {"include_archived": "true"})}
+            for one in found:
+                one["tenant"] = names.get(one["project_id"], one["project_id"])
+        for one in found:
+            one["tenant"] = one.get("tenant") or "every"
+        return answer
+
     async def _call(
-        self,
-        method: str,
-        path: str,
-        body: Any,
-        params: dict[str, Any] | None,
-        more_headers: dict[str, str] | None,
+        self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str] | None
     ) -> bytes:
         """Makes a call with the operator's key, or a probe, which has no headers and whose 503 is an answer, too."""
         url = self.url + path

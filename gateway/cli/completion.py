@@ -15,7 +15,9 @@ PLACES = {
 }
 
 
-@click.command(epilog=example_text('completion bash >> ~/.bashrc\ncompletion fish > ~/.config/fish/completions/headgate.fish'))
+@click.command(
+    epilog=example_text("completion bash >> ~/.bashrc\ncompletion fish > ~/.config/fish/completions/headgate.fish")
+)
 @click.argument("shell", type=click.Choice(list(PLACES)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

@@ -14,7 +14,7 @@ import click
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
-from gateway.cli.common import HOME, example_text, fail, home_option, json_option
+from gateway.cli.common import HOME, example_text, fail, home_option
 from gateway.cli.exit_codes import CONFIG as UNUSABLE
 from gateway.cli.faults import sentence, wants_traceback
 from gateway.cli.groups import Commands
@@ -47,6 +47,8 @@ MODULES = {
 }
 LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}
 
+REPORTERS = ("config", "doctor", "completion")
+"""These commands work with settings that cannot be used: the first two report all faults themselves."""
 SETTINGS_FROM = "It reads its settings from HEADGATE_… variables."
 TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
 
@@ -121,7 +123,7 @@ def _in_full(name: str) -> str:
 @click.pass_context
 def main(ctx: click.Context, config: str | None) -> None:
     """Headgate is a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
-    if ctx.invoked_subcommand == "config":  # it reports all faults itself
+    if ctx.invoked_subcommand in REPORTERS:
         return
     if (sentence := environment.unknown(os.environ)) is not None:
         fail(sentence)

@@ -18,7 +18,6 @@ from gateway.cli.money import Amount, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
-from gateway.schema.money import decimal
 
 INVOICES_PATH = "/admin/v1/invoices"
 DOCUMENTS = {"json": "application/json", "csv": "text/csv", "html": "text/html", "pdf": "application/pdf"}
@@ -94,11 +93,12 @@ PRICES = group(
 
 
 def _invoices(found: list[dict[str, Any]]) -> Grid:
-    names, amounts = ("number", "project_name", "period", "currency"), ("subtotal", "prepaid", "total")
+    names, amounts = ("number", "project_name", "period"), ("subtotal", "prepaid", "total")
     rows = [
-        (*(one[name] for name in names), *(decimal(one[f"{name}_micro_units"], 2) for name in amounts)) for one in found
+        (*(one[name] for name in names), *(shown(one[f"{name}_micro_units"], one["currency"]) for name in amounts))
+        for one in found
     ]
-    return Grid((*names, *amounts), rows)
+    return Grid(("number", "tenant", "period", *amounts), rows)
 
 
 def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
@@ -185,7 +185,7 @@ INVOICE = group(
 
 
 def _credits(found: list[dict[str, Any]]) -> Grid:
-    before, after = ("id", "type", "project_id", "currency"), ("priority", "expires_at", "corrects", "number")
+    before, after = ("id", "type", "tenant"), ("priority", "expires_at", "corrects", "number")
     return Grid(
         (*before, "amount", "remaining", *after),
         [(*(one[name] for name in before), *_amounts(one), *(one[name] for name in after)) for one in found],
@@ -194,7 +194,8 @@ def _credits(found: list[dict[str, Any]]) -> Grid:
 
 def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
     remaining = credit["remaining_micro_units"]
-    return decimal(credit["amount_micro_units"], 2), "" if remaining is None else decimal(remaining, 2)
+    currency = credit["currency"]
+    return shown(credit["amount_micro_units"], currency), shown(remaining, currency)
 
 
 _AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))

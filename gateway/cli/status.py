@@ -143,4 +143,3 @@ def _books(books: Mapping[str, Any] | None) -> str:
 
 
 COMMANDS: tuple[click.Command, ...] = (status,)
-

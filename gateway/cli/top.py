@@ -28,7 +28,18 @@ TENANTS = (
     *("tenant", "running", "waiting", "oldest wait", "share", "promised", "requests/min", "tokens/min"),
     *("cached (24 h)", "this month"),
 )
-WORKERS = ("worker", "model", "state", "running", "waiting", "KV used", "cached KV", "prefill tok/s", "decode tok/s", "wait")
+WORKERS = (
+    "worker",
+    "model",
+    "state",
+    "running",
+    "waiting",
+    "KV used",
+    "cached KV",
+    "prefill tok/s",
+    "decode tok/s",
+    "wait",
+)
 MAX_TENANTS = 40
 
 
@@ -42,9 +53,7 @@ MAX_TENANTS = 40
     help="Seconds between two looks.",
 )
 @click.option(
-    "--frames",
-    type=click.IntRange(min=1),
-    help="Number of looks.  [default: until Ctrl-C on a terminal, else 1]",
+    "--frames", type=click.IntRange(min=1), help="Number of looks.  [default: until Ctrl-C on a terminal, else 1]"
 )
 @home_option
 @json_option
@@ -113,12 +122,14 @@ def look(api: AdminApi) -> Frame:
     raw = {"at": int(time.time()), "fairness": fair, "cache": cache, "workers": workers, "summary": spent}
     running, waiting = (sum(one[name] for one in workers) for name in ("running", "waiting"))
     today = ", ".join(shown(one["today_micro_units"], one["currency"]) for one in spent["spending"])
-    title = (
-        f"{moment(raw['at'])} UTC   {api.url}   {running} running, {waiting} waiting"
-        + (f"   today {today}" if today else "")
+    title = f"{moment(raw['at'])} UTC   {api.url}   {running} running, {waiting} waiting" + (
+        f"   today {today}" if today else ""
     )
     rows = sorted(
-        (_tenant(one, fair, _by_tenant(cache["tenants"]), _by_tenant(spent["top_tenants"]), names) for one in fair["tenants"]),
+        (
+            _tenant(one, fair, _by_tenant(cache["tenants"]), _by_tenant(spent["top_tenants"]), names)
+            for one in fair["tenants"]
+        ),
         key=lambda row: (-row[1], -row[2], str(row[0])),
     )
     num_more = len(rows) - MAX_TENANTS
