@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from accounting.values.types import OPERATOR_TENANT
 from gateway.cli import answers
 from gateway.cli.answers import FIELDS, Grid, one_sentence
 from gateway.cli.api import AdminApi, segment
@@ -140,7 +141,7 @@ def _as_they_end(api: AdminApi, params: Mapping[str, Any], interval: float) -> I
     while True:
         wanted = {**params, "start_time": max(began, int(time.time())) - LOGGED_WITHIN_S}
         for one in reversed(_newest(api, wanted, MOST_AT_ONCE)):
-            if one["id"] not in seen:
+            if one["id"] not in seen and one["project_id"] != OPERATOR_TENANT:
                 seen.append(one["id"])
                 yield one
         time.sleep(interval)
