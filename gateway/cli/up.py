@@ -126,13 +126,11 @@ class Up:
             await self._start_redis()
         async with told(lambda: "Redis"):
             await check_redis(self.redis_url, is_ours=is_embedded)
-        async with told(lambda: "the database"):
-            await self._prepare_database()
-        await self._replay_unused_slots()
         self._tell_gateways()
         places = self.workers.place(self.models)
         self._say(self.workers.told())
-        await self.workers.start(places)
+        # Models take longest to load, so everything else is made ready meanwhile.
+        await asyncio.gather(self.workers.start(places), self._prepare_books())
         self._jobs_ops = listen_from(OPS_HOST, OPS_FIRST_PORT, 1)
         await self._prepare_forks()
         for slot in range(self.options.num_gateways):
@@ -143,11 +141,17 @@ class Up:
         await self._write_ready()
         self._banner()
 
+    async def _prepare_books(self) -> None:
+        async with told(lambda: "the database"):
+            await self._prepare_database()
+        await self._replay_unused_slots()
+
     async def _prepare_forks(self) -> None:
         """Loads what gateways and jobs have in common with each other, and ends this process's threads: a child would
         lack them.
         """
-        load((GATEWAY, JOBS))
+        async with told(lambda: "the programs to be loaded"):
+            await asyncio.to_thread(load, (GATEWAY, JOBS))
         await asyncio.get_running_loop().shutdown_default_executor()
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
