@@ -89,7 +89,9 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
     found = [
         record
         for param in command.params
-        if isinstance(param, click.Option) and param.name not in EVERYWHERE and not param.hidden
+        if isinstance(param, click.Option)
+        and param.name not in EVERYWHERE
+        and not param.hidden
         and (record := param.get_help_record(context)) is not None
     ]
     if not found:

@@ -93,7 +93,11 @@ COMMANDS = (
         "Celery's broker, which `up` hands to all processes.",
     ),
     ("HEADGATE_LOG_FORM", "`text` on a terminal, else `json`", "The form of log lines: `text` or `json`."),
-    ("HEADGATE_TRACEBACK", "none", "If it is set, a command that fails by a fault of Headgate shows where it comes from."),
+    (
+        "HEADGATE_TRACEBACK",
+        "none",
+        "If it is set, a command that fails by a fault of Headgate shows where it comes from.",
+    ),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "The receiver of traces (OTLP over HTTP). If it is unset, none are sent."),
 )
 PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
