@@ -47,6 +47,8 @@ def chat(
     what it cost. The key is HEADGATE_API_KEY if that is a tenant's, else the one of the first start.
     """
     how = {"max_tokens": max_tokens, "temperature": temperature}
+    if prompt is not None and not prompt.strip():
+        raise click.UsageError("The prompt is empty: leave it out for a conversation.")
     with one_sentence():
         client = ChatClient.of(home)
         talk = Talk(client, model or client.first_model(), system, how, as_json)

@@ -20,6 +20,7 @@ from gateway.cli.faults import sentence, wants_traceback
 from gateway.cli.groups import Commands
 from gateway.cli.options import option, without
 from gateway.configuration.place import CONFIG, find
+from workers.process.logs import FORM
 
 if TYPE_CHECKING:
     from gateway.cli.model import WantedModel
@@ -127,6 +128,8 @@ def main(ctx: click.Context, config: str | None) -> None:
         return
     if (sentence := environment.unknown(os.environ)) is not None:
         fail(sentence)
+    if (form := os.environ.get(FORM, "text")) not in ("text", "json"):
+        fail(f"Cannot use the environment variable {FORM} = {form[:80]!r}: it should be text or json.", UNUSABLE)
     path = config_path(ctx)
     if path is not None:
         from gateway.base.settings import SettingsError

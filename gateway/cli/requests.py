@@ -113,7 +113,9 @@ def list_requests(
 @click.option(
     "--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60), metavar="S", help="Seconds."
 )
-@click.option("--number", type=click.IntRange(1, 1_000_000_000), help="End after so many requests.  [default: at Ctrl-C]")
+@click.option(
+    "--number", type=click.IntRange(1, 1_000_000_000), help="End after so many requests.  [default: at Ctrl-C]"
+)
 @home_option
 @json_option
 def follow(

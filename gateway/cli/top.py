@@ -53,7 +53,9 @@ MAX_TENANTS = 40
     help="Seconds between two looks.",
 )
 @click.option(
-    "--frames", type=click.IntRange(min=1), help="Number of looks.  [default: until Ctrl-C on a terminal, else 1]"
+    "--frames",
+    type=click.IntRange(1, 1_000_000_000),
+    help="Number of looks.  [default: until Ctrl-C on a terminal, else 1]",
 )
 @home_option
 @json_option
