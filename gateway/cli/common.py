@@ -1,4 +1,4 @@
-"""What every subcommand shares: `--home` and `--json`, before and after it, and one clear sentence with a status."""
+"""Every subcommand shares these: `--home` and `--json`, before and after it, and one clear sentence with a status."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `fix` says what to do, unless all is well."""
+    """The result of a check. `fix` says what to do, unless all is well."""
 
     name: str
     state: State
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is looked at: a home, and the environment with what headgate.toml adds to it."""
+    """The object of all checks: a home, and the environment with what headgate.toml adds to it."""
 
     home: Home
     environ: Mapping[str, str]

@@ -97,7 +97,7 @@ def _on_screen(api: AdminApi, console: Console, rounds: Iterator[int], interval:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one look found."""
+    """The result of one look."""
 
     title: str
     tenants: Grid
