@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-clients test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration parameters errors docs dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-clients test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration cli parameters errors docs dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -107,6 +107,9 @@ $(VENV)/triton-$(OLDER_TRITON): | setup
 
 configuration: setup ## write docs/configuration.md and the known names from the settings classes
 	PYTHONPATH=. $(BIN)/python ops/configuration.py
+
+cli: setup ## write docs/cli.md from the commands
+	PYTHONPATH=. $(BIN)/python ops/cli.py
 
 parameters: setup ## write the tables of docs/api.md from the table of parameters
 	PYTHONPATH=. $(BIN)/python ops/parameters.py

@@ -32,7 +32,11 @@ UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"
 
 COMMANDS = (
-    ("HEADGATE_HOME", "`~/.headgate`", "The state directory. `--home` wins over it."),
+    (
+        "HEADGATE_HOME",
+        "`.headgate` of the working directory if it is there, else `~/.headgate`",
+        "The state directory. `--home` wins over it.",
+    ),
     (
         "HEADGATE_CONFIG",
         "headgate.toml in the home, else in the working directory",
@@ -88,6 +92,12 @@ COMMANDS = (
         "database 1 beside the embedded one",
         "Celery's broker, which `up` hands to all processes.",
     ),
+    ("HEADGATE_LOG_FORM", "`text` on a terminal, else `json`", "The form of log lines: `text` or `json`."),
+    (
+        "HEADGATE_TRACEBACK",
+        "none",
+        "If it is set, a command that fails by a fault of Headgate shows where it comes from.",
+    ),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "none", "The receiver of traces (OTLP over HTTP). If it is unset, none are sent."),
 )
 PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
@@ -95,6 +105,23 @@ PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
     ("Worker", WorkerSettings),
     ("Jobs", JobsSettings),
 )
+MUST_KNOW: dict[str, frozenset[str]] = {
+    "Gateway": frozenset(
+        "home slot bind ops_bind state_dir database_url redis_url broker_url models models_file invoice_issuer"
+        " invoice_automatic drain_s trace_ratio request_log_days log_level trusted_networks max_connections cors_origins"
+        " smtp_url mail_from webhook_allowed_networks retention_days".split()
+    ),
+    "Worker": frozenset(
+        "home slot state_dir model model_id worker_address redis_url threads ops_bind drain_s log_level engine_task"
+        " engine_device engine_dtype engine_tensor_parallel engine_kv_dtype engine_quant engine_adapters engine_memory_share"
+        " engine_max_model_len engine_max_running engine_ttft_target_ms engine_speculate engine_draft_model"
+        " engine_host_cache".split()
+    ),
+    "Jobs": frozenset("home url broker_url database_url jobs_concurrency ops_bind webhook_allowed_networks".split()),
+}
+"""The settings that an operator of each process must know, at most 25. All others are for experts: their defaults are right
+unless a measurement says otherwise.
+"""
 HEAD = """# Configuration
 
 This page is written by `make configuration` from the settings classes: change those. Each process reads its environment once,
@@ -108,6 +135,9 @@ The same settings can stand in a file: in `headgate.toml` of the home, else of t
 file, and a flag over both. Names that are unknown, and values that cannot be used, stop every command with one sentence and status 78.
 `headgate config check` looks at all of them, `headgate config show` shows each value and where it comes from, and `headgate config
 example` prints a file to begin with. Variables that differ between processes (home, slots, sockets, addresses) do not stand in a file.
+
+Of each process the first table has what an operator must know. The settings "for experts" have defaults that are right unless a
+measurement says otherwise.
 
 Each served model is a table `[models.NAME]` with these settings, and with any setting of workers that begins with `engine_`, for its own
 workers; see [models](models.md).
@@ -123,7 +153,9 @@ def page() -> str:
             for field, info in settings.model_fields.items()
             if not field.startswith("test_")
         ]
-        parts += _table(name, rows)
+        known = {PREFIX + field.upper() for field in MUST_KNOW[name]}
+        parts += _table(name, [row for row in rows if row[0] in known])
+        parts += _table(f"{name}, for experts", [row for row in rows if row[0] not in known])
     return "\n".join(parts)
 
 

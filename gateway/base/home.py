@@ -25,6 +25,8 @@ LONGEST_SOCKET_NAME = "/gateway-999.sock"
 SECRET_BYTES = 32
 NEXT = ".next"
 """Suffix of a key file that `headgate secrets` writes before the database changes to it."""
+NAME = ".headgate"
+"""The directory's name where nobody gives another one."""
 
 
 class HomeError(Exception):
@@ -32,11 +34,18 @@ class HomeError(Exception):
 
 
 def default_home() -> Path:
-    """Raises `HomeError` for an empty name, because that would mean the current directory."""
-    given = os.environ.get("HEADGATE_HOME", "~/.headgate")
-    if not given:
+    """Returns HEADGATE_HOME, else `.headgate` of the working directory if it is there, else `~/.headgate`. Raises
+    `HomeError` for an empty name, because that would mean the current directory.
+    """
+    given = os.environ.get("HEADGATE_HOME")
+    if given == "":
         raise HomeError("The variable HEADGATE_HOME is empty: unset it, or name a directory.")
-    return Path(given).expanduser()
+    if given is None and Path(NAME).is_dir():
+        return Path(NAME).absolute()
+    try:
+        return Path(given or f"~/{NAME}").expanduser()
+    except RuntimeError:
+        raise HomeError(f"HEADGATE_HOME = {given!r} names no directory: write its whole path.") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,10 @@ class RowCommand(click.Command):
     def _run(self, home: Path, as_json: bool, **given: Any) -> None:
         fields = self.row.fields(given)
         with one_sentence():
-            answer = self.row.answer(AdminApi(home), fields)
+            api = AdminApi(home)
+            answer = self.row.answer(api, fields)
+            if callable(self.row.shows) and not as_json:
+                answer = api.named(answer)
         show(answer, self.row.shows, as_json)
         if self.row.warns is not None and (sentence := self.row.warns(fields, answer)) is not None:
             warn(sentence)

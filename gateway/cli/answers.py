@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -18,8 +18,10 @@ from accounting.values.errors import AccountingError
 from gateway.base.home import HomeError
 from gateway.cli.api import ApiFailed, NotThere
 from gateway.cli.common import fail
+from gateway.cli.times import moment
 
 FIELDS = ("field", "value")
+_NUMBER = re.compile(r"(-?[\d,]+(\.\d+)?( ([A-Z]{3}|%|s|ms|MB))?)?")
 WIDTH = 250
 """The width of a table that is not printed to a terminal."""
 
@@ -100,23 +102,33 @@ def _drawn(answer: Any, shows: Shows) -> Drawn | tuple[Drawn, ...]:
 
 
 def _print(grid: Grid) -> None:
-    drawn = Table(box=None, pad_edge=False)
-    for name in grid.columns:
-        drawn.add_column(name, overflow="fold")
-    for row in grid.rows:
-        names = (row[0], row[0]) if grid.columns == FIELDS else grid.columns
-        drawn.add_row(*(_cell(name, cell) for name, cell in zip(names, row, strict=True)))
     # The table is never cut: output to a file or another program must be whole.
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    console.print(drawn)
+    console.print(drawn(grid))
+
+
+def drawn(grid: Grid) -> Table:
+    """Returns the table as it is printed: padded columns, numbers and amounts to the right."""
+    table = Table(box=None, pad_edge=False)
+    cells = [[_cell(name, cell) for name, cell in zip(_names(grid, row), row, strict=True)] for row in grid.rows]
+    for at, name in enumerate(grid.columns):
+        is_number = grid.columns != FIELDS and all(_NUMBER.fullmatch(row[at]) for row in cells)
+        table.add_column(name, overflow="fold", justify="right" if is_number and cells else "left")
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _names(grid: Grid, row: Sequence[Any]) -> Sequence[str]:
+    return (row[0], row[0]) if grid.columns == FIELDS else grid.columns
 
 
 def _cell(name: str, cell: Any) -> str:
     """Formats one cell. Times of the API are Unix seconds; people read them in UTC."""
     if type(cell) is int and (name.endswith("_at") or name in ("from", "until")):
-        return f"{datetime.fromtimestamp(cell, UTC):%Y-%m-%d %H:%M:%S}"
+        return moment(cell)
     return "" if cell is None else harmless(str(cell))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import msgspec
 
 from accounting.lifecycle.bootstrap import Credentials
 from gateway.base.home import Home
+from gateway.cli.ready_file import Ready
 
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0
@@ -42,8 +44,13 @@ def segment(name: str) -> str:
     return quote(name, safe="")
 
 
-class _Ready(msgspec.Struct):
-    base_url: str
+class _Fault(msgspec.Struct):
+    message: str
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Fault
 
 
 @dataclass(frozen=True)
@@ -55,7 +62,12 @@ class AdminApi:
     @cached_property
     def url(self) -> str:
         """`HEADGATE_URL`, otherwise the server that runs in this home. Raises ApiFailed."""
-        return os.environ.get("HEADGATE_URL") or _url(Home(self.home))
+        given = os.environ.get("HEADGATE_URL")
+        if not given:
+            return _url(Home(self.home))
+        if not re.match(r"https?://[^/\s]", given) or not given.isprintable():
+            raise ApiFailed(f"HEADGATE_URL = {given[:80]!r} is no base URL: write it like http://127.0.0.1:8080.")
+        return given.rstrip("/").removesuffix("/v1")
 
     @cached_property
     def key(self) -> str:
@@ -77,6 +89,10 @@ class AdminApi:
     def fetch(self, path: str, content_type: str) -> bytes:
         """Returns a document unchanged. Raises ApiFailed."""
         return asyncio.run(self._call("GET", path, None, None, {"accept": content_type}))
+
+    def ready(self) -> dict[str, Any]:
+        """Returns the answer of the probe, whether the gateway takes traffic or not. Raises ApiFailed."""
+        return self._object(asyncio.run(self._call("GET", "/readyz", None, None, None)))
 
     def read(self, path: str, query: dict[str, Any]) -> Any:
         """Returns an object, or all objects of a list, read page by page. A `limit` bounds all pages together."""
@@ -107,10 +123,23 @@ class AdminApi:
             raise ApiFailed(f"{how_many} called {name_or_id!r}; `headgate tenants list` shows the ids.")
         return found[0]
 
+    def named(self, answer: Any) -> Any:
+        """Returns the answer with `tenant` beside each `project_id`: the name that people know. `every` stands for all."""
+        found = [one for one in (answer if isinstance(answer, list) else [answer]) if "project_id" in one]
+        if any(one["project_id"] for one in found):
+            names = {one["id"]: one["name"] for one in self.read(PROJECTS, {"include_archived": "true"})}
+            for one in found:
+                one["tenant"] = names.get(one["project_id"], one["project_id"])
+        for one in found:
+            one["tenant"] = one.get("tenant") or "every"
+        return answer
+
     async def _call(
-        self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str]
+        self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str] | None
     ) -> bytes:
-        url, headers = self.url + path, {"authorization": f"Bearer {self.key}", **more_headers}
+        """Makes a call with the operator's key, or a probe, which has no headers and whose 503 is an answer, too."""
+        url = self.url + path
+        headers = None if more_headers is None else {"authorization": f"Bearer {self.key}", **more_headers}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
@@ -118,12 +147,10 @@ class AdminApi:
                 session.request(method, url, json=body, params=params) as answer,
             ):
                 content = await answer.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._silent(error) from None
-        if answer.status != 200:
-            refused = self._object(content)["error"]
-            nameless = answer.status == 404 and refused["code"] is None
-            raise (NotThere if nameless else ApiFailed)(refused["message"], refused["code"])
+        if answer.status != 200 and (headers is not None or answer.status != 503):
+            raise refusal(self.url, answer.status, content)
         return content
 
     def _object(self, content: bytes) -> dict[str, Any]:
@@ -133,16 +160,39 @@ class AdminApi:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return ApiFailed(f"No Headgate answers at {self.url}: {str(error) or type(error).__name__}.")
+        return silent(self.url, str(error) or type(error).__name__)
+
+
+def silent(url: str, why: str) -> ApiFailed:
+    said = why.rstrip(".")
+    return ApiFailed(f"No Headgate answers at {url}: {said}. Start it with `headgate up`, or set HEADGATE_URL.")
+
+
+def refusal(url: str, status: int, content: bytes) -> ApiFailed:
+    """Returns the sentence of an answer with an error."""
+    try:
+        refused = msgspec.json.decode(content, type=_Refusal).error
+    except msgspec.DecodeError:
+        return silent(url, f"something else answers there, with status {status}")
+    nameless = status == 404 and refused.code is None
+    return (NotThere if nameless else ApiFailed)(refused.message, refused.code)
+
+
+def running(home: Home) -> Ready | None:
+    """Returns what runs in a home, or None if nothing does. Raises `ApiFailed`."""
+    try:
+        return msgspec.json.decode(home.ready.read_bytes(), type=Ready)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        raise ApiFailed(f"The file {home.ready} cannot be read or is damaged: restart `headgate up`.") from None
 
 
 def _url(home: Home) -> str:
-    try:
-        return msgspec.json.decode(home.ready.read_bytes(), type=_Ready).base_url
-    except FileNotFoundError:
-        raise ApiFailed(f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL.") from None
-    except (OSError, msgspec.MsgspecError):
-        raise ApiFailed(f"The file {home.ready} cannot be read or is damaged.") from None
+    ready = running(home)
+    if ready is None:
+        raise ApiFailed(f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL.")
+    return ready.base_url
 
 
 def _key(home: Home) -> str:

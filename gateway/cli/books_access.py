@@ -14,7 +14,8 @@ from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.values.errors import AccountingError
 from gateway.base.home import Home
-from gateway.cli.common import database_fault, fail
+from gateway.cli.common import fail
+from gateway.cli.faults import database_fault
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 def with_books(home: Path, work: Callable[[Database], Awaitable[T]]) -> T:
     """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. A failure is reported in one sentence."""
     try:
-        return asyncio.run(_run(Home(home.expanduser().resolve()), work))
+        return asyncio.run(_run(Home(home), work))
     except (AccountingError, SQLAlchemyError, OSError) as error:
         fail(database_fault(error) or f"The books cannot be read: {str(error).splitlines()[0]}")
 

@@ -42,7 +42,7 @@ def check(ctx: click.Context, home: Path) -> None:
     path = config_path(ctx)
     try:
         file = None if path is None else read(path)
-        fault = next(_faults(file, home), None)
+        fault = next(faults(file, home), None)
     except SettingsError as error:
         fail(str(error), os.EX_CONFIG)
     if fault is not None:
@@ -64,7 +64,7 @@ def show(ctx: click.Context, home: Path, everything: bool, as_json: bool) -> Non
         file = None if path is None else read(path)
     except SettingsError as error:
         fail(str(error), os.EX_CONFIG)
-    found = [one for one in _shown(file, os.environ) if everything or one["from"] != "default"]
+    found = [one for one in shown(file, os.environ) if everything or one["from"] != "default"]
     if as_json:
         models = {} if file is None else {name: _model(file, name) for name in file.models}
         click.echo(json.dumps({"file": file and str(file.path), "settings": found, "models": models}, indent=2))
@@ -84,14 +84,14 @@ def example() -> None:
     click.echo("\n".join(_example()))
 
 
-def _faults(file: ConfigFile | None, home: Path) -> Iterator[str]:
-    """Yields what is wrong, one sentence each: names first, then values as each process reads them."""
+def faults(file: ConfigFile | None, home: Path) -> Iterator[str]:
+    """Yields what is wrong with the settings, one sentence each: names first, then values as each process reads them."""
     unknown = environment.unknown(os.environ)
     if unknown is not None:
         yield unknown
     base = {name: value for name, value in os.environ.items() if name not in (CONFIG, CONFIG_NAMES)}
     environ = {**base, **(file.added_to(base) if file else {})}
-    environ.setdefault("HEADGATE_HOME", str(home.expanduser()))
+    environ.setdefault("HEADGATE_HOME", str(home))
     try:
         load_gateway(environ)
         if file is not None:
@@ -124,7 +124,8 @@ def _of_process(module: str, environ: Mapping[str, str]) -> Iterator[str]:
         yield done.stderr.strip()
 
 
-def _shown(file: ConfigFile | None, environ: Mapping[str, str]) -> list[dict[str, str]]:
+def shown(file: ConfigFile | None, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns each setting with its value, its unit and where the value comes from; secrets are masked."""
     found = []
     for row in setting_rows.read():
         if not row.name.startswith(PREFIX):

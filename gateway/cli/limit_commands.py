@@ -196,7 +196,7 @@ def _hardness(given: Fields) -> Fields:
 
 
 def _budgets(found: list[dict[str, Any]]) -> Grid:
-    columns = ("id", "project_id", "scope", "period", "limit", "settled", "kind", "ends")
+    columns = ("id", "tenant", "scope", "period", "limit", "settled", "kind", "ends")
     return Grid(columns, [_budget_row(budget) for budget in found])
 
 
@@ -206,13 +206,13 @@ def _budget_row(budget: dict[str, Any]) -> tuple[Any, ...]:
     currency = budget["currency"]
     return (
         budget["id"],
-        budget["project_id"],
+        budget["tenant"],
         scope or "tenant",
         "fixed" if isinstance(budget["period"], dict) else budget["period"],
         shown(current.get("limit_micro_units", budget["limit_micro_units"]), currency),
         shown(current.get("settled_micro_units"), currency),
         "shadow" if budget["shadow"] else "hard" if budget["hard"] else "soft",
-        current.get("end_local"),
+        str(current.get("end_local") or "").replace("T", " "),
     )
 
 

@@ -14,10 +14,13 @@ import click
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
-from gateway.cli.common import database_fault, example_text, fail, home_option
+from gateway.cli.common import HOME, example_text, fail, home_option
+from gateway.cli.exit_codes import CONFIG as UNUSABLE
+from gateway.cli.faults import sentence, wants_traceback
 from gateway.cli.groups import Commands
 from gateway.cli.options import option, without
 from gateway.configuration.place import CONFIG, find
+from workers.process.logs import FORM
 
 if TYPE_CHECKING:
     from gateway.cli.model import WantedModel
@@ -40,9 +43,16 @@ MODULES = {
     "requests": "requests",
     "rerate": "rerate",
     "export": "export",
+    "status": "status",
+    "top": "top",
+    "doctor": "doctor",
+    "chat": "chat",
+    "completion": "completion",
 }
 LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}
 
+REPORTERS = ("config", "doctor", "completion")
+"""These commands work with settings that cannot be used: the first two report all faults themselves."""
 SETTINGS_FROM = "It reads its settings from HEADGATE_… variables."
 TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
 
@@ -57,8 +67,8 @@ tensor_parallel_option = click.option(
 )
 
 
-CONFIG_OPTION, HOME_OPTION = "headgate.config", "headgate.home"
-"""Keys of a command's context: the file and the home as they were typed."""
+CONFIG_OPTION = "headgate.config"
+"""The key of a command's context under which the settings file stands as it was typed."""
 DRAFT_MODEL = "HEADGATE_ENGINE_DRAFT_MODEL"
 
 draft_model_option = click.option(
@@ -70,22 +80,24 @@ draft_model_option = click.option(
 
 
 class _Commands(Commands):
-    """Imports late commands when they are asked for, in singular and plural. A database that cannot be used is one
-    sentence in all of them.
+    """Imports late commands when they are asked for, in singular and plural. Whatever goes wrong is one sentence in all
+    of them.
     """
+
+    shows_options = True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Takes `--config` from wherever it stands, and the home that decides where the file is searched."""
-        ctx.meta[CONFIG_OPTION], ctx.meta[HOME_OPTION] = option(args, "--config"), option(args, "--home")
+        ctx.meta[CONFIG_OPTION], ctx.meta[HOME] = option(args, "--config"), option(args, "--home")
         return super().parse_args(ctx, without(args, "--config"))
 
-    def invoke(self, ctx: click.Context) -> object:
+    def main(self, *args: Any, **more: Any) -> Any:
         try:
-            return super().invoke(ctx)
-        except Exception as error:  # the outermost frame of every command
-            if (sentence := database_fault(error)) is None:
+            return super().main(*args, **more)
+        except Exception as error:
+            if wants_traceback():
                 raise
-            fail(sentence)
+            fail(*sentence(error))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *LATE_COMMANDS})
@@ -115,10 +127,12 @@ def _in_full(name: str) -> str:
 @click.pass_context
 def main(ctx: click.Context, config: str | None) -> None:
     """Headgate is a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
-    if ctx.invoked_subcommand == "config":  # it reports all faults itself
+    if ctx.invoked_subcommand in REPORTERS:
         return
     if (sentence := environment.unknown(os.environ)) is not None:
         fail(sentence)
+    if (form := os.environ.get(FORM, "text")) not in ("text", "json"):
+        fail(f"Cannot use the environment variable {FORM} = {form[:80]!r}: it should be text or json.", UNUSABLE)
     path = config_path(ctx)
     if path is not None:
         from gateway.base.settings import SettingsError
@@ -127,7 +141,7 @@ def main(ctx: click.Context, config: str | None) -> None:
         try:
             configuration.load(path)
         except SettingsError as error:
-            fail(str(error), os.EX_CONFIG)
+            fail(str(error), UNUSABLE)
 
 
 @main.command(epilog=example_text("up --model Qwen/Qwen3-0.6B --port 8080"))
@@ -208,7 +222,7 @@ def up(
     try:
         settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
         options = Options(
-            home=Home(home.expanduser().resolve()),
+            home=Home(home),
             host=host,
             port=port,
             models=_wanted(ctx, models, workers),
@@ -224,7 +238,7 @@ def up(
         options.home.prepare()
         asyncio.run(run(options))
     except SettingsError as error:
-        fail(str(error), os.EX_CONFIG)
+        fail(str(error), UNUSABLE)
     except (HomeError, ChildFailed) as error:
         fail(str(error))
 
@@ -241,7 +255,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Upgrade the database schema to the version of this program."""
     from accounting.database import migrate as migrations
 
-    url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home.expanduser().resolve()).database_url
+    url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home).database_url
     try:
         if check_models:
             migrations.check_models()
@@ -250,7 +264,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             migrations.check(url)
             click.echo("The schema is current.")
         else:
-            Home(home.expanduser().resolve()).prepare()
+            Home(home).prepare()
             migrations.upgrade(url)
             click.echo("The schema is current.")
     except HomeError as error:
@@ -259,7 +273,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
 
 def config_path(ctx: click.Context) -> Path | None:
     """Returns the settings file of this command line, if there is one."""
-    home = ctx.meta[HOME_OPTION]
+    home = ctx.meta[HOME]
     try:
         where = Path(home).expanduser() if home else default_home()
     except HomeError:
@@ -286,7 +300,7 @@ def _propose_from(draft_model: str | None) -> None:
 
 
 def _become(module: str, home: Path) -> NoReturn:
-    os.environ["HEADGATE_HOME"] = str(home.expanduser().resolve())
+    os.environ["HEADGATE_HOME"] = str(home)
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", module])  # noqa: S606 - the interpreter itself, fixed module
 

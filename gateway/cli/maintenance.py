@@ -41,7 +41,7 @@ def verify_books(home: Path, as_json: bool) -> None:
 
     Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
     """
-    place = Home(home.expanduser().resolve())
+    place = Home(home)
     found = with_books(home, lambda database: verified(place, database))
     if as_json:
         click.echo(msgspec.json.encode(found.shape()))
@@ -62,7 +62,7 @@ def list_journals(home: Path, as_json: bool) -> None:
     """List the journal of every slot of this machine: its size, and how many of its requests run, or have ended and are
     not in SQL yet.
     """
-    state_dir = Home(home.expanduser().resolve()).state
+    state_dir = Home(home).state
     found = with_books(home, lambda database: _list(state_dir, database))
     show([msgspec.structs.asdict(one) for one in found], JournalState.__struct_fields__, as_json)
 
@@ -77,7 +77,7 @@ def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
     SLOTS are numbers of gateways; without them, all that have a journal here. `headgate up` does this at its start for
     slots that it does not use. A slot that a living gateway owns is left to it.
     """
-    place = Home(home.expanduser().resolve())
+    place = Home(home)
     known = gateway_journals(place.state)
     if unknown := sorted(set(slots) - known.keys()):
         raise click.UsageError(
@@ -106,7 +106,7 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     have no ending, and that no other journal or reservation names, become void: nobody is charged for them. A journal
     that exists is never abandoned: replay it.
     """
-    place = Home(home.expanduser().resolve())
+    place = Home(home)
     journals = gateway_journals(place.state)
     directory = place.state / f"{GATEWAY}{slot}" / "journal"
     try:

@@ -37,6 +37,6 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
         return amount
 
 
-def shown(amount: int | None, currency: str) -> str:
-    """Formats micro-units for a table."""
-    return "" if amount is None else f"{decimal(amount, 2)} {currency.upper()}"
+def shown(amount: int | None, currency: str | None) -> str:
+    """Formats micro-units for a table. What was refused has no amount and no currency."""
+    return "" if amount is None or currency is None else f"{decimal(amount, 2)} {currency.upper()}"

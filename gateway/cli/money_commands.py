@@ -111,7 +111,7 @@ def _invoices(found: list[dict[str, Any]]) -> Grid:
         )
         for one in found
     ]
-    return Grid((*names, *amounts, "due_at"), rows)
+    return Grid(("number", "tenant", "period", "state", *amounts, "due_at"), rows)
 
 
 def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
@@ -266,7 +266,7 @@ INVOICE = group(
 
 
 def _credits(found: list[dict[str, Any]]) -> Grid:
-    before, after = ("id", "type", "project_id"), ("priority", "expires_at", "corrects", "number")
+    before, after = ("id", "type", "tenant"), ("priority", "expires_at", "corrects", "number")
     return Grid(
         (*before, "amount", "remaining", *after),
         [(*(one[name] for name in before), *_amounts(one), *(one[name] for name in after)) for one in found],

@@ -20,5 +20,7 @@ class Ready(msgspec.Struct, frozen=True):
     models: dict[str, dict[str, Any]]
     """Every model: its path, and the slots of its workers."""
     pids: dict[str, list[int] | int | None]
+    processes: dict[str, int]
+    """The process id of every process by its name, such as `gateway-0`."""
     metrics: dict[str, list[str]]
     """URLs by kind: one for all gateways, one for each worker, one for the jobs process."""

@@ -30,7 +30,7 @@ def reload(home: Path) -> None:
     """Serve the models that headgate.toml names now: new ones are loaded, those that are gone are drained. Aliases,
     fallbacks and bounds of a model change at once. All other settings need a restart.
     """
-    found = Home(home.expanduser().resolve())
+    found = Home(home)
     pid = found.runs_as()
     if pid is None:
         fail(f"Nothing runs in {found.root}: start it with `headgate up`.")

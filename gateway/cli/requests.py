@@ -7,6 +7,8 @@ and JSON is plain ASCII: a terminal is told nothing by a client.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,16 +17,21 @@ from typing import Any
 
 import click
 
+from accounting.values.types import OPERATOR_TENANT
 from gateway.cli import answers
 from gateway.cli.answers import FIELDS, Grid, one_sentence
 from gateway.cli.api import AdminApi, segment
-from gateway.cli.common import home_option, json_option
+from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
+from gateway.cli.money import shown
 from gateway.cli.times import MOMENT
-from gateway.schema.money import decimal
 
 PATH = "/admin/v1/requests"
 PAGE = 100
+MOST_AT_ONCE = 2_000
+"""The most requests that one look of `follow` finds."""
+LOGGED_WITHIN_S = 600
+"""A request is logged when it has ended; one that runs longer is not followed."""
 COLUMNS = (
     "time (UTC)",
     "id",
@@ -95,7 +102,68 @@ def list_requests(
     if as_json:
         click.echo(json.dumps(found))
         return
+    with one_sentence():
+        found = api.named(found)
     answers.show(found, Grid(COLUMNS, [_row(one) for one in found]), False)
+
+
+@requests.command("follow", epilog=example_text("requests follow --tenant acme\nrequests follow --json | jq .id"))
+@click.option("--tenant", help="Id or name of the one tenant.  [default: every tenant]")
+@click.option("--model", help="The one model.  [default: every model]")
+@click.option(
+    "--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60), metavar="S", help="Seconds."
+)
+@click.option(
+    "--number", type=click.IntRange(1, 1_000_000_000), help="End after so many requests.  [default: at Ctrl-C]"
+)
+@home_option
+@json_option
+def follow(
+    tenant: str | None, model: str | None, interval: float, number: int | None, home: Path, as_json: bool
+) -> None:
+    """Print each request as it ends, from now on, one line each."""
+    params = {} if model is None else {"model": model}
+    with one_sentence():
+        api = AdminApi(home)
+        if tenant is not None:
+            params["project_id"] = api.project(tenant, archived=True)["id"]
+        try:
+            for one in itertools.islice(_as_they_end(api, params, interval), number):
+                click.echo(json.dumps(one) if as_json else _line(api.named(one)))
+        except KeyboardInterrupt:
+            return
+
+
+def _as_they_end(api: AdminApi, params: Mapping[str, Any], interval: float) -> Iterator[dict[str, Any]]:
+    """Yields requests once each, in the order in which they are logged. One that began before a look may be logged after
+    it, so each look goes back by the longest time that a request takes to appear.
+    """
+    began, seen = int(time.time()), collections.deque[str](maxlen=4 * MOST_AT_ONCE)
+    seen.extend(one["id"] for one in _newest(api, params, PAGE))
+    while True:
+        wanted = {**params, "start_time": max(began, int(time.time())) - LOGGED_WITHIN_S}
+        for one in reversed(_newest(api, wanted, MOST_AT_ONCE)):
+            if one["id"] not in seen and one["project_id"] != OPERATOR_TENANT:
+                seen.append(one["id"])
+                yield one
+        time.sleep(interval)
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    usage = one["usage"]
+    parts = [
+        _time(one["created_at_ms"]),
+        one["id"],
+        one["tenant"],
+        one["model"],
+        str(one["status"]),
+        one["error_code"] or (one["outcome"] if one["outcome"] != "ok" else ""),
+        f"{usage['prompt_tokens']} in ({usage['cached_tokens']} cached) {usage['completion_tokens']} out",
+        shown(one["charge_micro_units"], one["currency"]),
+        f"ttft {_duration(one['ttft_ms'])}" if one["ttft_ms"] is not None else "",
+        f"took {_duration(one['duration_ms'])}",
+    ]
+    return "  ".join(answers.harmless(part) for part in parts if part)
 
 
 @requests.command("show")
@@ -110,8 +178,8 @@ def show(request_id: str, home: Path, as_json: bool) -> None:
         click.echo(json.dumps(found))
         return
     timeline, price = found.pop("timeline"), found.pop("price")
-    found |= {"price": _price(price)} if price else {}
-    rows = [(name, value) for name, value in _flat(found) if value is not None]
+    found |= {"price": _price(price, found["currency"])} if price else {}
+    rows = [(name, value) for name, value in _flat(found, found["currency"]) if value is not None]
     answers.show(found, Grid(FIELDS, rows), False)
     for line in waterfall(timeline["phases"], found["duration_ms"]):
         click.echo(line)
@@ -155,14 +223,14 @@ def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         _time(one["created_at_ms"]),
         one["id"],
-        one["project_id"],
+        one.get("tenant", one["project_id"]),
         one["model"],
         one["status"],
         one["error_code"] or (one["outcome"] if one["outcome"] != "ok" else ""),
         usage["prompt_tokens"],
         usage["cached_tokens"],
         usage["completion_tokens"],
-        decimal(one["charge_micro_units"]),
+        shown(one["charge_micro_units"], one["currency"]),
         _duration(one["ttft_ms"]),
         _duration(one["duration_ms"]),
     )
@@ -176,22 +244,26 @@ def _duration(ms: int | None) -> str:
     return "" if ms is None else f"{ms / 1000:.3f} s"
 
 
-def _price(price: Mapping[str, Any]) -> dict[str, Any]:
+def _price(price: Mapping[str, Any], currency: str) -> dict[str, Any]:
     """Returns a line for each part of the charge: tokens, their rate and the amount."""
     lines = {"version": price["version"], "is_reversed": price["is_reversed"]}
     for part in price["parts"]:
         rate = part["rate_micro_units_per_million"]
-        per = "" if rate is None else f" x {decimal(rate)} per million"
-        lines[part["part"]] = f"{part['quantity']} tokens{per} = {decimal(part['amount_micro_units'])}"
+        per = "" if rate is None else f" x {shown(rate, currency)} per million"
+        lines[part["part"]] = f"{part['quantity']} tokens{per} = {shown(part['amount_micro_units'], currency)}"
     return lines
 
 
-def _flat(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(found: Mapping[str, Any], currency: str | None, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in found.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{name}.")
+            yield from _flat(value, currency, f"{prefix}{name}.")
+        elif name == "created_at_ms":
+            yield f"{prefix}time (UTC)", _time(value)
+        elif name.endswith("_micro_units") and isinstance(value, int):
+            yield prefix + name.removesuffix("_micro_units"), shown(value, currency)
         elif name != "created_at":
-            yield prefix + name, _time(value) if name == "created_at_ms" else value
+            yield prefix + name, value
 
 
 COMMANDS: tuple[click.Command, ...] = (requests,)

@@ -109,7 +109,7 @@ def _webhook_row(one: dict[str, Any]) -> tuple[Any, ...]:
     types = "all" if one["events"] is None else " ".join(one["events"])
     error = "too many wait: nothing new is noted" if one["full"] else one["last_error"]
     states = (counts[state] for state in ("pending", "delivered", "dead"))
-    return one["id"], one["url"], one["project_id"] or "every", types, *states, error
+    return one["id"], one["url"], one["tenant"], types, *states, error
 
 
 @click.command("test", epilog=example_text("webhooks test webhook_0123"))

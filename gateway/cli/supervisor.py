@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from workers.process.forked import Forked, fork, may_fork
 
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
@@ -48,13 +51,17 @@ class Spec:
     stop_limit_s: float = 75.0
     restart_env: Mapping[str, str] | None = None
     """The environment of a restart after the run is ready, if it differs."""
+    entry: str = ""
+    """The module whose `main` is the process. If it is given, the first start is a fork, which shares what this process
+    has loaded; a restart is always an exec of `command`.
+    """
 
 
 @dataclass(slots=True)
 class Child:
     spec: Spec
     log: Path
-    process: asyncio.subprocess.Process | None = None
+    process: asyncio.subprocess.Process | Forked | None = None
     deaths: deque[float] = field(default_factory=deque)
     refusal: str = ""
     """The child's sentence why it could not start, if its last end was that."""
@@ -85,6 +92,13 @@ def _die_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _fork(spec: Spec, env: Mapping[str, str], output: int) -> Forked:
+    main: Callable[[], int] = importlib.import_module(spec.entry).main
+    return fork(
+        main, spec.name, env=env, output=output, keep=spec.pass_fds, death_signal=signal.SIGKILL, own_session=True
+    )
+
+
 class Supervisor:
     """Owns all children of one `headgate up`. `on_change` is awaited after every restart."""
 
@@ -100,6 +114,10 @@ class Supervisor:
 
     def pids(self, kind: str) -> list[int]:
         return [child.pid for child in self._children if child.spec.kind == kind and child.process]
+
+    def processes(self) -> dict[str, int]:
+        """Returns the process id of every child by its name."""
+        return {child.spec.name: child.pid for child in self._children if child.process}
 
     def refusal(self, name: str) -> str:
         """Returns the sentence with which a child refused to start, or an empty text."""
@@ -117,6 +135,9 @@ class Supervisor:
         fd = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             child.log_start = os.fstat(fd).st_size
+            if spec.entry and child.process is None and may_fork():
+                child.process = _fork(spec, env, fd)
+                return
             child.process = await asyncio.create_subprocess_exec(
                 *spec.command,
                 env=dict(env),

@@ -25,6 +25,7 @@ from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.money import shown
 from gateway.cli.new_key import create_key, owner_is_named
+from gateway.cli.times import moment
 
 DAY_S = 86_400
 MODELS = several("--model", "models", help="A model that the key may use")
@@ -268,7 +269,7 @@ def _audit_row(entry: dict[str, Any]) -> tuple[Any, ...]:
     target = details.pop("id")
     actor = entry["actor"]
     who = actor["api_key"]["id"] if "api_key" in actor else actor["session"]["user"]["id"]
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["effective_at"]))
+    when = moment(entry["effective_at"])
     tenant = entry.get("project", {}).get("name")
     text = msgspec.json.encode(details).decode() if details else ""
     return when, entry["type"], who, tenant, target, text
@@ -303,7 +304,7 @@ def _unusual(found: list[dict[str, Any]]) -> Grid:
 
 def _unusual_row(one: dict[str, Any]) -> tuple[Any, ...]:
     requests, charge = one["requests"], one["charge_micro_units"]
-    when = time.strftime("%Y-%m-%d %H:00", time.gmtime(one["peak_time"]))
+    when = moment(one["peak_time"])
     amounts = (shown(charge["observed"], one["currency"]), shown(charge["usual"], one["currency"]))
     named = (one["suspicion"], one["project_name"], one["api_key_id"])
     return when, *named, requests["observed"], requests["usual"], *amounts, one["cause"]

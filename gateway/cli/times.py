@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -49,3 +50,17 @@ class Month(click.ParamType):  # type: ignore[type-arg]  # generic in some versi
 
 MOMENT = Moment()
 MONTH = Month()
+
+
+def moment(second: float) -> str:
+    """Formats a moment for a table, in UTC. Every table has this form."""
+    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def ago(second: float) -> str:
+    """Formats how long ago a moment was, in its largest unit."""
+    passed = max(0, int(time.time() - second))
+    for unit, length in (("days", 86_400), ("h", 3_600), ("min", 60)):
+        if passed >= 2 * length or (unit != "days" and passed >= length):
+            return f"{passed // length} {unit}"
+    return f"{passed} s"

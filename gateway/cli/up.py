@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,10 @@ from gateway.configuration.model_sources import foreign
 from gateway.generation.models import check_names
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
+from workers.process.forked import load, watch_without_threads
 
+GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
+"""The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
 GATEWAYS_OPS_PORT = 9300
 """The port, or the next free one, of all gateways together; each gateway answers for all."""
 
@@ -123,14 +127,13 @@ class Up:
             await self._start_redis()
         async with told(lambda: "Redis"):
             await check_redis(self.redis_url, is_ours=is_embedded)
-        async with told(lambda: "the database"):
-            await self._prepare_database()
-        await self._replay_unused_slots()
         self._tell_gateways()
         places = self.workers.place(self.models)
         self._say(self.workers.told())
-        await self.workers.start(places)
+        # Models take longest to load, so everything else is made ready meanwhile.
+        await asyncio.gather(self.workers.start(places), self._prepare_books())
         self._jobs_ops = listen_from(OPS_HOST, OPS_FIRST_PORT, 1)
+        await self._prepare_forks()
         for slot in range(self.options.num_gateways):
             await self.supervisor.start(self._gateway(slot))
         await self.supervisor.start(self._jobs())
@@ -138,6 +141,20 @@ class Up:
         self.supervisor.ready = True
         await self._write_ready()
         self._banner()
+
+    async def _prepare_books(self) -> None:
+        async with told(lambda: "the database"):
+            await self._prepare_database()
+        await self._replay_unused_slots()
+
+    async def _prepare_forks(self) -> None:
+        """Loads what gateways and jobs have in common with each other, and ends this process's threads: a child would
+        lack them.
+        """
+        async with told(lambda: "the programs to be loaded"):
+            await asyncio.to_thread(load, (GATEWAY, JOBS))
+        await asyncio.get_running_loop().shutdown_default_executor()
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
 
     async def _until_stop(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs `work` to its end, unless a stop is asked for (returns) or a child fails for good (raises)."""
@@ -296,13 +313,14 @@ class Up:
             HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS_FILE=str(self.home.models),
         )
-        return Spec("gateway", f"gateway-{slot}", [sys.executable, "-m", "gateway"], env, pass_fds=(fd, ops_fd))
+        command = [sys.executable, "-m", "gateway"]
+        return Spec("gateway", f"gateway-{slot}", command, env, pass_fds=(fd, ops_fd), entry=GATEWAY)
 
     def _jobs(self) -> Spec:
         fd = self._jobs_ops[0].fileno()
         env = self._env(HEADGATE_OPS_FD=str(fd))
         command = [sys.executable, "-m", "workers.jobs"]
-        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,))
+        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,), entry=JOBS)
 
     # --- the end ---
 
@@ -359,6 +377,7 @@ class Up:
                 }
                 for model in self.models
             },
+            processes={"up": os.getpid(), **self.supervisor.processes()},
             metrics={
                 "gateway": [_metrics_at(self._gateways_ops[0])],
                 "worker": [_metrics_at(place.ops) for place in self.workers.places],
@@ -383,6 +402,7 @@ class Up:
 
 
 async def run(options: Options) -> None:
+    watch_without_threads()
     await Up(options).run()
 
 

@@ -162,3 +162,10 @@ def test_o9_a_value_of_another_form_is_told_without_a_pattern(name, monkeypatch)
         load_worker()
     assert name in str(refused.value)
     assert "pattern" not in str(refused.value)
+
+
+def test_an_operator_must_know_at_most_25_settings_of_each_process():
+    for process, settings in configuration.PROCESSES:
+        known = configuration.MUST_KNOW[process]
+        assert len(known) <= 25
+        assert known <= settings.model_fields.keys()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -25,6 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.batches import claims
 from accounting.batches.batch_figures import batch_figures
 from accounting.database.db import Database
+from workers.jobs import worker as celery_worker
 from workers.jobs.base import ops
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base.app import create_celery
@@ -36,6 +38,7 @@ from workers.jobs.responses.restarts import Restarts
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
+from workers.process.forked import Forked, fork, may_fork, watch_without_threads
 from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
@@ -60,14 +63,23 @@ class Jobs:
         self._metrics = BatchMetrics(self._tally, self._pulse)
         self.registry.register(self._metrics)
         self._stop = asyncio.Event()
-        self._worker: asyncio.subprocess.Process | None = None
+        self._worker: asyncio.subprocess.Process | Forked | None = None
         self._spawned = 0.0
         self._waiting_since: float | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
+        watch_without_threads()
+        # It is the first of all, because it can share this process's memory as long as there are no threads.
+        self._worker = await self._spawn()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        with ops.listening(self._settings.ops_bind, self._settings.ops_fd, self.registry):
+            await self._run_tasks()
+        self._pulse.unlink(missing_ok=True)
+        self._tally.clear()
+
+    async def _run_tasks(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_worker())
             sweeping = group.create_task(self._sweep())
@@ -77,8 +89,6 @@ class Jobs:
             await self._stop.wait()
             for task in (sweeping, sending, counting, restarting):
                 task.cancel()
-        self._pulse.unlink(missing_ok=True)
-        self._tally.clear()
 
     # The Celery worker
 
@@ -86,17 +96,20 @@ class Jobs:
         backoff_s = 0.5
         while not self._stop.is_set():
             started = time.monotonic()
-            self._worker = await self._spawn()
+            assert self._worker is not None
             await self._until_it_ends_or_stop(self._worker)
             if self._stop.is_set():
                 break
             logger.error("celery_worker_ended", extra={"code": self._worker.returncode})
             backoff_s = 0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
             await self._nap(backoff_s)
+            if not self._stop.is_set():
+                self._worker = await self._spawn()
         if self._worker is not None:
             await self._end_worker(self._worker)
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> asyncio.subprocess.Process | Forked:
+        """Starts the worker: at first by a fork, later by an exec."""
         env = {
             **os.environ,
             "HEADGATE_JOBS_PROCESS": self._settings.jobs_process,
@@ -104,18 +117,21 @@ class Jobs:
         }
         self._pulse.unlink(missing_ok=True)
         self._spawned = time.time()
+        if self._worker is None and may_fork():
+            gc.freeze()
+            return fork(celery_worker.main, "celery", env=env, death_signal=signal.SIGTERM)
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=_die_with_parent
         )
 
-    async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process) -> None:
+    async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process | Forked) -> None:
         ends = asyncio.ensure_future(worker.wait())
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((ends, stop), return_when=asyncio.FIRST_COMPLETED)
         for task in (ends, stop):
             task.cancel()
 
-    async def _end_worker(self, worker: asyncio.subprocess.Process) -> None:
+    async def _end_worker(self, worker: asyncio.subprocess.Process | Forked) -> None:
         if worker.returncode is not None:
             return
         # Celery's warm shutdown ends with its last task, and tasks here end within drain_s. Its soft shutdown (SIGQUIT)
@@ -228,8 +244,7 @@ def main() -> int:
     run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings = settings.model_copy(update={"jobs_process": name, "jobs_pulse": run_dir / f"jobs-{name}.pulse"})
     jobs = Jobs(settings)
-    with ops.listening(settings.ops_bind, settings.ops_fd, jobs.registry):
-        asyncio.run(jobs.run())
+    asyncio.run(jobs.run())
     return 0
 
 

@@ -1,6 +1,7 @@
-"""Logs of every process: one JSON object per line on stderr. Hostile values are harmless in it.
+"""Logs of every process: one JSON object per line on stderr, or plain text where that is a terminal. Hostile values are
+harmless in both.
 
-The process has only this formatter, and it does the redaction, so every handler is redacted. No process logs a prompt,
+The process has only one of these formatters, and they do the redaction, so every handler is redacted. No process logs a prompt,
 an output, token ids, a body or a secret.
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 
 MAX_VALUE_CHARS = 1024
 MAX_EQUAL_PER_S = 10
@@ -19,6 +22,7 @@ MAX_ERRORS = 3
 MAX_FRAMES = 8
 ACCESS = "gateway.access"
 """The logger of lines that are equal to each other and all count."""
+FORM = "HEADGATE_LOG_FORM"
 QUIET = ("aiohttp", "celery", "kombu")
 """Libraries of which only warnings are told."""
 
@@ -125,10 +129,28 @@ class Repeats(logging.Filter):
         return True
 
 
+class TextFormatter(JsonFormatter):
+    """The same lines for a person at a terminal: time, level, event, message, key=value. Redacted and harmless alike."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = json.loads(super().format(record))
+        ts, level, event = (line.pop(name) for name in ("ts", "level", "event"))
+        message, places = line.pop("msg", ""), line.pop("at", [])
+        line.pop("logger")
+        facts = " ".join(f"{name}={value}" for name, value in line.items() if value is not None)
+        first = " ".join(part for part in (ts[11:23], f"{level:<7}", event, message and f"- {message}", facts) if part)
+        return "\n".join([first, *(f"    {place}" for place in places)])
+
+
+def wants_text(environ: Mapping[str, str] = os.environ) -> bool:
+    """Says whether lines are for a person: the operator has said so, or standard error is a terminal."""
+    return environ.get(FORM, "text" if sys.stderr.isatty() else "json") == "text"
+
+
 def configure(level: str, **everywhere: object) -> None:
     """Takes over the process's root logger, and Python's warnings. The start of the process calls it once."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter(**everywhere))
+    handler.setFormatter((TextFormatter if wants_text() else JsonFormatter)(**everywhere))
     handler.addFilter(Repeats())
     root = logging.getLogger()
     root.handlers[:] = [handler]

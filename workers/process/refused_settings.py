@@ -14,6 +14,7 @@ CONFIG, CONFIG_NAMES = "HEADGATE_CONFIG", "HEADGATE_CONFIG_NAMES"
 PREFIX = "HEADGATE_"
 _SECRET = re.compile(r"secret|password|token|key|url", re.IGNORECASE)
 _SHOWN = 80
+_LONGEST = 300
 
 
 def sentence(fault: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -38,4 +39,6 @@ def _expected(fault: Mapping[str, Any]) -> str:
     if fault["type"] == "string_pattern_mismatch":
         return "docs/configuration.md says how it is written"
     message = str(fault["msg"]).removeprefix("Value error, ")
+    if len(message) > _LONGEST:
+        message = f"{message[:_LONGEST]}..."
     return message.replace("Input should", "it should", 1).rstrip(".")

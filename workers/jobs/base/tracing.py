@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -65,6 +64,9 @@ def provider() -> TracerProvider:
     )
     names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if any(os.environ.get(name) for name in names) and os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
+        # It loads protobuf, about 10 MB, which few processes need.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
         made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return made
 

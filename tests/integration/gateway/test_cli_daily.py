@@ -1,0 +1,161 @@
+"""The commands of each day against a gateway with a worker: `status`, `top`, `chat`, `requests follow`, `doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from gateways import RunningGateway
+
+from gateway.cli.exit_codes import FAILED, OK
+from gateway.cli.main import main
+
+HEADGATE = str(Path(sys.executable).parent / "headgate")
+
+
+async def headgate(
+    gateway: RunningGateway, *arguments: str, text: str = "", key: str = "", **env: str
+) -> tuple[int, str, str]:
+    """(status, output, errors) of a command, in a thread beside the gateway's loop."""
+    command = ["--home", str(gateway.settings.home), *arguments]
+    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": key or gateway.keys.admin_key, **env}
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, input=text, env=env)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def test_status_says_what_runs_and_that_it_is_healthy(gateway: RunningGateway) -> None:
+    status, output, _ = await headgate(gateway, "status")
+    assert (status, "is healthy" in output, "w0" in output or "ready" in output) == (OK, True, True), output
+    _, output, _ = await headgate(gateway, "--json", "status")
+    found = json.loads(output)
+    assert found["healthy"] and found["url"] == f"{gateway.url}/v1"
+    assert [one["state"] for one in found["workers"]] == ["ready"]
+
+
+async def test_status_fails_where_no_model_is_served(bare_gateway: RunningGateway) -> None:
+    status, output, _ = await headgate(bare_gateway, "status")
+    assert status == FAILED
+    assert "NOT healthy" in output
+
+
+async def test_status_tells_of_the_last_check_of_the_books(gateway: RunningGateway) -> None:
+    async with gateway.session(gateway.keys.admin_key) as session:
+        await session.post("/admin/v1/verify-books")
+    _, output, _ = await headgate(gateway, "status")
+    assert "books: in order, checked at 2" in output
+
+
+async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) -> None:
+    status, output, errors = await headgate(gateway, "chat", "--max-tokens", "8", "Hello", key=gateway.keys.api_key)
+    assert status == OK, errors
+    assert output.strip()
+    for words in ("first token", "tokens in", "cached)", "out", "USD"):
+        assert words in errors
+    _, output, _ = await headgate(
+        gateway, "chat", "--json", "--max-tokens", "8", text="Hello", key=gateway.keys.api_key
+    )
+    answer = json.loads(output)
+    assert answer["completion_tokens"] == 8
+    assert answer["charge_micro_units"] > 0
+    assert answer["ttft_s"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "words"),
+    [
+        (("--model", "nope", "hi"), "", "does not exist"),
+        (("hi",), "hg_live_wrong", "Incorrect API key"),
+        (("",), "", "empty"),
+    ],
+)
+async def test_chat_says_in_one_sentence_why_there_is_no_answer(gateway, arguments, key, words) -> None:
+    status, _, errors = await headgate(gateway, "chat", *arguments, key=key or gateway.keys.api_key)
+    assert status != OK
+    assert words in errors.lower() or words in errors, errors
+
+
+async def test_top_is_a_plain_table_where_there_is_no_terminal(gateway: RunningGateway) -> None:
+    await headgate(gateway, "chat", "--max-tokens", "4", "Hello", key=gateway.keys.api_key)
+    status, output, _ = await headgate(gateway, "top")
+    assert status == OK
+    assert "\x1b" not in output
+    assert "prefill tok/s" in output
+    status, output, _ = await headgate(gateway, "top", "--json")
+    assert {"workers", "fairness", "cache"} <= json.loads(output).keys()
+
+
+async def test_followed_requests_come_once_and_without_the_operators_own(gateway: RunningGateway) -> None:
+    async def ask() -> None:
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            await headgate(gateway, "chat", "--max-tokens", "2", "Hello", key=gateway.keys.api_key)
+
+    followed, _ = await asyncio.gather(
+        headgate(gateway, "requests", "follow", "--number", "4", "--interval", "0.3", "--json"), ask()
+    )
+    rows: list[dict[str, Any]] = [json.loads(line) for line in followed[1].splitlines()]
+    assert len({row["id"] for row in rows}) == 4
+    assert {row["endpoint"] for row in rows} == {"GET /v1/models", "POST /v1/chat/completions"}
+
+
+async def test_the_doctor_finds_nothing_where_nothing_is_wrong(gateway: RunningGateway) -> None:
+    env = {"HEADGATE_REDIS_URL": gateway.settings.redis_url, "HEADGATE_DATABASE_URL": gateway.settings.sql_url}
+    status, output, _ = await headgate(gateway, "doctor", "--json", HEADGATE_PORT="0", **env)
+    found = {one["name"]: one for one in json.loads(output)["findings"]}
+    assert found["database"]["state"] == found["redis"]["state"] == found["serving"]["state"] == "ok", output
+    assert status == (FAILED if any(one["state"] == "failing" for one in found.values()) else OK)
+
+
+async def test_the_doctor_has_a_remedy_for_each_finding_and_shows_no_secret(bare_gateway: RunningGateway) -> None:
+    env = {
+        "HEADGATE_REDIS_URL": "redis://u:geheim@127.0.0.1:1/0",
+        "HEADGATE_BROKER_URL": "amqp://u:geheim@127.0.0.1:1//",
+        "HEADGATE_DATABASE_URL": "postgresql+psycopg://u:geheim@127.0.0.1:1/x",
+        "HEADGATE_DRAIN_S": "soon",
+        "HEADGATE_PORT": "0",
+    }
+    status, output, errors = await headgate(bare_gateway, "--json", "doctor", **env)
+    found = json.loads(output)["findings"]
+    failing = {one["name"] for one in found if one["state"] == "failing"}
+    assert status == FAILED
+    assert {"settings", "redis", "broker", "database"} <= failing
+    assert all(one["fix"] for one in found if one["state"] != "ok")
+    assert "geheim" not in output + errors
+    _, output, errors = await headgate(bare_gateway, "doctor", **env)
+    assert "geheim" not in output + errors
+
+
+def test_a_home_in_the_working_directory_counts(tmp_path: Path) -> None:
+    (tmp_path / ".headgate").mkdir()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
+    done = subprocess.run([HEADGATE, "status"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == FAILED
+    assert f"Nothing runs in {tmp_path}/.headgate" in done.stderr
+
+
+SHELLS = {
+    "bash": "source <(headgate completion bash); COMP_WORDS=(headgate te); COMP_WORDS[1]=tenan; COMP_CWORD=1;"
+    ' _headgate_completion headgate; echo "${COMPREPLY[@]}"',
+    "zsh": "autoload -Uz compinit; compinit -u; source <(headgate completion zsh); whence _headgate_completion;"
+    " COMP_WORDS='headgate tenan' COMP_CWORD=1 _HEADGATE_COMPLETE=zsh_complete headgate",
+    "fish": "headgate completion fish | source; complete -C 'headgate tenan'",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_real_shell_completes_a_command(shell: str, tmp_path: Path) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run([path, "-c", SHELLS[shell]], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "tenants" in done.stdout, (done.stdout, done.stderr)
