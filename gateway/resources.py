@@ -226,11 +226,11 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
 
     app[AUTH] = auth = Authenticator(lookup, well_formed, is_lasting=lambda key: credentials.parse(key) is not None)
     app[PRICES] = prices = PriceCache(database)
-    app[FORGETS] = [auth.forget, prices.forget]
+    app[FORGETS] = forgets = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
     async with (
         _background(_pull_epoch(database, auth, prices, app[RUNNING])),
-        _background(_hear_changes(app[REDIS], app[FORGETS])),
+        _background(_hear_changes(app[REDIS], forgets)),
         _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield

@@ -220,3 +220,24 @@ def test_s2_a_fingerprint_made_in_pieces_is_the_one_made_at_once(value: dict[str
     with mock.patch.multiple(fingerprints, PIECE_CHARS=size, PIECE_ITEMS=size):
         in_pieces = fingerprint_in_pieces(path, value)
     assert in_pieces == fingerprint(path, value)
+
+
+@given(
+    tokens=st.lists(
+        st.one_of(st.sampled_from(list("aé漢😀".encode())), st.sampled_from(list(CONTROL.values()))), max_size=30
+    ),
+    sizes=st.lists(st.integers(1, 4), max_size=10),
+)
+def test_tokens_that_nobody_wants_to_see_become_the_same_text(tokens: list[int], sizes: list[int]) -> None:
+    one_by_one, together = ChoiceText(BYTE_LEVEL, TextRules()), ChoiceText(BYTE_LEVEL, TextRules(shows_tokens=False))
+    assert together.is_plain
+    assert not one_by_one.is_plain
+    expected = "".join(one_by_one.push(token).text for token in tokens) + one_by_one.end().text
+    found, start = "", 0
+    for size in [*sizes, len(tokens)]:
+        found += together.extend(tokens[start : start + size])
+        start += size
+    assert found + together.end().text == expected
+    assert together.num_tokens == one_by_one.num_tokens == len(tokens)
+    spans = [(0, 2), (3, None)]
+    assert together.num_begun_in(spans) == one_by_one.num_begun_in(spans)

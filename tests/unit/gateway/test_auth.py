@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -214,3 +215,27 @@ async def test_what_was_stale_when_sql_went_is_not_believed() -> None:
     bench.auth.saw_epoch(1)
     bench.down = True
     assert await bench.ask("good") == 503
+
+
+async def test_a_key_whose_changes_raise_the_epoch_is_believed_for_an_hour_while_the_epoch_is_known() -> None:
+    bench = Bench()
+    bench.auth._is_lasting = lambda key: key == "good"
+    bench.keys["good"] = msgspec.structs.replace(GOOD, expires_at=None)
+    assert await bench.ask("good") == 200
+    for _ in range(70):
+        bench.now += 30
+        bench.auth.saw_epoch(1)
+        assert await bench.ask("good") == 200
+    assert bench.num_lookups == 1
+    bench.now += 61  # nobody knows whether the epoch has moved
+    assert await bench.ask("good") == 200
+    assert bench.num_lookups == 2
+
+
+async def test_a_lasting_key_is_refused_once_the_epoch_has_moved() -> None:
+    bench = Bench()
+    bench.auth._is_lasting = lambda key: True
+    assert await bench.ask("good") == 200
+    del bench.keys["good"]
+    bench.auth.saw_epoch(2)
+    assert await bench.ask("good") == 401
