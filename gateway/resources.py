@@ -86,7 +86,7 @@ from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
-from gateway.upstreams import exchange, stored
+from gateway.upstreams import exchange
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import UpstreamMetrics
@@ -242,21 +242,10 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].registry.register(UpstreamMetrics(market))
     async with exchange.new_session() as session:
         market.open(session)
-        app[SERVE_UPSTREAMS] = lambda: serve_upstreams(app)
-        await serve_upstreams(app)
-        async with _background(ask_sql(PREFIX_EVERY_S, lambda: serve_upstreams(app), waits_first=True)):
+        app[SERVE_UPSTREAMS] = lambda: foreign.serve(app)
+        await foreign.serve(app)
+        async with _background(ask_sql(PREFIX_EVERY_S, lambda: foreign.serve(app), waits_first=True)):
             yield
-
-
-async def serve_upstreams(app: web.Application) -> None:
-    """Reads the upstreams in force."""
-    async with app[DATABASE].read() as conn:
-        kept = await stored_upstreams.all_stored(conn)
-    market, ours = app[MARKET], stored.declared(app[SETTINGS].upstreams)
-    if market.replace(stored.in_force(ours, kept, app[UPSTREAM_KEY])):
-        found = await asyncio.to_thread(foreign.served, market.links)
-        app[MODELS].serve_foreign(found)
-        app[METRICS].serve_models([*app[MODELS].served, *app[MODELS].foreign_ids])
 
 
 async def engine(app: web.Application) -> AsyncIterator[None]:

@@ -13,6 +13,7 @@ import msgspec
 from sqlalchemy import and_, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.database import audit
 from accounting.database.db import insert_new
 from accounting.tables.upstream_models import UpstreamCall, UpstreamCost
 
@@ -77,7 +78,7 @@ class Imported(msgspec.Struct, frozen=True):
     num_known: int
 
 
-async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now_ms: int) -> Imported:
+async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now_ms: int, actor: str) -> Imported:
     """Add rows of a report. One that was added already changes nothing, so a report may be read again and again."""
     values = [
         {
@@ -91,6 +92,9 @@ async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now
     ]
     new = await insert_new(conn, UpstreamCost.__table__, values, (UpstreamCost.row_id,))
     await _judge(conn, upstream, {row.provider_id for row in rows})
+    detail = {"num_rows": len(rows), "num_new": len(new)}
+    now = now_ms // 1000
+    await audit.record(conn, "headgate.upstream.billed", actor=actor, now=now, object_id=upstream, detail=detail)
     return Imported(len(new), len(rows) - len(new))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import time
@@ -9,14 +10,31 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gateway.generation.models import ServedModel
+from aiohttp import web
+
+from accounting.upstreams import upstreams
+from gateway.base.app_keys import DATABASE, SETTINGS, UPSTREAM_KEY
+from gateway.generation.models import MODELS, ServedModel
 from gateway.schema.sampling import Defaults
+from gateway.telemetry.metrics import METRICS
 from gateway.text.byte_level import BYTE_OF_CHAR
 from gateway.text.tokenizer import ModelTokenizer
-from gateway.upstreams.market import UpstreamLink
+from gateway.upstreams import stored
+from gateway.upstreams.market import MARKET, UpstreamLink
 from gateway.upstreams.wires.values import Counter
 
 logger = logging.getLogger(__name__)
+
+
+async def serve(app: web.Application) -> None:
+    """Reads the upstreams in force, and serves their models."""
+    async with app[DATABASE].read() as conn:
+        kept = await upstreams.all_stored(conn)
+    market, ours = app[MARKET], stored.declared(app[SETTINGS].upstreams)
+    if market.replace(stored.in_force(ours, kept, app[UPSTREAM_KEY])):
+        found = await asyncio.to_thread(served, market.links)
+        app[MODELS].serve_foreign(found)
+        app[METRICS].serve_models([*app[MODELS].served, *app[MODELS].foreign_ids])
 
 
 def served(links: Mapping[str, UpstreamLink]) -> dict[str, ServedModel]:

@@ -97,7 +97,7 @@ async def add_costs(request: web.Request) -> web.Response:
     fields = await common.fields_of(request, shapes.NewCosts)
     name = _place(request, request.match_info["upstream"]).upstream.name
     async with writing(request, changes_identities=False) as conn:
-        found = await costs.add(conn, name, fields.values(), clock.now_ms())
+        found = await costs.add(conn, name, fields.values(), clock.now_ms(), request[PRINCIPAL].key_id)
         await costs.judge_again(conn)
         [billed] = [one for one in await costs.sums(conn) if one.upstream == name]
     answer = {"id": name, "object": "upstream.costs", "num_new": found.num_new, "num_known": found.num_known}

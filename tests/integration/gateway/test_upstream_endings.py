@@ -147,9 +147,9 @@ async def test_an_upstream_that_stalls_is_left_and_costs_nothing(
 
 async def test_the_cost_that_an_answer_states_stands_beside_ours(gateway: RunningGateway, provider: Provider) -> None:
     provider.scripts = [Script(cost=0.0005)]
-    async with gateway.session() as session:
-        async with session.post("/v1/chat/completions", json={"model": "bought", "messages": WORDS}) as answer:
-            charge = (await answer.json())["headgate"]["charge_micro_units"]
+    body = {"model": "bought", "messages": WORDS}
+    async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+        charge = (await answer.json())["headgate"]["charge_micro_units"]
     await gateway.settled()
     async with gateway.session(gateway.keys.admin_key) as session, session.get("/admin/v1/upstreams/mock") as answer:
         [usage] = (await answer.json())["usage"]
