@@ -30,8 +30,7 @@ def complete_prefix(text: str) -> dict[str, Any]:
 def _closed(text: str) -> str:
     """Returns the text up to its last complete value, with the brackets that are still open closed."""
     open_brackets: list[str] = []
-    end, closing = 0, ""
-    place, at_key = 0, False
+    place, end, at_key = 0, 0, False
     while (token := _TOKEN.match(text, place)) is not None:
         place = token.end()
         is_value = True
@@ -39,13 +38,15 @@ def _closed(text: str) -> str:
             open_brackets.append("}" if token["open"] == "{" else "]")
             at_key = token["open"] == "{"
         elif token["close"]:
-            if not open_brackets or open_brackets.pop() != token["close"]:
+            if open_brackets[-1:] != [token["close"]]:
                 break
+            open_brackets.pop()
             at_key = False
         elif token["mark"]:
             is_value, at_key = False, token["mark"] == "," and open_brackets[-1:] == ["}"]
         elif at_key:
             is_value, at_key = False, False
         if is_value:
-            end, closing = place, "".join(reversed(open_brackets))
-    return text[:end] + closing
+            end = place
+    # A bracket is part of a value, so none was opened or closed behind the last value.
+    return text[:end] + "".join(reversed(open_brackets))
