@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from clients.world import World
+
 from clients.installed import command, run
 from clients.pages import snippets
 from clients.script import HELLO, SUNNY
+from clients.world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
 
