@@ -48,11 +48,10 @@ NARROWED = {
     "prompt": {"type": "string", "minLength": 1, "maxLength": 40},
     "max_tokens": {"type": "integer", "minimum": 1, "maximum": 8},
     "max_completion_tokens": {"type": "integer", "minimum": 1, "maximum": 8},
-    "max_output_tokens": {"type": "integer", "minimum": 1, "maximum": 8},
     "n": {"type": "integer", "minimum": 1, "maximum": 4},
 }
 """Fields of texts that are given values with which requests get through to the worker."""
-for kind in ("ChatFields", "CompletionFields", "TokenizeFields", "ResponseFields", "MessageFields", "CountFields"):
+for kind in ("ChatFields", "CompletionFields", "TokenizeFields"):
     properties = DOCUMENT["components"]["schemas"][kind]["properties"]
     properties |= {name: schema for name, schema in NARROWED.items() if name in properties}
 OPERATIONS = [
