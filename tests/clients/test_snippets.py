@@ -29,7 +29,7 @@ PRINTED = {
     "llm": [HELLO, '{"name": "Paris", "country": "France"}', SUNNY],
 }
 """The lines that each snippet prints."""
-ELSEWHERE = {"Claude Code", "Codex"}
+ELSEWHERE = {"Claude Code", "Codex", "guidellm", "lm-eval"}
 """Snippets that the other modules of this folder run."""
 WITH_OPENAI_2 = ("Instructor", "LiteLLM", "LlamaIndex")
 
