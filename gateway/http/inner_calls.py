@@ -34,8 +34,6 @@ async def call(
         payload.feed_eof()
     raw = CIMultiDictProxy(headers)
     message = RawRequestMessage(method, target.raw_path_qs, HttpVersion11, raw, (), False, None, False, False, target)
-    request = web.Request(
-        message, payload, outer.protocol, writer or outer.writer, outer.task, loop, client_max_size=0  # type: ignore[arg-type]
-    )
+    request = web.Request(message, payload, outer.protocol, writer or outer.writer, outer.task, loop, client_max_size=0)
     # aiohttp has no public way to ask an application from within; its own server calls this one.
     return await outer.app._handle(request)

@@ -95,8 +95,9 @@ class Conversation:
         function = {name: _string(item.get(name), f"{where}.{name}") for name in ("name", "arguments")}
         if item.get("namespace"):
             function["name"] = qualified(_string(item["namespace"], f"{where}.namespace"), function["name"])
-        call = {"id": _string(item.get("call_id"), f"{where}.call_id"), "type": "function", "function": function}
-        self._called.add(call["id"])
+        call_id = _string(item.get("call_id"), f"{where}.call_id")
+        self._called.add(call_id)
+        call = {"id": call_id, "type": "function", "function": function}
         self._assistant(where).setdefault("tool_calls", []).append(call)
 
     def _add_output(self, item: dict[str, Any], where: str) -> None:

@@ -24,7 +24,15 @@ from gateway.responses.connection import Connection
 MAX_WAITING = 8
 """The most messages that wait for the one that runs."""
 IDLE_S = 600.0
-PASSED_ON = ("authorization", "x-api-key", "api-key", "x-forwarded-for", hdrs.HOST, "traceparent", "x-client-request-id")
+PASSED_ON = (
+    "authorization",
+    "x-api-key",
+    "api-key",
+    "x-forwarded-for",
+    hdrs.HOST,
+    "traceparent",
+    "x-client-request-id",
+)
 """The headers of the handshake that each request of the connection has too."""
 
 
@@ -79,7 +87,8 @@ async def _turn(request: web.Request, socket: web.WebSocketResponse, connection:
     try:
         body = connection.body_of(_decoded(text))
     except errors.ApiError as error:
-        return await _refuse(socket, error.status, error.body())
+        await _refuse(socket, error.status, error.body())
+        return
     headers = CIMultiDict((name, value) for name in PASSED_ON for value in request.headers.getall(name, ()))
     headers[hdrs.CONTENT_TYPE] = "application/json"
     events = _Events(socket, connection)

@@ -20,10 +20,14 @@ class CompletionFields(SamplingFields, frozen=True, kw_only=True):
     prompt: Any
     echo: bool | None = None
     max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Chat's name of `max_tokens`, which some clients send beside it."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
 
     @property
     def max_output(self) -> int:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
         return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
 
     @property

@@ -107,7 +107,7 @@ _REQUEST = (
     _honoured("prompt", TOKENIZE, "vLLM", "Text; exactly one of 'prompt' and 'messages'.", empty_counts=True),
     _honoured("tokens", ("detokenize",), "vLLM", "Token ids of the vocabulary.", empty_counts=True),
     _honoured("max_tokens", PROMPT, "OpenAI", "Chat: 1 and more; completions: 16, 0 with 'echo' alone."),
-    _honoured("max_completion_tokens", MESSAGES, "OpenAI", "As 'max_tokens', over which it wins."),
+    _honoured("max_completion_tokens", PROMPT, "OpenAI", "As 'max_tokens', over which it wins."),
     _honoured("truncate", BOTH, "Headgate", "true: the output gets the room that the prompt leaves, instead of a 400."),
     _honoured(
         "truncate_prompt_tokens",
@@ -308,7 +308,6 @@ _REFUSED = (
     _refused("suffix", BOTH, "OpenAI", "Write the model's own infilling format into the prompt."),
     _refused("messages", COMPLETIONS, "OpenAI", "Use /v1/chat/completions instead."),
     _refused("top_logprobs", COMPLETIONS, "OpenAI", _IN_LOGPROBS, off=(0,)),
-    _refused("max_completion_tokens", COMPLETIONS, "OpenAI", "Use 'max_tokens' instead."),
     _refused("modalities", COMPLETIONS, "OpenAI", _TEXT_ONLY, off=(["text"],)),
     _refused("prompt", CHAT, "OpenAI", "Use 'messages', or /v1/completions."),
     _refused("chat_template", PROMPT, "vLLM", _OWN_TEMPLATE),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from clients import script
-from clients.world import World
 from fakes import VECTOR_SIZE, VOCAB_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import RunningGateway, running_gateway
 from inline_grammars import InlineGrammars
 
+from clients import script
+from clients.world import World
 from workers.engine.values.abilities import Abilities
 
 CONTEXT = 262_144

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from clients.pages import ROOT, Snippet
 
 INSTALLED = ROOT / ".venv-clients"

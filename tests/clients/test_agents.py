@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from clients.installed import command, program, run
 from clients.pages import snippets
 from clients.script import NUM_CALLS

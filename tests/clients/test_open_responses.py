@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from clients.installed import run
 from clients.world import World
 

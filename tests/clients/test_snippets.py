@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from clients.world import World
+
 from clients.installed import command, run
 from clients.pages import snippets
 from clients.script import HELLO, SUNNY
+from clients.world import World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(200)]
 
@@ -28,7 +29,7 @@ PRINTED = {
     "llm": [HELLO, '{"name": "Paris", "country": "France"}', SUNNY],
 }
 """The lines that each snippet prints."""
-ELSEWHERE = {"Claude Code", "Codex"}
+ELSEWHERE = {"Claude Code", "Codex", "guidellm", "lm-eval"}
 """Snippets that the other modules of this folder run."""
 WITH_OPENAI_2 = ("Instructor", "LiteLLM", "LlamaIndex")
 

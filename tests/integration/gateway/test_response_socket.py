@@ -83,9 +83,11 @@ async def test_a_revoked_key_is_refused_on_an_open_connection(gateway: RunningGa
     async with gateway.session(key) as session, session.ws_connect(PATH) as socket:
         assert (await turn(socket))[-1]["type"] != "error"
         key_id = (await gateway.sql("SELECT id FROM api_key ORDER BY created_at DESC, id DESC"))[0][0]
-        async with gateway.session(gateway.keys.admin_key) as operator:
-            async with operator.patch(f"/admin/v1/keys/{key_id}", json={"disabled": True}) as answer:
-                assert answer.status == 200, await answer.text()
+        async with (
+            gateway.session(gateway.keys.admin_key) as operator,
+            operator.patch(f"/admin/v1/keys/{key_id}", json={"disabled": True}) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
         for _ in range(40):
             (*_, last) = await turn(socket)
             if last["type"] == "error":

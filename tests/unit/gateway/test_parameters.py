@@ -161,3 +161,11 @@ def test_defaults_of_a_beam_search_are_no_sampling() -> None:
 def test_a_length_penalty_of_one_needs_no_search() -> None:
     read("chat", length_penalty=1.0)
     assert refusal("chat", length_penalty=1.5).param == "length_penalty"
+
+
+def test_completions_take_chats_name_of_the_bound_too() -> None:
+    """guidellm sends both names."""
+    fields, _ = completions.read({"model": "m", "prompt": "hi", "max_tokens": 5, "max_completion_tokens": 7})
+    assert fields.max_output == 7
+    fields, _ = completions.read({"model": "m", "prompt": "hi", "max_completion_tokens": None})
+    assert fields.max_output == completions.DEFAULT_MAX_TOKENS
