@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import price_lists
@@ -14,7 +15,7 @@ from accounting.prices.repricing import charge_of, settled
 from accounting.tables.models import LedgerEntry
 from accounting.values.errors import InvalidError
 from accounting.values.periods import bounds
-from accounting.values.types import TOKEN_CLASSES, Rates, Tier
+from accounting.values.types import BILLED, TOKEN_CLASSES, Rates, Tier
 
 
 class LineKey(NamedTuple):
@@ -49,13 +50,9 @@ async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str 
     where = [LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000]
     if tenant_id is not None:
         where.append(LedgerEntry.tenant_id == tenant_id)
+    await _check_currency(conn, versions.currency, sheet, where)
     sums: dict[LineKey, list[int]] = {}
     async for row in settled(conn, *where):
-        if row.currency != versions.currency:
-            raise InvalidError(
-                f"{sheet} is in {versions.currency}, and {row.tenant_id} was charged in {row.currency}:"
-                f" name a sheet in {row.currency}, or the tenants one by one with --tenant."
-            )
         new = charge_of(row, versions.at(row.opened_at_ms, row.model, row.tier))
         for name in TOKEN_CLASSES:
             line = sums.setdefault(LineKey(row.tenant_id, row.currency, row.model, row.tier, name), [0, 0, 0])
@@ -63,6 +60,18 @@ async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str 
             line[1] += getattr(row, f"charge_{name}")
             line[2] += getattr(new, name)
     return [Difference(*key, *sums[key]) for key in sorted(sums) if any(sums[key])]
+
+
+async def _check_currency(conn: AsyncConnection, currency: str, sheet: str, where: list[ColumnElement[bool]]) -> None:
+    other = select(LedgerEntry.tenant_id, LedgerEntry.currency).where(
+        LedgerEntry.kind.in_(BILLED), LedgerEntry.currency != currency, *where
+    )
+    found = (await conn.execute(other.limit(1))).first()
+    if found is not None:
+        raise InvalidError(
+            f"{sheet} is in {currency}, and {found.tenant_id} was charged in {found.currency}:"
+            f" name a sheet in {found.currency}, or the tenants one by one with --tenant."
+        )
 
 
 class _Versions:

@@ -253,3 +253,44 @@ async def test_focus_names_the_issuer_of_the_invoice_and_not_of_the_shell(db, mo
     await world.issuer(db, name="New Name Ltd")
     rows = [dict(zip(focus.COLUMNS, row, strict=True)) async for page in focus.rows(db, START, END) for row in page]
     assert {row["InvoiceIssuerName"] for row in rows} == {"Beispiel Rechenzentrum GmbH"}
+
+
+async def test_rerating_adds_no_two_currencies(db):
+    """M3: a sheet prices what was charged in its own currency, and nothing else."""
+    from accounting.prices import rerating
+
+    euro = await world.tenant(db, "euro", "EUR")
+    dollar = await world.tenant(db, "dollar", "USD")
+    async with db.read() as conn:
+        lines = await rerating.rerate(conn, "2025-09", f"sheet-{euro[-12:]}", euro)
+        assert {line.currency for line in lines} == {"EUR"}
+        with pytest.raises(InvalidError, match=r"is in EUR, and proj_.* was charged in USD"):
+            await rerating.rerate(conn, "2025-09", f"sheet-{euro[-12:]}", dollar)
+
+
+async def test_the_official_rules_see_a_wrong_sum(db):
+    """The check of the XML is one that can fail."""
+    await world.issuer(db)
+    info = await world.close(db, await world.tenant(db, "acme", "EUR", country="DE"))
+    xml = einvoice.xml(info)
+    due = f"{Decimal(info.terms.amounts.due).scaleb(-6):.2f}".encode()
+    wrong = xml.replace(b"<ram:DuePayableAmount>" + due, b"<ram:DuePayableAmount>99999.99")
+    assert wrong != xml
+    assert any("BR-CO-16" in rule for rule in broken_rules(wrong))
+
+
+async def test_a_tampered_remainder_is_named_by_verify_books(db):
+    """I19: a document that carries on what its rounding did not leave over is found."""
+    from sqlalchemy import text
+
+    from accounting.books import books_documents
+
+    owner = await world.tenant(db, "acme", "EUR")
+    info = await world.close(db, owner)
+    async with db.write() as conn:
+        if conn.dialect.name == "sqlite":
+            await conn.execute(text("DROP TRIGGER invoice_terms_no_update"))
+        else:
+            await conn.execute(text("ALTER TABLE invoice_terms DISABLE TRIGGER invoice_terms_no_update"))
+        await conn.execute(text("UPDATE invoice_terms SET carried_out = carried_out + 1"))
+        assert (await books_documents.rounding(conn)).failures == (info.number,)

@@ -193,7 +193,7 @@ async def test_a_range_has_the_hours_that_begin_in_it(db, tenant):
 async def test_focus_has_a_row_per_day_and_class(db, tenant):
     await note(db, *(reading(tenant, START + n * HOUR_S, pinned=GB_HOUR // 2) for n in range(25)))
     await charge(db, due_ms(START + 24 * HOUR_S))
-    pages = [page async for page in focus.rows(db, START, END, "us")]
+    pages = [page async for page in focus.rows(db, START, END)]
     rows = [dict(zip(focus.COLUMNS, row, strict=True)) for page in pages for row in page]
     assert [(r["ChargePeriodStart"][:10], r["SkuMeter"], r["PricingQuantity"]) for r in rows] == [
         (f"{PERIOD}-01", "residency_cache", 24),
