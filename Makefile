@@ -45,7 +45,7 @@ test-browser: setup ## the console in a real browser: every screen, axe, picture
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
-# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd).
+# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd nginx-light caddy).
 test-packaging: setup $(VENV)/tools/bin/hadolint ## wheel, images, compose file, Helm chart and units, each in a clean place
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging $(ARGS)
 
