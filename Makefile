@@ -60,7 +60,7 @@ test-clients: setup $(CLIENTS) ## other people's clients, unmodified, against a 
 	cd $(@D) && npm ci --no-audit --no-fund
 	touch $@
 
-# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd).
+# Images are built by buildah and run by bubblewrap (Debian: apt-get install buildah bubblewrap mmdebstrap systemd nginx-light caddy).
 test-packaging: setup $(VENV)/tools/bin/hadolint ## wheel, images, compose file, Helm chart and units, each in a clean place
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/packaging $(ARGS)
 
