@@ -148,7 +148,7 @@ class Router:
         link = able[placement.worker]
         return Pick(link, placement, prompt, link.hello.root if link.hello else "")
 
-    def _only(self, link: WorkerLink, prompt: Prompt, now: float) -> Pick:
+    def _only(self, link: Link, prompt: Prompt, now: float) -> Pick:
         """Returns the choice of the only worker, which needs no comparison."""
         candidate = self._candidate(link, prompt, now)
         placement = alone(candidate, len(prompt.tokens), self._num_output)
