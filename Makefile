@@ -45,7 +45,7 @@ test-browser: setup ## the console in a real browser: every screen, axe, picture
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[browser]'
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
-# What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
+# What the engine computes with differs between CPUs: each kind hides what is beyond it.
 CPUS ?= avx2 avx512 avx512_bf16 amx
 test-cpus: setup ## the engine's own tests as on CPUs of other kinds
 	set -e; for kind in $(CPUS); do echo "as on $$kind"; HEADGATE_ENGINE_CPU=$$kind $(PYTEST) \
