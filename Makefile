@@ -69,7 +69,7 @@ $(VENV)/tools/bin/hadolint: requirements/packaging.txt
 	$(VENV)/tools/bin/python -m pip install --disable-pip-version-check -q -r requirements/packaging.txt
 	touch $@
 
-# What the engine computes with differs between CPUs: each kind hides what is beyond it, amx pretends a matrix unit.
+# What the engine computes with differs between CPUs: each kind hides what is beyond it.
 CPUS ?= avx2 avx512 avx512_bf16 amx
 test-cpus: setup ## the engine's own tests as on CPUs of other kinds
 	set -e; for kind in $(CPUS); do echo "as on $$kind"; HEADGATE_ENGINE_CPU=$$kind $(PYTEST) \

@@ -45,7 +45,7 @@ def are_there() -> bool:
     use it then."""
     if not (instructions.has("amx") and emit.has_tiles()):
         return False
-    return ctypes.CDLL(None, use_errno=True).syscall(_SYSTEM_CALL, _PERMISSION, _TILE_DATA) == 0
+    return bool(ctypes.CDLL(None).syscall(_SYSTEM_CALL, _PERMISSION, _TILE_DATA) == 0)
 
 
 def _call(builder: ir.IRBuilder, name: str, *args: ir.Value) -> None:

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from tiny_models import CONFIGS, TinyModel
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from gateway.cli.main import main as headgate
 from workers.engine.commands import cpu_speed, plan_command
@@ -152,3 +154,39 @@ def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
     done = run("someone/qwen", "--gpu", "l4", "--json")
     assert json.loads(done.output)["model"]["parameters"] == 131_520, done.output
     assert set(map(str, asked)) == {"('someone/qwen', ['*.json'])"}
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_workers_process_takes_what_the_plan_says(tmp_path, dtype):
+    """Within a tenth, once all of its KV was written: nothing is held twice, and no file of the checkpoint is kept."""
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).to(getattr(torch, dtype)).save_pretrained(tmp_path)
+    code = f"""
+import json, torch
+from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.values.plan import Row
+runner = ModelRunner(RunnerSettings({str(tmp_path)!r}, device="cpu", dtype="auto", kv_memory=300 << 20, num_threads=1))
+with torch.inference_mode():
+    runner.store.tensor.zero_()
+runner.execute([Row([1] * 512, 0, list(range(1, 33)))])
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+kv, weights = runner.store.tensor.nbytes, runner._weights
+print(json.dumps([kv, weights, 1024 * int(status["VmRSS"].split()[0])]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    kv, weights, taken = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(run(str(tmp_path), "--gpu", "cpu", "--json").output)["memory"]
+    blocks = told["num_blocks"] * told["kv_bytes_per_token"] * told["block_size"]
+    assert told["weight_bytes"] == weights
+    assert taken == pytest.approx(told["process_bytes"] - blocks + kv, rel=0.1)
