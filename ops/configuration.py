@@ -107,17 +107,64 @@ PROCESSES: tuple[tuple[str, type[pydantic.BaseModel]], ...] = (
 )
 MUST_KNOW: dict[str, frozenset[str]] = {
     "Gateway": frozenset(
-        "home slot bind ops_bind state_dir database_url redis_url broker_url models models_file invoice_issuer"
-        " invoice_automatic drain_s trace_ratio request_log_days log_level trusted_networks max_connections cors_origins"
-        " smtp_url mail_from webhook_allowed_networks retention_days".split()
+        [
+            "home",
+            "slot",
+            "bind",
+            "ops_bind",
+            "state_dir",
+            "database_url",
+            "redis_url",
+            "broker_url",
+            "models",
+            "models_file",
+            "invoice_issuer",
+            "invoice_automatic",
+            "drain_s",
+            "trace_ratio",
+            "request_log_days",
+            "log_level",
+            "trusted_networks",
+            "max_connections",
+            "cors_origins",
+            "smtp_url",
+            "mail_from",
+            "webhook_allowed_networks",
+            "retention_days",
+        ]
     ),
     "Worker": frozenset(
-        "home slot state_dir model model_id worker_address redis_url threads ops_bind drain_s log_level engine_task"
-        " engine_device engine_dtype engine_tensor_parallel engine_kv_dtype engine_quant engine_adapters engine_memory_share"
-        " engine_max_model_len engine_max_running engine_ttft_target_ms engine_speculate engine_draft_model"
-        " engine_host_cache".split()
+        [
+            "home",
+            "slot",
+            "state_dir",
+            "model",
+            "model_id",
+            "worker_address",
+            "redis_url",
+            "threads",
+            "ops_bind",
+            "drain_s",
+            "log_level",
+            "engine_task",
+            "engine_device",
+            "engine_dtype",
+            "engine_tensor_parallel",
+            "engine_kv_dtype",
+            "engine_quant",
+            "engine_adapters",
+            "engine_memory_share",
+            "engine_max_model_len",
+            "engine_max_running",
+            "engine_ttft_target_ms",
+            "engine_speculate",
+            "engine_draft_model",
+            "engine_host_cache",
+        ]
     ),
-    "Jobs": frozenset("home url broker_url database_url jobs_concurrency ops_bind webhook_allowed_networks".split()),
+    "Jobs": frozenset(
+        ["home", "url", "broker_url", "database_url", "jobs_concurrency", "ops_bind", "webhook_allowed_networks"]
+    ),
 }
 """The settings that an operator of each process must know, at most 25. All others are for experts: their defaults are right
 unless a measurement says otherwise.

@@ -223,10 +223,10 @@ def broker(place: Place) -> Iterator[Finding]:
     url = place.environ.get("HEADGATE_BROKER_URL")
     if url is None:
         return
-    from kombu import Connection
+    from kombu.connection import Connection
 
     try:
-        with Connection(url, connect_timeout=3) as connection:
+        with Connection(url, connect_timeout=3) as connection:  # type: ignore[no-untyped-call]
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=3)
     except Exception as error:  # noqa: BLE001 - a transport of any broker
         said = " ".join(without_secrets(str(error)).split())[:200] or type(error).__name__

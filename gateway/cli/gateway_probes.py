@@ -18,7 +18,9 @@ POLL_S = 0.1
 
 
 class GatewayProbes:
-    def __init__(self, home: Home, num_gateways: int) -> None:
+    def __init__(self, home: Home, num_gateways: int, news: Callable[[], str] = str) -> None:
+        """`news` says how far the workers are, or nothing."""
+        self._news = news
         self._home = home
         self._num_gateways = num_gateways
         self._awaited = "the gateways to start"
@@ -27,7 +29,7 @@ class GatewayProbes:
     async def wait(self, is_done: Callable[[int], Awaitable[bool]]) -> None:
         """Waits until `is_done` of every gateway's slot. Raises `HomeError` if that takes too long."""
         try:
-            async with asyncio.timeout(LIMIT_S), told(lambda: self._awaited):
+            async with asyncio.timeout(LIMIT_S), told(self._said):
                 for slot in range(self._num_gateways):
                     while not await self._answers(slot, is_done):  # noqa: ASYNC110 - another process has no event
                         await asyncio.sleep(POLL_S)
@@ -36,6 +38,9 @@ class GatewayProbes:
                 f"The start took more than {LIMIT_S:.0f} s. It waits for {self._awaited}. The logs are in"
                 f" {self._home.logs}."
             ) from None
+
+    def _said(self) -> str:
+        return "; ".join(part for part in (self._awaited, self._news()) if part)
 
     async def serves(self, slot: int, num_workers: Mapping[str, int]) -> bool:
         """Says whether a gateway is ready and sees so many workers of each model: then the first request succeeds."""

@@ -1,4 +1,4 @@
-"""The `headgate` command. Other processes are started by exec, never by import."""
+"""The `headgate` command. Other processes are started by exec; `up` forks some of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel says of a process of this machine: since when it runs, its memory, its time on the processor."""
+"""The state of a process of this machine, as the kernel tells it: since when it runs, its memory, its processor time."""
 
 from __future__ import annotations
 

@@ -75,16 +75,22 @@ class Child:
 
     def last_line(self) -> str:
         """Returns the child's last line, or the message in it if it is a JSON log line."""
+        line, record = self._last(), self.last_record()
+        return str(record.get("msg") or record.get("event") or line) or "it wrote nothing to its log"
+
+    def last_record(self) -> dict[str, object]:
+        """Returns the child's last line if it is a JSON log line, otherwise nothing."""
+        try:
+            record = json.loads(self._last())
+        except ValueError:
+            return {}
+        return record if isinstance(record, dict) else {}
+
+    def _last(self) -> str:
         with self.log.open("rb") as file:
             file.seek(self.log_start)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        if not lines:
-            return "it wrote nothing to its log"
-        try:
-            record = json.loads(lines[-1])
-        except ValueError:
-            return lines[-1].strip()
-        return str(record.get("msg") or record.get("event") or lines[-1]) if isinstance(record, dict) else lines[-1]
+        return lines[-1].strip() if lines else ""
 
 
 def _die_with_parent() -> None:
@@ -118,6 +124,11 @@ class Supervisor:
     def processes(self) -> dict[str, int]:
         """Returns the process id of every child by its name."""
         return {child.spec.name: child.pid for child in self._children if child.process}
+
+    def last_record(self, name: str) -> dict[str, object]:
+        """Returns the last line of a child's log since it started, if that is a record; otherwise nothing."""
+        child = next((child for child in self._children if child.spec.name == name), None)
+        return {} if child is None or child.process is None else child.last_record()
 
     def refusal(self, name: str) -> str:
         """Returns the sentence with which a child refused to start, or an empty text."""

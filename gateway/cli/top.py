@@ -14,7 +14,6 @@ from typing import Any
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from gateway.cli.answers import Grid, drawn, one_sentence, show
@@ -75,7 +74,11 @@ def top(interval: float, frames: int | None, home: Path, as_json: bool) -> None:
         for number in rounds:
             time.sleep(interval if number else 0)
             frame = look(api)
-            show(frame.raw, lambda _, frame=frame: frame.text(), as_json)
+            _print(frame, as_json)
+
+
+def _print(frame: Frame, as_json: bool) -> None:
+    show(frame.raw, lambda _: frame.text(), as_json)
 
 
 def _on_screen(api: AdminApi, console: Console, rounds: Iterator[int], interval: float) -> None:
@@ -109,9 +112,15 @@ class Frame:
         return (self.title, "", self.tenants, "", self.workers, *self.notes)
 
     def screen(self) -> RenderableType:
-        table: list[Table] = [drawn(self.tenants), drawn(self.workers)]
         notes = [Text(note, style="yellow") for note in self.notes]
-        parts = [Text(self.title, style="bold"), Text(""), table[0], Text(""), table[1], *notes]
+        parts: list[RenderableType] = [
+            Text(self.title, style="bold"),
+            Text(""),
+            drawn(self.tenants),
+            Text(""),
+            drawn(self.workers),
+            *notes,
+        ]
         return Group(*parts, Text("Ctrl-C ends it.", style="dim"))
 
 

@@ -81,7 +81,7 @@ class Up:
         num_ranks, num_threads = options.tensor_parallel, options.num_threads
         self.workers = self.workers_kind(self.supervisor, self.home.run, self._env, num_ranks, num_threads)
         self.credentials: Credentials | None = None
-        self.gateways = GatewayProbes(self.home, options.num_gateways)
+        self.gateways = GatewayProbes(self.home, options.num_gateways, self._news)
         self._jobs_ops: list[socket.socket] = []
         """The socket for metrics of the jobs process."""
         self._gateways_ops: list[socket.socket] = []
@@ -248,6 +248,12 @@ class Up:
         except BaseException:
             await self.workers.stop(new)
             raise
+
+    def _news(self) -> str:
+        """Says how much of its weights each worker has read that reads them now."""
+        records = {place.name: self.supervisor.last_record(place.name) for place in self.workers.places}
+        shares = {name: record["share"] for name, record in records.items() if record.get("event") == "weights_read"}
+        return ", ".join(f"{name} has read {share:.0%} of its weights" for name, share in shares.items())
 
     def _tell_gateways(self) -> None:
         sources = {model.id: model.source for model in self.models}

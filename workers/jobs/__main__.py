@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -38,7 +37,7 @@ from workers.jobs.responses.restarts import Restarts
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
-from workers.process.forked import Forked, fork, may_fork, watch_without_threads
+from workers.process.forked import Forked, fork, load, may_fork, watch_without_threads
 from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
@@ -47,6 +46,11 @@ STOP_MARGIN_S = 5.0
 START_S = 60.0
 """The seconds that a Celery worker has to become ready."""
 MAX_RESTART_S = 30.0
+PARTS_OF_CELERY = (
+    *("celery.bin.celery", "celery.bin.worker", "celery.apps.worker", "celery.worker.consumer"),
+    *("celery.concurrency.prefork", "kombu.transport.redis"),
+)
+"""Celery loads these when it starts. Loaded before the fork, its processes share them."""
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -118,7 +122,7 @@ class Jobs:
         self._pulse.unlink(missing_ok=True)
         self._spawned = time.time()
         if self._worker is None and may_fork():
-            gc.freeze()
+            load(PARTS_OF_CELERY)
             return fork(celery_worker.main, "celery", env=env, death_signal=signal.SIGTERM)
         return await asyncio.create_subprocess_exec(
             sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=_die_with_parent

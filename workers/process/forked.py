@@ -97,8 +97,11 @@ def fork(
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()
+    # A signal that came before the child has its own handlers would be taken by the parent's, and be lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return Forked(pid)
     status = 1
     try:
@@ -109,6 +112,7 @@ def fork(
         if own_session:
             os.setsid()
         _become(env, output, keep)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         status = _run(entry)
     finally:
         # Nothing of the parent's frames may run in the child: they would close descriptors that are the child's now.

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.supervisor import Child, Spec, Supervisor
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -90,7 +90,7 @@ async def test_children_die_with_a_supervisor_that_is_killed(tmp_path):
     script = f"""
 import asyncio, os
 from pathlib import Path
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.supervisor import Child, Spec, Supervisor
 async def main():
     async def nothing(): pass
     s = Supervisor(Path({str(tmp_path)!r}), nothing)
@@ -113,3 +113,16 @@ asyncio.run(main())
             return True
 
     await until(gone)
+
+
+def test_the_last_record_of_a_child_is_that_of_its_present_process(tmp_path):
+    log = tmp_path / "worker-0.log"
+    before = b'{"event": "old"}\n'
+    log.write_bytes(before + b'{"event": "weights_read", "share": 0.25}\n')
+    child = Child(Spec("worker", "worker-0", [], {}), log, log_start=len(before))
+    assert child.last_record() == {"event": "weights_read", "share": 0.25}
+    assert child.last_line() == "weights_read"
+    log.write_bytes(before + b"no record")
+    assert (child.last_record(), child.last_line()) == ({}, "no record")
+    log.write_bytes(before)
+    assert child.last_line() == "it wrote nothing to its log"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,10 @@ from safetensors import SafetensorError, safe_open
 
 from workers.engine.values.errors import ModelError
 
+logger = logging.getLogger(__name__)
+
+TELL_S = 1.0
+"""The least time between two lines about the weights that are read."""
 _DOWNLOAD = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -79,6 +85,20 @@ class Stored:
         return found
 
 
+class ReadShare:
+    """Logs how much of the weights is read, at most once a second: who waits for the model is told so."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = max(1, num_bytes)
+        self._told_at = time.monotonic()
+
+    def reached(self, num_bytes: int) -> None:
+        now = time.monotonic()
+        if now - self._told_at >= TELL_S:
+            self._told_at = now
+            logger.info("weights_read", extra={"share": round(num_bytes / self._num_bytes, 3)})
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     directory: Path
@@ -88,11 +108,15 @@ class Checkpoint:
     def tensors(self) -> Iterator[Stored]:
         """Yields every tensor once, file by file; each has to be read before the next one is asked for. Raises
         ModelError if a file cannot be read."""
-        for path in self.files:
+        sizes = [path.stat().st_size if path.exists() else 0 for path in self.files]
+        told = ReadShare(sum(sizes))
+        for number, path in enumerate(self.files):
             try:
                 with safe_open(path, framework="pt", device="cpu") as shard:
-                    for name in shard.keys():  # noqa: SIM118 - not a mapping
+                    names = list(shard.keys())
+                    for at, name in enumerate(names):
                         yield Stored(shard, name)
+                        told.reached(sum(sizes[:number]) + sizes[number] * (at + 1) // len(names))
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
 
