@@ -22,9 +22,9 @@ GROUPS = (
     ("Settings", "config completion"),
     ("Tenants and keys", "tenants keys audit anomalies"),
     ("Limits", "limits models-permissions quotas budgets"),
-    ("Money", "prices invoice credits usage costs usage-changes rerate export"),
-    ("What is served", "prefixes adapters webhooks"),
-    ("Care of the books", "verify-books journals"),
+    ("Money", "prices issuer billing invoice credits usage costs usage-changes rerate export"),
+    ("What is served", "prefixes adapters webhooks upstreams"),
+    ("Care of the books", "verify-books journals backup restore secrets"),
     ("Sizing", "plan calibrate"),
 )
 HEAD = """# The command line

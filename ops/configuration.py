@@ -118,7 +118,6 @@ MUST_KNOW: dict[str, frozenset[str]] = {
             "broker_url",
             "models",
             "models_file",
-            "invoice_issuer",
             "invoice_automatic",
             "drain_s",
             "trace_ratio",

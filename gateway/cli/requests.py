@@ -111,7 +111,12 @@ def list_requests(
 @click.option("--tenant", help="Id or name of the one tenant.  [default: every tenant]")
 @click.option("--model", help="The one model.  [default: every model]")
 @click.option(
-    "--interval", default=1.0, show_default=True, type=click.FloatRange(0.2, 60), metavar="S", help="Seconds."
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0.2, 60),
+    metavar="S",
+    help="Seconds between two looks.",
 )
 @click.option(
     "--number", type=click.IntRange(1, 1_000_000_000), help="End after so many requests.  [default: at Ctrl-C]"

@@ -83,7 +83,9 @@ UPSTREAMS = group(
         option(
             "--continuous-usage", is_flag=True, default=None, show_default=False, help="Ask for usage in each chunk."
         ),
-        option("--rank", type=click.IntRange(0, 1000), help="Of several upstreams the lowest is tried first."),
+        option(
+            "--rank", type=click.IntRange(0, 1000), help="Order of the upstreams of a model: the lowest is tried first."
+        ),
         option(
             "--max-running", type=click.IntRange(1, 10_000), help="The most requests there at one time.  [default: 64]"
         ),

@@ -268,10 +268,12 @@ class GenerationGroup:
 
     def _place_orders(self) -> None:
         """Decides whether workers of our own answer or capacity is bought. Raises `ApiError` 503 if nobody can."""
-        self._orders = self._engine.capacity.placed(self._orders, self._prompts)
-        self._prompts = [order.to_route() for order in self._orders]
-        self._record.facts = self._orders[0].facts
-        self._record.model = self._orders[0].facts.model
+        placed = self._engine.capacity.placed(self._orders, self._prompts)
+        if placed is not self._orders:
+            self._orders, self._prompts = placed, [order.to_route() for order in placed]
+            model, num_tokens = placed[0].facts.model, sum(order.facts.prompt_tokens for order in placed)
+            self._record.model = model
+            self._record.facts = msgspec.structs.replace(placed[0].facts, prompt_tokens=num_tokens)
         self._engine.router.check(self._engine.capacity.links(self._orders[0]), self._prompts[0])
 
     async def _choose(self, order: EngineRequest, prompt: Prompt) -> Pick:

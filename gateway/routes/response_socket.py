@@ -124,7 +124,7 @@ class _Events(AbstractStreamWriter):
         self._connection = connection
         self._rest = b""
 
-    async def write(self, chunk: bytes | bytearray | memoryview) -> None:
+    async def write(self, chunk: bytes | bytearray | memoryview, *, drain: bool = True) -> None:
         *whole, self._rest = (self._rest + bytes(chunk)).split(b"\n\n")
         for written in whole:
             data = written.partition(b"data: ")[2]

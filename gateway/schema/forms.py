@@ -12,6 +12,8 @@ ABSOLUTE_PATH = "^/"
 SHEET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)"
 SCHEMA_NAME = r"^[A-Za-z0-9_-]{1,64}$"
 EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$(?!\n)"
+UPSTREAM_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)"
+PRINTABLE = r"^[!-~]*$(?!\n)"
 ONE_LINE = r"^[^\r\n]*$(?!\n)"
 
 WORDS = {
@@ -21,6 +23,8 @@ WORDS = {
     SHEET_NAME: "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     SCHEMA_NAME: "1 to 64 letters, digits, '_' and '-'",
     EMAIL: "a mail address",
+    UPSTREAM_NAME: "1 to 63 small letters, digits, '_' and '-', beginning with a letter or digit",
+    PRINTABLE: "ASCII characters without a space",
     ONE_LINE: "one line of text",
 }
 _REFUSED = re.compile(r"Expected `str` matching regex (?P<pattern>.*)", re.DOTALL)

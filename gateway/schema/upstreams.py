@@ -22,11 +22,11 @@ Text = Annotated[str, Meta(min_length=1, max_length=256)]
 class NewUpstream(msgspec.Struct, frozen=True):
     """A declaration. Fields that are not here are those of headgate.toml (docs/upstreams.md)."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+    name: Annotated[str, Meta(pattern=forms.UPSTREAM_NAME)]
     url: Annotated[str, Meta(max_length=2048)]
     models: dict[str, dict[str, Any]]
     kind: str = "openai"
-    credential: Annotated[str, Meta(max_length=8192, pattern=r"^[!-~]*$")] = ""
+    credential: Annotated[str, Meta(max_length=8192, pattern=forms.PRINTABLE)] = ""
     api_version: str = ""
     continuous_usage: bool = False
     output_field: str = "max_tokens"

@@ -105,6 +105,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 78
     app = build(settings)
+    # Celery says there that it ends, in a line that is no JSON.
+    sys.__stdout__ = None  # type: ignore[misc]
     app.worker_main(
         [
             "--quiet",

@@ -279,8 +279,9 @@ async def test_an_invoice_shows_its_period_by_the_clocks_that_the_tenant_had_the
         await tenants.set_time_zone(conn, berlin, "Europe/Berlin", now=1)
     shown, plain = document(await close(db, berlin)), document(await close(db, utc))
     begins, ends = (time_zones.shown(second, "Europe/Berlin")[:16] for second in (START, END))
-    assert shown.local_period == f"{begins} to {ends} (Europe/Berlin)".replace("T", " ")
-    assert (shown.period, plain.local_period) == (plain.period, "")
+    local = ("Local time", f"{begins} to {ends} (Europe/Berlin)".replace("T", " "))
+    assert [label for label, _ in shown.facts if label not in dict(plain.facts)] == ["Local time"]
+    assert local in shown.facts
     async with db.write() as conn:
         await tenants.set_time_zone(conn, berlin, "Asia/Tokyo", now=2)
     again = document(await close(db, berlin))

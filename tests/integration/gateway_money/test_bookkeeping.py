@@ -27,7 +27,7 @@ def registry():
 
 @pytest.fixture
 def keeper(books, registry):
-    made = Bookkeeping(books, registry, "Example Ltd", closes=False)
+    made = Bookkeeping(books, registry, closes=False)
     made._checked_until_ms = NOON_MS - 1
     return made
 
@@ -76,7 +76,7 @@ async def test_a_limiter_that_drifted_is_an_alarm_until_it_agrees(books, registr
     async def truth() -> EquationResult:
         return EquationResult(LIMITER_EQUALS_BOOKS, 1, tuple(drifted))
 
-    keeper = Bookkeeping(books, registry, "x", False, truth)
+    keeper = Bookkeeping(books, registry, False, truth)
     await keeper.once(NOON_MS)
     assert registry.get_sample_value("headgate_books_ok") == 0
     assert registry.get_sample_value("headgate_books_failures", {"equation": "I13"}) == 1
@@ -87,7 +87,7 @@ async def test_a_limiter_that_drifted_is_an_alarm_until_it_agrees(books, registr
 
 async def test_a_day_that_is_over_is_sealed_once_by_whoever_comes_first(books, registry):
     await post(books, "req_1", Usage(16, 32, 5, 100))
-    keepers = [Bookkeeping(books, CollectorRegistry(), "x", closes=False) for _ in range(3)]
+    keepers = [Bookkeeping(books, CollectorRegistry(), closes=False) for _ in range(3)]
     await asyncio.gather(*(keeper.once(NOON_MS + DAY_MS) for keeper in keepers))
     async with books.read() as conn:
         assert await conn.scalar(text("SELECT count(*) FROM day_seal")) == 1
@@ -135,7 +135,7 @@ async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
         charge = pricing.charge(Usage(16, 32, 5, 100), rates)
         await request_postings.post(conn, 0, 1, [posting("req_1", tenant_id=tenant, charge=charge)])
     for closes, number in ((False, 0), (True, 1), (True, 1)):
-        keeper = Bookkeeping(books, CollectorRegistry(), "Example Ltd", closes=closes)
+        keeper = Bookkeeping(books, CollectorRegistry(), closes=closes)
         await keeper.once(NOON_MS + 40 * DAY_MS)
         async with books.read() as conn:
             assert await conn.scalar(text("SELECT count(*) FROM invoice")) == number

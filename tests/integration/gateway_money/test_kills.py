@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from accounting.tables.models import LedgerEntry
-from accounting.values.types import Opened, Posting
+from accounting.values.types import BoughtAttempt, Opened, Posting
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.poster import Poster
@@ -148,7 +148,7 @@ def test_no_payload_has_room_for_text() -> None:
     """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
-        for payload in (Opened, journal_records.Progress, journal_records.Attempted, Posting)
+        for payload in (Opened, journal_records.Progress, journal_records.Attempted, Posting, BoughtAttempt)
         for name in (field.name for field in msgspec.structs.fields(payload))
     }
     assert fields == {
@@ -178,4 +178,15 @@ def test_no_payload_has_room_for_text() -> None:
         "usage",
         "charge",
         "write_off",
+        "bought",
+        # of what was bought: names of the operator's, fixed words, the provider's id of its answer
+        "upstream",
+        "state",
+        "started_at_ms",
+        "provider_id",
+        "stated",
+        "judged",
+        "drift",
+        "expected_cost",
+        "stated_cost",
     }
