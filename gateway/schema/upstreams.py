@@ -14,6 +14,7 @@ from accounting.upstreams.calls import CallSums
 from accounting.upstreams.costs import CostRow, CostSums
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamSource
+from gateway.schema import forms
 
 MAX_ROWS = 10_000
 Text = Annotated[str, Meta(min_length=1, max_length=256)]

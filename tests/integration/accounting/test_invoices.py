@@ -286,4 +286,4 @@ async def test_an_invoice_shows_its_period_by_the_clocks_that_the_tenant_had_the
         await tenants.set_time_zone(conn, berlin, "Asia/Tokyo", now=2)
     again = document(await close(db, berlin))
     assert again == shown
-    assert RENDERERS["text/html"](await close(db, berlin)).count(b"Europe/Berlin") == 1
+    assert RENDERERS["text/html"](await close(db, berlin), None).count(b"Europe/Berlin") == 1
