@@ -99,7 +99,9 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
             detail={"period": period},
         )
         made = await get(conn, number)
-        told = events.invoice_closed(number, tenant_id, period, made.currency, made.terms.amounts.due, now_ms)
+        told = events.invoice_closed(
+            number, tenant_id, period, made.currency, (made.total, made.terms.amounts.due), now_ms
+        )
         await outbox.write(conn, [told])
         return made
 

@@ -55,7 +55,9 @@ async def void(
         detail={"reason": reason, "credit_note": note, "replaced_by": again},
     )
     made = await invoices.get(conn, again)
-    told = events.invoice_closed(again, made.tenant_id, made.period, made.currency, made.terms.amounts.due, now_ms)
+    told = events.invoice_closed(
+        again, made.tenant_id, made.period, made.currency, (made.total, made.terms.amounts.due), now_ms
+    )
     await outbox.write(conn, [told])
     return await invoices.get(conn, note), made
 

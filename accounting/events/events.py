@@ -75,8 +75,13 @@ def spend_alert(alert_id: str, tenant_id: str, cents: int, start_ms: int, spent:
     return Event(f"{alert_id}/{start_ms}", "headgate.spend_alert.v1", tenant_id, at_ms, data)
 
 
-def invoice_closed(number: str, tenant_id: str, period: str, currency: str, total: int, at_ms: int) -> Event:
-    data = {"number": number, "period": period, "currency": currency, "total_micro_units": total}
+def invoice_closed(
+    number: str, tenant_id: str, period: str, currency: str, amounts: tuple[int, int], at_ms: int
+) -> Event:
+    """The event of a new invoice. `amounts` are its exact total and what is due, in micro-units."""
+    total, due = amounts
+    asked = {"total_micro_units": total, "due_micro_units": due}
+    data = {"number": number, "period": period, "currency": currency, **asked}
     return Event(f"invoice/{number}", "headgate.invoice.closed.v1", tenant_id, at_ms, data)
 
 

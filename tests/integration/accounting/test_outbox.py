@@ -145,7 +145,7 @@ async def test_a_closed_invoice_is_told_once(db):
     async with db.read() as conn:
         [(kind, name, data)] = await told(conn)
     assert (kind, name) == ("headgate.invoice.closed.v1", f"invoice/{info.number}")
-    assert data["total_micro_units"] == info.terms.amounts.due
+    assert (data["total_micro_units"], data["due_micro_units"]) == (info.total, info.terms.amounts.due)
 
 
 async def test_keys_that_turn_or_end_are_told_without_a_secret(conn, pepper):
