@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 from collections.abc import Mapping
 from hashlib import sha256
@@ -99,7 +98,7 @@ def _merged(before: P, changes: Mapping[str, Any]) -> P:
 async def _keep_logo(conn: AsyncConnection, text: str) -> str:
     try:
         content = base64.b64decode(text, validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error is one, and so is that of characters outside of ASCII
         raise InvalidError("The logo is no base64.", "logo") from None
     _check_picture(content)
     name = sha256(content).hexdigest()

@@ -99,6 +99,7 @@ class Up:
         lock = self.home.lock()
         try:
             self._catch_signals()
+            self._use_new_threads()
             self.socket = listen(self.options.host, self.options.port)
             self._gateways_ops = listen_from(OPS_HOST, GATEWAYS_OPS_PORT, 1)
             await self._serve()
@@ -153,8 +154,13 @@ class Up:
         """
         async with told(lambda: "the programs to be loaded"):
             await asyncio.to_thread(load, (GATEWAY, JOBS))
-        await asyncio.get_running_loop().shutdown_default_executor()
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor())
+        self._threads.shutdown()
+        self._use_new_threads()
+
+    def _use_new_threads(self) -> None:
+        """Gives the loop threads that can be ended while it runs. With its own it would not run any after their end."""
+        self._threads = ThreadPoolExecutor()
+        asyncio.get_running_loop().set_default_executor(self._threads)
 
     async def _until_stop(self, work: Coroutine[Any, Any, object]) -> None:
         """Runs `work` to its end, unless a stop is asked for (returns) or a child fails for good (raises)."""

@@ -56,7 +56,7 @@ def serving(clone: Path, port: int) -> Iterator[dict[str, str]]:
         process = subprocess.Popen(
             ["bash", "-c", command],
             cwd=clone,
-            env={**env, "HEADGATE_PORT": str(port), "MAKEFLAGS": ""},
+            env={**env, "HEADGATE_PORT": str(port), "MAKEFLAGS": "", "ARGS": ""},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

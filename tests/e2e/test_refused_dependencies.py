@@ -30,11 +30,11 @@ def run(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[
 
 
 def refused(home: Path, *arguments: str, **env: str) -> str:
-    """The one sentence."""
+    """The one sentence, behind what `up` says of its models and of what it waits for."""
     done = run(home, *arguments, **env)
     output = done.stdout + done.stderr
     assert done.returncode == 1, output
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("Waiting for ")]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(("Waiting for ", "headgate-demo: "))]
     assert len(lines) == 1, output
     assert lines[0].startswith("headgate: ")
     return lines[0]

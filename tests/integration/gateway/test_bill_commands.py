@@ -135,6 +135,7 @@ async def test_a_tenant_sees_its_own_preview_and_never_another_ones(gateway):
         ({"invoice_prefix": "A1"}, "prefix"),
         ({"invoice_prefix": "CN-"}, "credit_note_prefix"),
         ({"logo": "no base64!"}, "logo"),
+        ({"logo": "ß£ä!"}, "logo"),
         ({"logo": base64.b64encode(b"<svg/>").decode()}, "logo"),
         ({"company_number": "<script>"}, "company_number"),
     ],

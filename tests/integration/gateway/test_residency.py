@@ -63,7 +63,7 @@ async def test_blocks_become_readings_and_readings_one_charge(gateway, worker, p
     assert mine.cache >= kept * BYTES_PER_BLOCK
 
     later_ms = (mine.hour + HOUR_S) * 1000 + GRACE_MS
-    keeper = Bookkeeping(gateway.app[DATABASE], CollectorRegistry(), "x", closes=False)
+    keeper = Bookkeeping(gateway.app[DATABASE], CollectorRegistry(), closes=False)
     for _ in range(2):
         await keeper.once(later_ms)
     [charge] = await gateway.sql("SELECT * FROM residency_charge")
