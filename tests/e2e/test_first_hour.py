@@ -89,8 +89,9 @@ def test_every_block_runs_as_it_is_printed(clone, serving):
     assert min(cached[1:]) > 30, "the shared prompt is not found again"
     assert re.search(r"acme +headgate-demo +4 ", steps[5]), steps[5]
     assert "headgate-demo, cache_read" in steps[5]
-    assert "#" in steps[6]
-    assert "FAILED" not in steps[7]
+    assert "due_at" in steps[6]
+    assert "#" in steps[7]
+    assert "FAILED" not in steps[8]
     with urllib.request.urlopen(serving["HEADGATE_URL"] + "/console", timeout=30) as page:
         assert b"<form" in page.read()
 
