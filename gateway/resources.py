@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
 import redis.asyncio
@@ -22,14 +22,12 @@ from accounting.batches.file_store import FileStore
 from accounting.books.equations import EquationResult
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.prices.prices import next_change_ms
 from accounting.requests import request_log_pruning
-from accounting.tenants import adapters as registered
-from accounting.tenants import prefixes
 from accounting.upstreams import upstreams as stored_upstreams
 from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.types import Principal
+from gateway import changes
 from gateway.base.app_keys import (
     CACHE_SECRET,
     DATABASE,
@@ -48,7 +46,6 @@ from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer
-from gateway.base.running import Running
 from gateway.base.settings import SettingsError
 from gateway.books import journal_watch, spending
 from gateway.books.bookkeeping import Bookkeeping
@@ -73,7 +70,6 @@ from gateway.intake.intake import INTAKE
 from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
-from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
@@ -90,19 +86,16 @@ from gateway.upstreams import exchange
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import UpstreamMetrics
-from workers.process.rounds import heed_cancellation, repeat
+from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 
 logger = logging.getLogger(__name__)
 
-EPOCH_EVERY_S = 1.0
 REDIS_S = 1.0
 LAG_TICK_S = 0.1
 TRACE_TICK_S = 5.0
 PREFIX_TICK_S = 0.5
-PREFIX_EVERY_S = 2.0
-"""The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
 CANCEL_AGAIN_S = 1.0
 PRUNE_EVERY_S = 60.0
 T = TypeVar("T")
@@ -229,8 +222,8 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[FORGETS] = forgets = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
     async with (
-        _background(_pull_epoch(database, auth, prices, app[RUNNING])),
-        _background(_hear_changes(app[REDIS], forgets)),
+        _background(changes.pull_epoch(database, auth, prices, app[RUNNING])),
+        _background(changes.hear_changes(app[REDIS], forgets)),
         _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield
@@ -244,7 +237,7 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
         market.open(session)
         app[SERVE_UPSTREAMS] = lambda: foreign.serve(app)
         await foreign.serve(app)
-        async with _background(ask_sql(PREFIX_EVERY_S, lambda: foreign.serve(app), waits_first=True)):
+        async with _background(ask_sql(changes.PREFIX_EVERY_S, lambda: foreign.serve(app), waits_first=True)):
             yield
 
 
@@ -332,7 +325,7 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
-        _background(_pull_prefixes(app[DATABASE], known)),
+        _background(changes.pull_prefixes(app[DATABASE], known)),
         _background(repeat(PREFIX_TICK_S, lambda: filler.look(served.fleet.links))),
     ):
         yield
@@ -357,7 +350,7 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
     async with (
-        _background(_pull_adapters(app[DATABASE], keeper)),
+        _background(changes.pull_adapters(app[DATABASE], keeper)),
         _background(repeat(PREFIX_TICK_S, lambda: keeper.look(fleet.links))),
     ):
         yield
@@ -433,63 +426,6 @@ async def _watch_loop(metrics: Metrics) -> None:
         due = loop.time() + LAG_TICK_S
         await asyncio.sleep(LAG_TICK_S)
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
-
-
-async def _pull_epoch(database: Database, auth: Authenticator, prices: PriceCache, running: Running) -> None:
-    """Reads the version of what keys may do and of prices: it rises with each change, so what was read under it need not
-    be read again. Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
-    been admitted on what this process remembered when the key ended.
-    """
-
-    version, changes_at_ms = -1, None
-
-    async def pull() -> None:
-        nonlocal version, changes_at_ms
-        async with database.read() as conn:
-            if key_ids := running.key_ids:
-                running.end(await api_keys.ended_streams(conn, key_ids))
-            epoch, now_ms = await principals.auth_epoch(conn), clock.now_ms()
-            if epoch != version or (changes_at_ms is not None and changes_at_ms <= now_ms):
-                changes_at_ms = await next_change_ms(conn, now_ms)
-        version = epoch
-        auth.saw_epoch(epoch)
-        prices.saw(epoch, changes_at_ms)
-
-    await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
-
-
-async def _hear_changes(client: redis.asyncio.Redis, forgets: Sequence[Callable[[], None]]) -> None:
-    """Hears of changes sooner than the pull does; a missed message costs a second."""
-    while True:
-        try:
-            async with client.pubsub() as channel:
-                await channel.subscribe(REVOKED_CHANNEL)
-                while True:
-                    if await channel.get_message(ignore_subscribe_messages=True, timeout=REDIS_S):
-                        for forget in forgets:
-                            forget()
-                    heed_cancellation()
-        except (RedisError, OSError, TimeoutError):
-            heed_cancellation()
-            await asyncio.sleep(REDIS_S)
-
-
-async def _pull_prefixes(database: Database, known: PublicPrefixes) -> None:
-    async def pull() -> None:
-        async with database.read() as conn:
-            found = await prefixes.in_force(conn, int(time.time()))
-        known.replace(found)
-
-    await ask_sql(PREFIX_EVERY_S, pull)  # a deleted prefix that stays in use costs time, never correctness
-
-
-async def _pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
-    async def pull() -> None:
-        async with database.read() as conn:
-            found = await registered.known(conn, int(time.time()))
-        keeper.replace(found)
-
-    await ask_sql(PREFIX_EVERY_S, pull)
 
 
 async def _asked(work: Coroutine[Any, Any, T]) -> T:

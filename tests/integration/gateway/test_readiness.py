@@ -19,7 +19,7 @@ from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
-from gateway import readiness, resources
+from gateway import changes, readiness
 from gateway.base.app_keys import DATABASE, LIFECYCLE, REDIS
 from gateway.base.settings import GatewaySettings
 from gateway.metering.metering import METERING
@@ -222,7 +222,7 @@ async def test_o2_sql_that_is_gone_is_degraded_while_somebody_is_served_and_then
     tmp_path: Path, redis_url: str, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(readiness, "SILENT_S", 0.5)
-    monkeypatch.setattr(resources, "EPOCH_EVERY_S", 0.1)
+    monkeypatch.setattr(changes, "EPOCH_EVERY_S", 0.1)
     way = Way()
     server = await asyncio.start_server(way.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

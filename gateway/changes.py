@@ -1,0 +1,90 @@
+"""What others change and this process has to learn: rights of keys, prices, registered prefixes and adapters.
+
+SQL is read again and again, so that nothing is missed. Redis announces what cannot wait for the next reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from accounting.access import api_keys, principals
+from accounting.database.db import Database
+from accounting.prices.prices import next_change_ms
+from accounting.tenants import adapters as registered
+from accounting.tenants import prefixes
+from accounting.values import clock
+from gateway.base.lifecycle import ask_sql
+from gateway.base.running import Running
+from gateway.generation.adapters import AdapterKeeper
+from gateway.generation.prefixes import PublicPrefixes
+from gateway.http.auth import Authenticator
+from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.metering.price_cache import PriceCache
+from workers.process.rounds import heed_cancellation
+
+EPOCH_EVERY_S = 1.0
+ASKED_AGAIN_S = 1.0
+PREFIX_EVERY_S = 2.0
+"""The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
+
+
+async def pull_epoch(database: Database, auth: Authenticator, prices: PriceCache, running: Running) -> None:
+    """Reads the version of what keys may do and of prices: it rises with each change, so what was read under it need not
+    be read again. Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
+    been admitted on what this process remembered when the key ended.
+    """
+
+    version, changes_at_ms = -1, None
+
+    async def pull() -> None:
+        nonlocal version, changes_at_ms
+        async with database.read() as conn:
+            if key_ids := running.key_ids:
+                running.end(await api_keys.ended_streams(conn, key_ids))
+            epoch, now_ms = await principals.auth_epoch(conn), clock.now_ms()
+            if epoch != version or (changes_at_ms is not None and changes_at_ms <= now_ms):
+                changes_at_ms = await next_change_ms(conn, now_ms)
+        version = epoch
+        auth.saw_epoch(epoch)
+        prices.saw(epoch, changes_at_ms)
+
+    await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
+
+
+async def hear_changes(client: redis.asyncio.Redis, forgets: Sequence[Callable[[], None]]) -> None:
+    """Hears of changes sooner than the pull does; a missed message costs a second."""
+    while True:
+        try:
+            async with client.pubsub() as channel:
+                await channel.subscribe(REVOKED_CHANNEL)
+                while True:
+                    if await channel.get_message(ignore_subscribe_messages=True, timeout=ASKED_AGAIN_S):
+                        for forget in forgets:
+                            forget()
+                    heed_cancellation()
+        except (RedisError, OSError, TimeoutError):
+            heed_cancellation()
+            await asyncio.sleep(ASKED_AGAIN_S)
+
+
+async def pull_prefixes(database: Database, known: PublicPrefixes) -> None:
+    async def pull() -> None:
+        async with database.read() as conn:
+            found = await prefixes.in_force(conn, int(time.time()))
+        known.replace(found)
+
+    await ask_sql(PREFIX_EVERY_S, pull)  # a deleted prefix that stays in use costs time, never correctness
+
+
+async def pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
+    async def pull() -> None:
+        async with database.read() as conn:
+            found = await registered.known(conn, int(time.time()))
+        keeper.replace(found)
+
+    await ask_sql(PREFIX_EVERY_S, pull)
