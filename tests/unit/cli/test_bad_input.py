@@ -61,7 +61,8 @@ NEEDED = {
 
 @pytest.fixture(autouse=True)
 def closed(tmp_path, monkeypatch):
-    """Nothing is served, and nothing is started."""
+    """Nothing is served, nothing is started, and no command's variables are left for other tests."""
+    before = dict(os.environ)
 
     def no_start(*_: Any) -> None:
         raise SystemExit(0)
@@ -78,7 +79,9 @@ def closed(tmp_path, monkeypatch):
     monkeypatch.setenv("HEADGATE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("HEADGATE_API_KEY", "hg_admin_none")
     monkeypatch.setenv("HEADGATE_DATABASE_URL", f"sqlite+aiosqlite:///{tmp_path}/none/x.db")
-    return tmp_path
+    yield tmp_path
+    for name in os.environ.keys() - before.keys():
+        os.environ.pop(name)
 
 
 def judged(words: list[str], home: Any) -> None:
