@@ -16,7 +16,9 @@ VERSION = "1"
 """The version of the API; the program's version is not public."""
 REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
-_STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
+_STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
+_EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
+"""Before OpenAPI 3.2 the schema of an event stream describes each event."""
 
 
 class Failure(msgspec.Struct):
@@ -74,7 +76,7 @@ def _content(route: Route) -> dict[str, Any]:
         return {"application/octet-stream": {}}
     content = _json({"type": "object"})
     if route.path in _STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     return content
 
 
