@@ -1,4 +1,4 @@
-"""What others change and this process has to learn: rights of keys, prices, registered prefixes and adapters.
+"""Changes by others that this process has to learn: rights of keys, prices, registered prefixes and adapters.
 
 SQL is read again and again, so that nothing is missed. Redis announces what cannot wait for the next reading.
 """

@@ -18,7 +18,7 @@ REFERENCE = "#/components/schemas/{name}"
 _PARAMETER = re.compile(r"\{(\w+)(?::[^{}]*)?\}")
 _STREAMS = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"}
 _EVENT = {"type": "object", "properties": {"event": {"type": "string"}, "data": {"type": "string"}}}
-"""Before OpenAPI 3.2 the schema of an event stream describes each event."""
+"""The shape of each event of a stream: before OpenAPI 3.2 the schema of an event stream describes that."""
 
 
 class Failure(msgspec.Struct):
