@@ -31,6 +31,9 @@ MAX_HEADER_LINE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 MAX_QUEUE_BYTES = 256 * 1024
 """The number of unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
+LINGERING_S = 2.0
+"""The time for which the rest of a refused body is read and dropped. A connection that is closed while its client still
+sends is reset, and the client never sees why it was refused."""
 OPENAI_VERSION = "2020-10-01"
 
 
@@ -98,7 +101,7 @@ class GatewayProtocol(RequestHandler):
             max_field_size=MAX_HEADER_LINE_BYTES,
             max_headers=MAX_HEADERS,
             auto_decompress=False,
-            lingering_time=0.2,
+            lingering_time=LINGERING_S,
             **kwargs,
         )
         self._limits = server.limits

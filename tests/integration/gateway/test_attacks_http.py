@@ -218,6 +218,19 @@ async def test_attack_A09_too_large_a_body_is_413_before_it_is_read(shared_gatew
     assert status_of(answer) in {413, 0}  # the rest of the body may reset the connection
 
 
+async def test_a_client_that_still_sends_sees_why_its_body_was_refused(shared_gateway: RunningGateway) -> None:
+    """The connection is not reset while the client, on a busy machine, sends what it had begun."""
+    reader, writer = await shared_gateway.socket()
+    writer.write(post_head(shared_gateway, f"content-length: {1 << 30}"))
+    for _ in range(5):
+        await asyncio.sleep(0.2)
+        writer.write(b"x" * 1000)
+        await writer.drain()
+    answer = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert status_of(answer) == 413
+
+
 async def test_a_wanted_body_is_continued(shared_gateway: RunningGateway) -> None:
     body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
     reader, writer = await shared_gateway.socket()
