@@ -1,13 +1,14 @@
 """Headgate against vLLM's CPU build over HTTP: the same model, client and workloads, one server at a time, in rounds.
 
-The model is a random-weight Llama of 96M parameters in bfloat16 (run.py's tokenizer). Headgate is what `headgate up`
-starts by default; vLLM has all cores (it would leave one of two unused for computing), its documents' allocator and
-OpenMP library preloaded, and its prefix cache on; both choose the dtype themselves. Workloads: 32 users who share a
-1,024-token prefix at 8 streams; 32 different 512-token prompts at 8 streams; one stream of 128 in and 128 out; Poisson
-arrivals. Ratios are above 1 where Headgate is better: output tokens/s, and for Poisson the medians of time to first
-token and time between tokens; of several rounds the medians, with the lowest and highest. Beside each figure: the
-share of stolen CPU time, which on a shared host bounds what a figure is worth, and the cores that the server used.
-Odd rounds begin with Headgate, even ones with vLLM. Never part of a test run.
+The model has random weights in bfloat16: a Llama of 96M parameters, or with `--shape qwen3-0.6b` the shape of
+Qwen3-0.6B (run.py's tokenizer in both). Headgate is what `headgate up` starts by default; vLLM has all cores (it would
+leave one of two unused for computing), its documents' allocator and OpenMP library preloaded, and its prefix cache on;
+both choose the dtype themselves. Workloads: 32 users who share a 1,024-token prefix at 8 streams; 32 different
+512-token prompts at 8 streams; one stream of 128 in and 128 out; Poisson arrivals. Ratios are above 1 where Headgate is
+better: output tokens/s (for Poisson, where arrivals decide it, the median time between tokens), and the median time to
+the first token; of several rounds the medians, with the lowest and highest. Beside each figure: the share of stolen CPU
+time, which on a shared host bounds what a figure is worth, and the cores that the server used. Odd rounds begin with
+Headgate, even ones with vLLM. Never part of a test run.
 
     python benchmarks/compare_vllm.py --vllm-python /path/to/vllm/venv/bin/python --rounds 3 --output FILE
 
@@ -44,37 +45,56 @@ from typing import Any
 import run
 import serve
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 START_S = 600
 SERVERS = ("headgate", "vllm")
 PRELOADED = {"libtcmalloc_minimal": "Debian's libtcmalloc-minimal4", "libiomp5": "the wheel intel-openmp"}
 """Libraries that vLLM's documents tell to preload on x86, and where they come from."""
-NAME = "bench-llama-96m"
+NAME = "bench-model"
 MAX_LEN = 4096
 VOCAB = 8192
 
 
-def make_model(directory: Path) -> int:
+def shapes() -> dict[str, PreTrainedConfig]:
+    common: dict[str, Any] = {
+        "max_position_embeddings": MAX_LEN,
+        "tie_word_embeddings": True,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    return {
+        "llama-96m": LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            **common,
+        ),
+        "qwen3-0.6b": Qwen3Config(
+            vocab_size=151936,
+            hidden_size=1024,
+            intermediate_size=3072,
+            num_hidden_layers=28,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            head_dim=128,
+            **common,
+        ),
+    }
+
+
+def make_model(directory: Path, shape: str) -> int:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=768,
-        intermediate_size=2560,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        max_position_embeddings=MAX_LEN,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    model = LlamaForCausalLM(config)
-    model.to(torch.bfloat16).save_pretrained(directory)
+    config = shapes()[shape]
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(directory)
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(run.ROOT / "ops/demo_model/model" / name, directory / name)
     (directory / "generation_config.json").unlink()
-    run.write_tokenizer(directory / "tokenizer.json", VOCAB)
+    run.write_tokenizer(directory / "tokenizer.json", config.vocab_size)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -239,9 +259,10 @@ def stolen_share(before: list[int], after: list[int]) -> float:
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
+    first = {"ttft_ms": result["ttft_ms"]["p50"]}
     if result["load"]["rate"] > 0:
-        return {"ttft_ms": result["ttft_ms"]["p50"], "inter_token_ms": result["inter_token_ms"]["p50"]}
-    return {"output_tokens_per_s": result["output_tokens_per_s"]}
+        return {**first, "inter_token_ms": result["inter_token_ms"]["p50"]}
+    return {"output_tokens_per_s": result["output_tokens_per_s"], **first}
 
 
 Rounds = dict[str, dict[str, dict[str, Any]]]
@@ -283,6 +304,7 @@ def parse() -> argparse.Namespace:
     which.add_argument("--rounds", type=int, default=1, help="rounds 1 to N")
     which.add_argument("--round", type=int, help="this one alone, from 1 on")
     names = list(workloads(quick=False, rate=1.0))
+    parser.add_argument("--shape", choices=list(shapes()), default="llama-96m")
     parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rate", type=float, default=0.5, help="Poisson arrivals per second")
@@ -291,14 +313,14 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(options: argparse.Namespace, numbers: list[int], known: Rounds) -> int:
-    """Puts what it finds into `known`. Returns how many parameters the model has."""
+def measure(options: argparse.Namespace, report: dict[str, Any], output: Path) -> None:
+    """Writes the report behind every server, so that a run that is broken off keeps what it has found."""
     loads = workloads(options.quick, options.rate)
     with tempfile.TemporaryDirectory() as temporary:
         home = Path(temporary)
         model = home / NAME
-        num_parameters = make_model(model)
-        for number in numbers:
+        report["num_parameters"] = make_model(model, options.shape)
+        for number in [options.round] if options.round else range(1, options.rounds + 1):
             servers = {
                 "headgate": headgate(model, home / f"headgate-{number}", options.threads),
                 "vllm": vllm(options.vllm_python, model, home / "vllm.log", options.threads),
@@ -307,38 +329,36 @@ def measure(options: argparse.Namespace, numbers: list[int], known: Rounds) -> i
                 print(f"round {number}, {name}", flush=True)
                 with servers[name] as server:
                     found = drive(server, 100 * number, loads, options.workloads)
-                known.setdefault(str(number), {}).setdefault(name, {}).update(found)
-    return num_parameters
+                report["rounds"].setdefault(str(number), {}).setdefault(name, {}).update(found)
+                report["ratios"] = ratios(report["rounds"])
+                output.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def main() -> None:
     options = parse()
     date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     output = options.output or run.ROOT / f"benchmarks/results/{date}-vllm-cpu.json"
-    known = json.loads(output.read_text()) if output.exists() else {"commands": [], "rounds": {}}
-    machine = {
+    same = {"machine": machine(options, date), "shape": options.shape, "quick": options.quick}
+    known = json.loads(output.read_text()) if output.exists() else {"commands": [], **same, "rounds": {}}
+    if any(known[name] != value for name, value in same.items()):
+        raise SystemExit(f"{output} is of another machine, day, shape or length: name another --output.")
+    report = {"commands": [*known["commands"], command_line()], **same}
+    report |= {"num_parameters": 0, "ratios": {}, "rounds": known["rounds"]}
+    measure(options, report, output)
+    print(json.dumps(report["ratios"], indent=2))
+
+
+def machine(options: argparse.Namespace, date: str) -> dict[str, Any]:
+    return {
         "cores": os.cpu_count(),
         "cpu": cpu_name(),
+        "instructions": instructions(),
         "threads": options.threads,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": date,
         "vllm": version(options.vllm_python),
     }
-    if known["rounds"] and (known["machine"], known["quick"]) != (machine, options.quick):
-        raise SystemExit(f"{output} is of another machine, day or length: name another --output.")
-    numbers = [options.round] if options.round else list(range(1, options.rounds + 1))
-    num_parameters = measure(options, numbers, known["rounds"])
-    report = {
-        "commands": [*known["commands"], command_line()],
-        "machine": machine,
-        "quick": options.quick,
-        "num_parameters": num_parameters,
-        "ratios": ratios(known["rounds"]),
-        "rounds": known["rounds"],
-    }
-    output.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report["ratios"], indent=2))
 
 
 def command_line() -> str:
@@ -358,6 +378,12 @@ def cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def instructions() -> list[str]:
+    """Names this CPU's instruction sets, of those that decide how fast it multiplies."""
+    flags = Path("/proc/cpuinfo").read_text().split()
+    return [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if name in flags]
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_p2_a_missing_library_is_named_with_what_brings_it(compare, tmp_path, mo
 
 def test_p2_ratios_are_of_all_rounds_that_both_servers_ran(compare):
     def one(tokens: float) -> dict[str, object]:
-        return {"load": {"rate": 0.0}, "output_tokens_per_s": tokens}
+        return {"load": {"rate": 0.0}, "output_tokens_per_s": tokens, "ttft_ms": {"p50": 100.0 / tokens}}
 
     rounds = {
         "1": {"headgate": {"one": one(10.0), "shared": one(5.0)}, "vllm": {"one": one(20.0)}},
@@ -78,5 +78,8 @@ def test_p2_ratios_are_of_all_rounds_that_both_servers_ran(compare):
             "headgate output_tokens_per_s": {"median": 20.0, "lowest": 10.0, "highest": 30.0},
             "vllm output_tokens_per_s": {"median": 20.0, "lowest": 20.0, "highest": 20.0},
             "ratio of output_tokens_per_s": {"median": 1.0, "lowest": 0.5, "highest": 1.5},
+            "headgate ttft_ms": {"median": 6.67, "lowest": 3.33, "highest": 10.0},
+            "vllm ttft_ms": {"median": 5.0, "lowest": 5.0, "highest": 5.0},
+            "ratio of ttft_ms": {"median": 1.0, "lowest": 0.5, "highest": 1.5},
         }
     }
