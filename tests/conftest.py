@@ -15,6 +15,7 @@ import functools
 import importlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -50,6 +51,10 @@ httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 compiled_sql = importlib.import_module("compiled_sql")
 compiled_sql.share()
+
+# A shell's background job ignores Ctrl-C, and so would every server that a test starts and ends by it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Temporary folders may lie in memory, and most tests with a journal do not fill a disk. Before a default becomes of it.
 from workers.protocol import ballast  # noqa: E402

@@ -92,6 +92,15 @@ async def ready(home: Path, slot: int = 0, **expected: Any) -> Any:
     raise AssertionError(f"not ready: {status} {body}")
 
 
+async def drains(home: Path, slot: int) -> None:
+    """Waits until `/readyz` says so, which it does from the signal to the end of the grace."""
+    deadline = time.monotonic() + 60
+    while (answer := await ops(home, "/readyz", slot))[1]["status"] != "draining":
+        assert time.monotonic() < deadline, answer
+        await asyncio.sleep(0.02)
+    assert answer[0] == 503
+
+
 @asynccontextmanager
 async def one_process(home: Path, redis_url: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Over books of its own, ready."""
@@ -128,8 +137,10 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
     keys = await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
     fd = listener.fileno()
     ops_fd = ops_listener.fileno()
-    fds = {"HEADGATE_LISTEN_FD": str(fd), "HEADGATE_OPS_FD": str(ops_fd)}
-    processes = [start(environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), **fds), fd, ops_fd) for slot in (0, 1)]
+    more = {"HEADGATE_LISTEN_FD": str(fd), "HEADGATE_OPS_FD": str(ops_fd), "HEADGATE_DRAIN_GRACE_S": "4"}
+    processes = [
+        start(environment(tmp_path, redis_url, HEADGATE_SLOT=str(slot), **more), fd, ops_fd) for slot in (0, 1)
+    ]
     ops_url = f"http://127.0.0.1:{ops_listener.getsockname()[1]}"
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
@@ -151,10 +162,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
                 await asyncio.sleep(0.2)
                 for process in processes:
                     process.send_signal(signal.SIGTERM)
-                await asyncio.sleep(0.1)
-                for slot in (0, 1):
-                    status, answer_body = await ops(tmp_path, "/readyz", slot)
-                    assert (status, answer_body["status"]) == (503, "draining")
+                await asyncio.gather(*(drains(tmp_path, slot) for slot in (0, 1)))
                 assert await running == 200  # accepted before the drain, ended within it
             for process in processes:
                 assert await asyncio.to_thread(process.wait, 15) == 0
