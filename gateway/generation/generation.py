@@ -29,8 +29,9 @@ from gateway.routing.links.worker_link import LinkDown
 from gateway.routing.router import Pick
 from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
+from workers.protocol.counts import PromptCounts, TokenUsage
 from workers.protocol.frames import FrameError
-from workers.protocol.messages import Failed, Finished, FinishReason, PromptCounts, TokenDelta, TokenLogprob, TokenUsage
+from workers.protocol.messages import Failed, Finished, FinishReason, TokenDelta, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
