@@ -2,7 +2,7 @@
 
 A grant lies on the tenant's prepaid account until the close of a month uses it for usage (`invoices.py`) or it expires.
 A correction points at the row it corrects and never takes back more than was charged there. Before the row's period is
-closed the correction is an adjustment on the next invoice; afterwards it is a credit note with a number of its own.
+closed the correction is an adjustment on the next invoice; afterwards it is a credit note with its own number.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
 
 
 async def immutability(conn: AsyncConnection) -> EquationResult:
-    """Sealed days hold the rows that were sealed. Every correction is a row of its own and takes back no more than
+    """Sealed days hold the rows that were sealed. Every correction is a separate row and takes back no more than
     there was."""
     num_days, failures = await day_seals.broken(conn)
     missing = (

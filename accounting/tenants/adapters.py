@@ -21,7 +21,7 @@ from accounting.values.ids import new_id
 
 MAX_PER_MODEL = 256
 REMEMBERED_S = 7 * 86_400
-"""Seconds after its end for which a worker that still has an adapter is told to drop it."""
+"""Seconds after its end for which a worker that still has an adapter is asked to drop it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

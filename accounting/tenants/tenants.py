@@ -1,6 +1,6 @@
 """Tenants and their limits. Every change raises the auth epoch and is audited.
 
-Each tenant that is not archived has a name of its own, as commands find it by name. The operator's own tenant is not
+Each tenant that is not archived has its own name, as commands find it by name. The operator's own tenant is not
 one of them: it is neither listed nor found here.
 """
 

@@ -2,7 +2,7 @@
 
 A keyed request outlives its client. It is charged if and only if its answer was stored. A crash in between is repaired
 by the journal's replay, or by the key's next request, which take the posting from the stored answer. Batch lines have
-keys of their own, which no other request may use.
+their own keys, which no other request may use.
 """
 
 from __future__ import annotations

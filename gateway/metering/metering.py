@@ -102,7 +102,7 @@ async def metering(
 
 
 def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
-    """Returns the poster, which is a process of its own for a database server.
+    """Returns the poster, which is a separate process for a database server.
 
     SQLite's writers take turns best within one process.
     """
