@@ -74,9 +74,9 @@ from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
 from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
+from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
-from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import access_log, span_export
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics

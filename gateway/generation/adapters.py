@@ -14,7 +14,7 @@ from aiohttp import web
 
 from accounting.tenants.adapters import AdapterInfo
 from gateway.generation.models import Models
-from gateway.routing.upstream.native import WorkerLink
+from gateway.routing.links.worker_link import WorkerLink
 from workers.protocol.messages import AdapterCommand, AdapterState
 
 logger = logging.getLogger(__name__)

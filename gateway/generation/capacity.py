@@ -15,9 +15,9 @@ import msgspec
 
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.link import Link
 from gateway.routing.router import Prompt, Router
-from gateway.routing.upstream.base import Link
-from gateway.routing.upstream.fleet import Fleet
 from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
 

@@ -23,10 +23,10 @@ from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
 from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
+from gateway.routing.links import failures
+from gateway.routing.links.link import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.links.worker_link import LinkDown
 from gateway.routing.router import Pick
-from gateway.routing.upstream import failures
-from gateway.routing.upstream.base import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
-from gateway.routing.upstream.native import LinkDown
 from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.frames import FrameError

@@ -29,9 +29,9 @@ from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Reserved, Settled
 from gateway.metering.settlement import unstored
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.link import Mailbox
 from gateway.routing.router import Pick, Prompt, Router
-from gateway.routing.upstream.base import Mailbox
-from gateway.routing.upstream.fleet import Fleet
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
 

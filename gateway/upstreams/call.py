@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from accounting.values.types import BoughtAttempt, Usage
-from gateway.routing.upstream.base import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.links.link import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
 from gateway.upstreams import answer as answers
 from gateway.upstreams import exchange, outcomes
 from gateway.upstreams.answer import Answer

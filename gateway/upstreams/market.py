@@ -13,8 +13,8 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 
-from gateway.routing.upstream.base import Mailbox
-from gateway.routing.upstream.cache_view import CacheView
+from gateway.routing.links.cache_view import CacheView
+from gateway.routing.links.link import Mailbox
 from gateway.upstreams.call import Order, UpstreamCall
 from gateway.upstreams.place import Place
 from gateway.upstreams.wires.values import Ask, Counter, Upstream

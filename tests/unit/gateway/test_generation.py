@@ -10,7 +10,7 @@ import pytest
 from gateway.generation.generation import Generation
 from gateway.metering.leases import LOW_WATER, Extension
 from gateway.parsers.plain import PlainText
-from gateway.routing.upstream.base import Mailbox
+from gateway.routing.links.link import Mailbox
 from workers.protocol.messages import SamplingParams, TokenDelta
 
 STEP = 2 * LOW_WATER

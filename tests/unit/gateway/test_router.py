@@ -9,8 +9,8 @@ import pytest
 
 from cache.tree.hashing import group_hashes
 from gateway.base.errors import ApiError
+from gateway.routing.links.cache_view import CacheView
 from gateway.routing.router import Prompt, Router
-from gateway.routing.upstream.cache_view import CacheView
 from workers.protocol.messages import (
     AdapterState,
     CacheEvent,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from gateways import until
 
-from gateway.routing.upstream.base import Lost, Mailbox
-from gateway.routing.upstream.native import LinkDown, NativeCall, WorkerLink
+from gateway.routing.links.link import Lost, Mailbox
+from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
 from workers.protocol.connection import Connection
 from workers.protocol.messages import (
     CacheProbe,
@@ -83,7 +83,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
     server.close()
 
 
-def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> NativeCall:
+def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> WorkerCall:
     request = GenerateRequest(
         "req_1",
         "t",

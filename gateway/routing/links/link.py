@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from accounting.values.types import BoughtAttempt
 from gateway.base.errors import ApiError
-from gateway.routing.upstream.cache_view import CacheView
+from gateway.routing.links.cache_view import CacheView
 from workers.protocol.messages import AdapterState, Failed, Finished, GenerateRequest, Hello, TokenDelta, WorkerStatus
 from workers.protocol.registry import Registration
 
