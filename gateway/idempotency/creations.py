@@ -53,9 +53,7 @@ async def once(request: web.Request, known_by: Callable[[], Awaitable[bytes]], c
             if known is None:
                 answer = msgspec.json.encode(await create(conn))
                 sealed = sealing.seal(data_key, answer, key.encode())
-                await replies.store(
-                    conn, tenant_id, key, request_id=request_id, status=200, body=sealed, postings=()
-                )
+                await replies.store(conn, tenant_id, key, request_id=request_id, status=200, body=sealed, postings=())
                 return answer, False
     except replies.NoRoom as refusal:
         raise no_room(refusal, tenant_id) from None
