@@ -96,7 +96,9 @@ TENANCY_CLOSED = Equation(
     "tenancy closed",
     "Every row belongs to a tenant that exists, and refers only to keys, batches and engine records of that tenant.",
 )
-IDEMPOTENCY = Equation("I17", "idempotency", "A settle stands behind every stored answer of an Idempotency-Key.")
+IDEMPOTENCY = Equation(
+    "I17", "idempotency", "A settle stands behind every stored answer of an Idempotency-Key that costs something."
+)
 IMMUTABILITY = Equation(
     "I18",
     "immutability",

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from gateway.base import errors
 from gateway.generation import quotes
+from gateway.generation.embedding_models import EMBEDDING_MODELS
 from gateway.generation.models import ServedModel
 from gateway.generation.vectors import VectorPlan, answer, embeddings_body
 from gateway.http.route_table import Route
@@ -18,6 +19,7 @@ from gateway.idempotency import idempotency
 from gateway.routes import bought, common, pooling
 from gateway.schema import embeddings
 from gateway.schema.embeddings import EmbeddingFields
+from gateway.telemetry.keys import RECORD
 from gateway.text.pairs import cut_text
 from workers.protocol.messages import Hello, PoolingParams
 
@@ -33,7 +35,10 @@ async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, 
         common.unless_overloaded(request, value),
         quotes.bound(request, await plan(request, value, line)) as at_terms,
     ):
-        return await answer(request, at_terms)
+        try:
+            return await answer(request, at_terms)
+        finally:
+            request.app[EMBEDDING_MODELS].note(request[RECORD].model)  # the one that is billed
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> VectorPlan:
