@@ -23,7 +23,7 @@ from gateway.base.addresses import client_address
 from gateway.base.app_keys import REDIS, SETTINGS
 from gateway.console import formats, sessions
 from gateway.console.calls import Refused
-from gateway.console.navigation import screens_of
+from gateway.console.navigation import menu_of, screen_of
 from gateway.console.tables import exported
 from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
@@ -57,7 +57,12 @@ def _static(name: str) -> bytes:
 
 
 ASSETS = {
-    name: (_static(name), kind) for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript"))
+    name: (_static(name), kind)
+    for name, kind in (
+        ("console.css", "text/css"),
+        ("console.js", "text/javascript"),
+        ("mark.svg", "image/svg+xml"),
+    )
 }
 VERSION = hashlib.sha256(b"".join(data for data, _ in ASSETS.values())).hexdigest()[:12]
 """The version in the address of scripts and styles, so that a browser may keep them until they change."""
@@ -223,7 +228,8 @@ def _page(
     text = _ENVIRONMENT.get_template(template).render(
         viewer=viewer,
         role_name=viewer and ROLE_NAMES[viewer.role],
-        screens=screens_of(viewer.role) if viewer else [],
+        menu=menu_of(viewer.role) if viewer else {},
+        screen=screen_of(request.path.removeprefix(ROOT)),
         path=request.path,
         query=request.query,
         here=request.rel_url,

@@ -14,7 +14,7 @@ from aiohttp import web
 from yarl import URL
 
 from accounting.values import periods
-from gateway.console import pages
+from gateway.console import pages, spans
 from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
@@ -211,7 +211,7 @@ def _requests_of(found: Mapping[str, Any], viewer: Viewer) -> Any:
         if line["kind"] != "usage" or not line["model"]:
             return None
         start, end = periods.bounds(line["period"])
-        asked = owner | {"model": line["model"], "start_time": str(start), "end_time": str(end)}
+        asked = owner | {"model": line["model"], "from": spans.written(start), "until": spans.written(end)}
         return str(URL(pages.ROOT + "/requests").with_query(asked))
 
     return link

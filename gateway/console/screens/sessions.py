@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.console import charts, pages
+from gateway.console import charts, formats, pages
 from gateway.console.screens.request import MISSES, session_address
 from gateway.console.screens.requests import path_of, row_of
 from gateway.console.tables import Column, Table
@@ -39,6 +39,7 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
     asked = {"session_id": session_id, "project_id": project_id, "after": request.query.get("after")}
     found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, **asked)
     turns = turns_of(found["data"][::-1])
+    names = [str(turn["turn"]) for turn in turns]
     return pages.show(
         request,
         viewer,
@@ -49,8 +50,10 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
         older=found["last_id"] if found["has_more"] else None,
         num_broken=sum(bool(turn["broke"]) for turn in turns),
         table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
-        cost=charts.stacked([(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns], ("cost",)),
-        tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS)),
+        cost=charts.stacked(
+            [(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns], ("cost",), formats.short_money, names
+        ),
+        tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS), below=names),
     )
 
 

@@ -150,8 +150,8 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> charts.Bars | None:
             f" {step['num_prefill_tokens']} prompt and {step['num_decode_tokens']} output tokens"
         )
         values.append((label, {"prompt tokens": prefill, "output tokens": step["execute_ms"] - prefill}))
-    slowest = max(step["execute_ms"] for step in steps)
-    return charts.stacked(values, ("prompt tokens", "output tokens"), f"{slowest:.1f} ms")
+    below = [str(step["step"]) for step in steps]
+    return charts.stacked(values, ("prompt tokens", "output tokens"), lambda ms: f"{ms:,.0f} ms", below)
 
 
 ROUTES = [
