@@ -71,7 +71,7 @@ def moment(seconds: float | None) -> Markup | str:
 
 
 TONES = {
-    "good": ("active", "answered", "completed", "delivered", "enabled", "holds", "in force", "ok", "open", "paid", "ready"),
+    "good": ("active", "answered", "completed", "delivered", "enabled", "holds", "in force", "ok", "paid", "ready"),
     "bad": ("archived", "dead", "disabled", "expired", "failed", "fails", "lost", "server_error", "void", "revoked"),
     "warn": ("client_error", "client_gone", "draining", "refused", "suspended", "cancelled", "cancelling", "paused"),
 }

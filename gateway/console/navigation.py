@@ -57,7 +57,11 @@ def menu_of(role: Role) -> Mapping[str, Sequence[ScreenLink]]:
 
 def screen_of(path: str) -> str:
     """Returns the path of the screen that a page belongs to: `/requests` for `/requests/req_1`."""
+    path = _PAGES_OF_OTHERS.get(path, path)
     return next((screen.path for screen in SCREENS if screen.path and _is_below(path, screen.path)), "")
+
+
+_PAGES_OF_OTHERS = {"/issuer": "/invoices"}
 
 
 def _is_below(path: str, screen: str) -> bool:

@@ -21,7 +21,7 @@ from yarl import URL
 from gateway.base import errors
 from gateway.base.addresses import client_address
 from gateway.base.app_keys import REDIS, SETTINGS
-from gateway.console import formats, sessions
+from gateway.console import formats, sessions, uploads
 from gateway.console.calls import Refused
 from gateway.console.navigation import menu_of, screen_of
 from gateway.console.tables import exported
@@ -115,15 +115,23 @@ async def fields_of(request: web.Request) -> MultiDict[str]:
     """Reads a form. Raises `ApiError`."""
     if FORM in request:
         return request[FORM]
-    if request.content_type != "application/x-www-form-urlencoded":
+    read = _READERS.get(request.content_type)
+    if read is None:
         raise errors.ApiError(415, "The form must be urlencoded.", code="unsupported_media_type")
     data = await body.read(request, MAX_FORM_BYTES)
     try:
-        pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+        request[FORM] = MultiDict(read(data, request.headers[hdrs.CONTENT_TYPE]))
     except ValueError:
         raise errors.invalid("The form cannot be read.") from None
-    request[FORM] = MultiDict((name, value.strip()) for name, value in pairs)
     return request[FORM]
+
+
+def _urlencoded(data: bytes, _: str) -> list[tuple[str, str]]:
+    pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+    return [(name, value.strip()) for name, value in pairs]
+
+
+_READERS = {"application/x-www-form-urlencoded": _urlencoded, "multipart/form-data": uploads.fields}
 
 
 FORM = web.RequestKey("console_form", MultiDict[str])

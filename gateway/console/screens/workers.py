@@ -69,7 +69,7 @@ async def _one(request: web.Request, viewer: Viewer) -> Any:
 _EMPTY = "No worker is linked with this gateway. Start one with `headgate worker` or `headgate up`."
 _COLUMNS = (
     Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),
-    Column("state", "State"),
+    Column("state", "State", "state"),
     Column("model", "Model"),
     Column("running", "Running", "count"),
     Column("waiting", "Waiting", "count"),
@@ -85,7 +85,7 @@ _COLUMNS = (
 )
 _UPSTREAM_COLUMNS = (
     Column("id", "Upstream", "code"),
-    Column("breaker", "Breaker"),
+    Column("breaker", "Breaker", "state"),
     Column("kind", "API"),
     Column("served", "Models"),
     Column("running", "Running", "count"),
