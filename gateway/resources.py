@@ -52,11 +52,11 @@ from gateway.books.bookkeeping import Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.configuration import model_sources
-from gateway.generation import foreign, models
+from gateway.generation import foreign, model_files
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.capacity import Capacity
 from gateway.generation.embedding_models import EMBEDDING_MODELS, EmbeddingModels
-from gateway.generation.models import MODELS
+from gateway.generation.models import MODELS, Models
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
 from gateway.http import last_use
@@ -130,7 +130,7 @@ async def text(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     app[TEXT_WORK] = work = TextWork(settings.text_threads)
     app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work))
-    app[MODELS] = models.Models({})
+    app[MODELS] = Models({})
     await serve_models(app)
     yield
     work.close()
@@ -142,7 +142,7 @@ async def serve_models(app: web.Application) -> None:
     """
     served, settings = app[MODELS], app[SETTINGS]
     bought = {name for source in settings.upstreams.values() for name in source.models}
-    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(settings), served.served, bought))
+    found = await asyncio.to_thread(lambda: model_files.load_all(model_sources.of(settings), served.served, bought))
     served.serve(found)
     app[METRICS].serve_models([*found, *served.foreign_ids])
 

@@ -35,6 +35,20 @@ Factor = Literal["period_length", "volume", "model_mix", "tier_mix", "prompt_len
 Cause = Literal[Factor, "residency", "corrections", "rounding"]
 FACTORS: tuple[Factor, ...] = get_args(Factor)
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+MEANINGS: dict[Cause, str] = {
+    "period_length": "the length of the period",
+    "volume": "the number of requests a day",
+    "model_mix": "which models were asked",
+    "tier_mix": "how many requests were lines of batches",
+    "prompt_length": "the length of prompts",
+    "output_length": "the length of answers",
+    "cache": "how much of the prompts was cached",
+    "price": "the rates of the price sheet",
+    "residency": "KV that was kept",
+    "corrections": "credit notes and adjustments",
+    "rounding": "the rounding of each request's charge",
+}
+"""The causes in words, as a command and a page show them."""
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -95,4 +95,3 @@ _PLAIN = (
     *("attempt", "upstream", "model", "state", "started_at_ms", "provider_id", "drift"),
     *("expected_cost", "stated_cost"),
 )
-Row = Mapping[str, Any]

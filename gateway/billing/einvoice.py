@@ -22,7 +22,7 @@ from gateway.schema.money import percentage
 
 INVOICE, CREDIT_NOTE = "380", "381"
 SEPA_TRANSFER, TRANSFER = "58", "30"
-PIECE, GIGABYTE_HOURS = "C62", "C62"
+PIECE = "C62"
 MOST_DECIMALS = 2
 TOKENS_OF_A_RATE = 1_000_000
 NOT_SUBJECT = "not_subject"

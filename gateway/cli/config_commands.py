@@ -23,7 +23,7 @@ from gateway.cli.setting_rows import Row
 from gateway.configuration import model_sources
 from gateway.configuration.file import OF_ONE_PROCESS, ConfigFile, read
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
-from gateway.generation.models import check_names
+from gateway.generation.model_files import check_names
 from gateway.schema.settings import MASK, without_secrets
 
 _SECRET = re.compile(r"SECRET|PASSWORD|API_KEY")

@@ -15,7 +15,8 @@ from aiohttp import web
 from accounting.tenants.adapters import AdapterInfo
 from gateway.generation.models import Models
 from gateway.routing.links.worker_link import WorkerLink
-from workers.protocol.messages import AdapterCommand, AdapterState
+from workers.protocol.messages import AdapterCommand
+from workers.protocol.reports import AdapterState
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from accounting.database.db import Database
 from gateway.base.lifecycle import uninterrupted
 from gateway.journal.poster import Posted, Poster
 from workers.process import logs
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import Frames
-from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 CLOSE_S = 5.0
 NICENESS = 5

@@ -27,7 +27,8 @@ from gateway.upstreams.place import Place
 from gateway.upstreams.wires import kinds
 from gateway.upstreams.wires.values import Ask, Chunk, Counter
 from gateway.upstreams.witness import Judged
-from workers.protocol.messages import Finished, TimelineEvent, TokenDelta, TokenUsage
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import Finished, TimelineEvent, TokenDelta
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
-    AdapterReport,
-    AdapterState,
     Alive,
     CacheCommand,
     CacheEvent,
@@ -35,9 +34,6 @@ from workers.protocol.messages import (
     CacheProbed,
     Cancel,
     DrainCommand,
-    EngineAck,
-    EngineRecords,
-    EngineReport,
     ExtendLease,
     Failed,
     Finished,
@@ -45,12 +41,11 @@ from workers.protocol.messages import (
     Hello,
     Message,
     Region,
-    ResidencyReport,
     StepFrame,
     TokenDelta,
-    WorkerStatus,
 )
 from workers.protocol.patience import patience
+from workers.protocol.reports import AdapterReport, AdapterState, EngineReport, WorkerStatus
 
 logger = logging.getLogger(__name__)
 

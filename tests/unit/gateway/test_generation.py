@@ -25,9 +25,6 @@ class Admitted:
         self.budget_stop = None
         self.on_extended = lambda: None
 
-    def progress(self, num_received: int) -> None:
-        pass
-
     async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension:
         self.lease_bound += STEP
         loop = asyncio.get_running_loop()

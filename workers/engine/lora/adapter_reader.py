@@ -10,7 +10,8 @@ from pathlib import Path
 from workers.engine.lora.adapter_table import AdapterRead
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import StepRunner
-from workers.protocol.messages import AdapterCommand, AdapterReport
+from workers.protocol.messages import AdapterCommand
+from workers.protocol.reports import AdapterReport
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """The processes of the other ranks, as rank 0 sees them: it starts them, receives from them, and ends them. No torch.
 
 A worker that has lost a rank cannot compute and may hang in a collective, where nothing can wake it. So the watchers
-here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways resume
-elsewhere. A rank in turn dies with rank 0 (`follower`), so neither side outlives the other.
+here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways end its
+requests free of charge. A rank in turn dies with rank 0 (`follower`), so neither side outlives the other.
 """
 
 from __future__ import annotations

@@ -28,14 +28,8 @@ from workers.engine.values.abilities import GENERATES, Abilities
 from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import InputsAccount, PromptAccount, Residency
 from workers.engine.values.sampling_params import choice_seed
-from workers.protocol.messages import (
-    CacheReport,
-    FinishReason,
-    GenerateRequest,
-    TimelineEvent,
-    TokenLogprob,
-    TokenUsage,
-)
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import CacheReport, FinishReason, GenerateRequest, TimelineEvent, TokenLogprob
 
 MAX_TIMELINE_EVENTS = 256
 """Largest number of events of an attempt's timeline. Even a request that is preempted for ever ends with a frame of

@@ -25,17 +25,8 @@ from workers.engine.step.request_validator import RequestValidator
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.values.errors import Refusal
-from workers.protocol.messages import (
-    Cancel,
-    EngineRecord,
-    ExtendLease,
-    FailCode,
-    Failed,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    TokenUsage,
-)
+from workers.protocol.counts import EngineRecord, TokenUsage
+from workers.protocol.messages import Cancel, ExtendLease, FailCode, Failed, Finished, FinishReason, GenerateRequest
 
 logger = logging.getLogger(__name__)
 

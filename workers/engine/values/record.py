@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from workers.protocol.messages import PromptCounts
+from workers.protocol.counts import PromptCounts
 
 
 class PromptAccount:

@@ -14,14 +14,11 @@ from gateways import until
 from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
 from workers.protocol.connection import Connection
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, TokenUsage
 from workers.protocol.messages import (
     CacheProbe,
     Cancel,
     DrainCommand,
-    EngineAck,
-    EngineRecord,
-    EngineRecords,
-    EngineReport,
     ExtendLease,
     Finished,
     GenerateRequest,
@@ -30,10 +27,9 @@ from workers.protocol.messages import (
     SamplingParams,
     StepFrame,
     TokenDelta,
-    TokenUsage,
-    WorkerStatus,
 )
 from workers.protocol.registry import Registration
+from workers.protocol.reports import EngineReport, WorkerStatus
 
 
 class HandWorker:
