@@ -12,6 +12,7 @@ from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.http.sse import RESPONSES
 from gateway.parsers.parts import Text
 from gateway.text.choice import TokenEntry
 from gateway.text.tokenizer import ModelTokenizer
@@ -33,8 +34,7 @@ class Bill:
 class ResponseWriter:
     """The writer (`gateway/generation/writer.py`) of one response. Body and events are made by one `ResponseItems`."""
 
-    named_events = True
-    ends_with_done = True
+    style = RESPONSES
 
     def __init__(
         self,
