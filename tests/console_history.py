@@ -75,8 +75,8 @@ async def fill(database: Database, pepper: bytes, model: str, num_days: int = 50
             witnesses = [record(p.request_id, p.usage, tenant_id=p.tenant_id, root=p.root) for p in part]
             await request_postings.post_engine_records(conn, witnesses)
         rows = list(_rows(owners, model, int(now * 1000), chance))
-        await request_log.add(conn, rows)
         await label_usage.note(conn, rows)
+        await request_log.add(conn, rows)
     return owners
 
 
@@ -130,14 +130,15 @@ def _rows(owners: Sequence[Owner], model: str, now_ms: int, chance: random.Rando
         turn, talk = number % 9, number // 9
         has_lost = turn == 5 and talk % 3 == 0
         prompt = 900 + turn * 420
-        cached = 64 if has_lost else max(0, prompt - 500) // 64 * 64
+        cached = 64 if has_lost else max(0, prompt - 420 if turn else 0) // 64 * 64
+        kept = prompt // 64 * 64 - cached
         status, outcome, code = chance.choices(
             [(200, "ok", ""), (429, "refused", "rate_limit_exceeded"), (503, "server_error", "overloaded")],
             [93, 5, 2],
         )[0]
         is_ok = status == 200
         output = chance.randrange(40, 400) if is_ok else 0
-        usage = Usage(cached, prompt - cached, 0, output) if is_ok else Usage(0, 0, 0, 0)
+        usage = Usage(cached, kept, prompt - cached - kept, output) if is_ok else Usage(0, 0, 0, 0)
         ttft = chance.randrange(90, 900)
         yield LoggedRequest(
             request_id=f"req_{at_ms:012x}{chance.getrandbits(80):020x}",
@@ -157,7 +158,7 @@ def _rows(owners: Sequence[Owner], model: str, now_ms: int, chance: random.Rando
             finish_reason="stop" if is_ok else "",
             prompt_tokens=prompt,
             cached_tokens=cached if is_ok else 0,
-            cache_write_tokens=prompt - cached if is_ok else 0,
+            cache_write_tokens=kept if is_ok else 0,
             output_tokens=output,
             charge=pricing.charge(usage, RATES["interactive"]).total,
             currency="USD",
