@@ -55,6 +55,7 @@ from gateway.configuration import model_sources
 from gateway.generation import foreign, model_files
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.capacity import Capacity
+from gateway.generation.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.generation.models import MODELS, Models
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
@@ -221,6 +222,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[PRICES] = prices = PriceCache(database)
     app[FORGETS] = forgets = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
+    app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
         _background(changes.pull_epoch(database, auth, prices, app[RUNNING])),
         _background(changes.hear_changes(app[REDIS], forgets)),

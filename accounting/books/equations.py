@@ -96,7 +96,9 @@ TENANCY_CLOSED = Equation(
     "tenancy closed",
     "Every row belongs to a tenant that exists, and refers only to keys, batches and engine records of that tenant.",
 )
-IDEMPOTENCY = Equation("I17", "idempotency", "Every stored answer of an Idempotency-Key has a settle.")
+IDEMPOTENCY = Equation(
+    "I17", "idempotency", "Every stored answer of an Idempotency-Key that costs something has a settle."
+)
 IMMUTABILITY = Equation(
     "I18",
     "immutability",

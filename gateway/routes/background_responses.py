@@ -21,7 +21,7 @@ from gateway.base.app_keys import DETACHED, LIFECYCLE, SETTINGS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.sql import reading, writing
-from gateway.http.sse import EventStream, EventStyle
+from gateway.http.sse import RESPONSES, EventStream
 from gateway.responses import background, past, store
 from gateway.responses.background import Planned, own_request, packet_of
 from gateway.responses.texts import ResponseTexts
@@ -29,7 +29,6 @@ from gateway.routes import common
 from gateway.routes.response_plans import Checked, check, plan_chat, row_of, stores, writer_of
 from gateway.schema import query
 
-STYLE = EventStyle(named=True, ends_with_done=True)
 POLL_S, MAX_POLL_S, PING_S = 0.2, 1.6, 15.0
 """The times between two looks at SQL for more events, and after which a silent stream is pinged."""
 STOP_S = 10.0
@@ -150,7 +149,7 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
     if not row.is_background:
         raise errors.invalid("Only a response in the background can be streamed again.", "stream")
     number = -1 if number is None else number
-    out = EventStream(request, request.app[SETTINGS].write_timeout_s, style=STYLE)
+    out = EventStream(request, request.app[SETTINGS].write_timeout_s, style=RESPONSES)
     await out.start({})
     silent_s, pause_s = 0.0, POLL_S
     while True:

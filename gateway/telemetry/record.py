@@ -91,6 +91,10 @@ class RequestRecord:
     principal: Principal | None = None
     client_request_id: str = ""
     peer: str = ""
+    is_page_read: bool = False
+    """Whether a page of the console asks for what it shows. Such a request has no row in the request log: its key's
+    owner looks at the log and has sent nothing.
+    """
     traceparent: str = ""
     """The client's own header: tracing links or continues it; it is never trusted here."""
     model: str = ""

@@ -74,6 +74,7 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         table=tables.get(request.query.get("table", "")),
         found=found,
         waterfall=waterfall,
+        ticks=charts.time_ticks(found["timeline"]["phases"], found["duration_ms"]),
         events=tables["events"],
         price=tables["price"],
         prompt=_prompt(found["usage"]),

@@ -393,7 +393,8 @@ class ChunkRunner:
 
 
 def delivered(line_no: int, custom_id: str | None, stored: replies.Stored) -> LineEnd:
-    """Return the output line of a stored answer. The usage comes from its posting."""
+    """Return the output line of a stored answer. The usage comes from its posting, which every line has."""
+    assert stored.posting is not None
     return LineEnd(
         line_no=line_no,
         custom_id=custom_id,
