@@ -13,7 +13,7 @@ preferred, nothing is left over, and exchanging the periods negates every part.
 A factor without a value in one of the periods has the other period's value there. So all that a new or a vanished model
 changes is an effect of the mix, and all that a period without any request changes is one of the volume.
 
-What tokens times rates do not say has parts of its own: kept KV, corrections, and the rounding of each request.
+What tokens times rates do not explain has separate parts: kept KV, corrections, and the rounding of each request.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _paths(file: ConfigFile | None) -> Iterator[str]:
     for name, entry in {} if file is None else file.models.items():
         path = entry.told.path
         if path.startswith("/") and not Path(path, "config.json").is_file():
-            yield f"models.{name}.path is {path}, which is no directory with a config.json: name another, or a hub id."
+            yield f"models.{name}.path is {path}, which is not a directory with a config.json: name another, or a hub id."
 
 
 def _of_process(module: str, environ: Mapping[str, str]) -> Iterator[str]:

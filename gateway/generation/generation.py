@@ -40,7 +40,7 @@ FINAL_S = 5.0
 LEASE_RETRY_S = 0.25
 MAX_LEASE_MARKS = 256
 HOLD_MS = 10_000
-"""The wait that the worker is told while the client does not read. It is below the 15 s of silence after which a worker
+"""The wait that the worker gets while the client does not read. It is below the 15 s of silence after which a worker
 ends a parked sequence.
 """
 
@@ -330,7 +330,7 @@ class Generation:
         return self._state.leases
 
     def hold(self) -> None:
-        """Called when the client does not read: the lease is not extended, and the worker is told so that the sequence
+        """Called when the client does not read: the lease is not extended, and the worker is informed, so that the sequence
         parks.
         """
         self._held = True

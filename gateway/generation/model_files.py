@@ -82,7 +82,7 @@ def load(name: str, source: ModelSource) -> ServedModel:
 
 
 def _syntax(template: ChatTemplate | None, source: ModelSource) -> OutputSyntax:
-    """Returns the syntax of the model's outputs. A model that is told of tools in words is told Hermes' form."""
+    """Returns the syntax of the model's outputs. A model whose template knows no tools gets them in words, in Hermes' form."""
     if template is None:
         return OutputSyntax.of("", source.tool_format, source.reasoning_format)
     told = "" if template.knows_tools else "hermes"

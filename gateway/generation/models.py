@@ -31,7 +31,7 @@ from gateway.text.volatile import VolatileLine, VolatilePart, steady, volatile_l
 from gateway.upstreams.wires.values import Counter
 
 MAX_VOLATILE_CHARS = 32 * 1024
-"""Volatile lines are blamed for a miss only within so many characters of a prompt."""
+"""Volatile lines are blamed for a miss only within this number of characters of a prompt."""
 MAX_TOKENS = MAX_VALUES
 """The bound on the tokens of one text, whatever the context. No more tokens are turned into Python objects."""
 
@@ -103,7 +103,7 @@ class ServedModel:
     ) -> ChatPrompt:
         """Renders and tokenizes a conversation with its tools. If it `continues`, the text ends with the last message,
         which stays open; `is_cut` if the prompt may be too long, because it is shortened afterwards; if
-        `moves_volatile`, volatile lines of the system prompt are put behind what the cache can serve. Runs in a thread.
+        `moves_volatile`, volatile lines of the system prompt are put after what the cache can serve. Runs in a thread.
         Raises `ApiError` 400.
         """
         template, break_up = self._need_template(), self.tokenizer.break_up
@@ -222,7 +222,7 @@ class ServedModel:
 def kept_prompt(
     model: ServedModel, max_len: int, prompt: array[int], asked: int | None, keep: int | None, side: str | None
 ) -> array[int]:
-    """Returns the prompt with at most `keep` tokens: None keeps all, -1 as many as fit beside an output of `asked`. The
+    """Returns the prompt with at most `keep` tokens: None keeps all, -1 as many as fit with an output of `asked`. The
     end stays unless `side` is "right".
     """
     if keep == -1:

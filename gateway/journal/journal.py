@@ -26,7 +26,7 @@ import msgspec
 
 from accounting.values import clock
 from accounting.values.types import Opened, Posting
-from gateway.journal import journal_records as records
+from gateway.journal import journal_records
 from workers.protocol.ballast import BALLAST_BYTES, is_full
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
 from workers.protocol.segments import Left, Log, recover, take_slot
@@ -105,13 +105,13 @@ class Journal:
 
     async def open(self, opened: Opened) -> None:
         """Writes an OPEN, before dispatch. It is then in the file, not yet on the disk."""
-        await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
+        await self._append(Kind.OPEN, journal_records.encode(opened), opened.request_id, durable=False)
 
     async def end(self, posting: Posting) -> None:
         """Writes an ending durably, before the client sees the end of its reply."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
         began = time.perf_counter()
-        await self._append(kind, records.encode(posting), posting.request_id, durable=True)
+        await self._append(kind, journal_records.encode(posting), posting.request_id, durable=True)
         self._committed(time.perf_counter() - began)
 
     def forget(self, request_id: str) -> None:
@@ -201,7 +201,7 @@ class Journal:
         self._log.write(self._log.chain.encode(Kind.SEAL, self._sealed()))
 
     def _sealed(self) -> bytes:
-        return records.encode(records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
+        return journal_records.encode(journal_records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
 
     # The syncer thread
 
@@ -307,7 +307,7 @@ async def open_journal(
     chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
     unended = _unended(left)
     # They are copied into the new segment, so that a crash before the VOIDs below loses none of them.
-    running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
+    running = {request_id: journal_records.encode(opened) for request_id, opened in unended.items()}
     header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, left.boot + 1)
     log = Log(directory, lock, chain, ballast_bytes=ballast_bytes, sync=sync)
     journal = Journal(log, header, running, segment_bytes, sync, committed)
@@ -322,10 +322,10 @@ def _unended(left: Left) -> dict[str, Opened]:
     running: dict[str, Opened] = {}
     for record in left.records:
         if record.kind == Kind.OPEN:
-            opened = records.opened(record.payload)
+            opened = journal_records.opened(record.payload)
             running[opened.request_id] = opened
         elif record.kind in (Kind.SETTLE, Kind.VOID):
-            running.pop(records.posting(record.payload).request_id, None)
+            running.pop(journal_records.posting(record.payload).request_id, None)
     return running
 
 

@@ -1,4 +1,4 @@
-"""A poster in a process of its own, so that a posting's statements block nothing on the gateway's loop.
+"""A poster in a separate process, so that a posting's statements block nothing on the gateway's loop.
 
 The two processes share one socket, with one call at a time. The poster's process ends when the socket does. If a call
 is under way it ends at once, because the gateway has died or has given it up; for SQL this is an unknown COMMIT like

@@ -2,7 +2,7 @@
 
 Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
 of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
-must happen even if the caller goes runs in tasks of its own, which `drain` awaits. Knows prices only as integers handed
+must happen even if the caller goes runs in separate tasks, which `drain` awaits. Knows prices only as integers handed
 on; no HTTP bodies, no frames, no text.
 """
 

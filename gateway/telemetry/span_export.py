@@ -1,4 +1,4 @@
-"""The OpenTelemetry SDK's side of tracing: planned spans become spans with the ids that were told before, and a thread of
+"""The OpenTelemetry SDK's side of tracing: planned spans become spans with the ids that were sent before, and a thread of
 the SDK sends them by OTLP. What has no room, and what the collector does not take, is dropped and counted.
 """
 
@@ -56,7 +56,7 @@ def parse(traceparent: str) -> SpanContext | None:
 
 @dataclass(frozen=True)
 class TraceIds:
-    """The two spans of a request whose ids were told before the spans were made."""
+    """The two spans of a request whose ids were sent before the spans were made."""
 
     server: SpanContext
     client: SpanContext

@@ -64,7 +64,7 @@ class UpstreamCall:
         number: int,
         ended: Callable[[UpstreamCall], None],
     ) -> None:
-        """`places` chooses the next place, given those that were tried; `ended` is told once nothing more comes."""
+        """`places` chooses the next place, given those that were tried; `ended` is called once nothing more comes."""
         self.worker = f"upstream:{order.served}"
         self.bought: list[BoughtAttempt] = []
         self._order, self._places, self._session = order, places, session
@@ -159,7 +159,7 @@ class UpstreamCall:
         self._tell(chunk.index, answer.shown, chunk.text, chunk.reasoning, calls)
 
     async def _covered(self, num_tokens: int) -> None:
-        """Waits until the lease covers so many tokens. Raises `LeaseEnded` if it never will."""
+        """Waits until the lease covers that number of tokens. Raises `LeaseEnded` if it never will."""
         while num_tokens > self._bound:
             if self._is_last or self._bound >= self._wanted:
                 raise LeaseEnded

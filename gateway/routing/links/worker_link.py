@@ -90,7 +90,7 @@ class WorkerCall:
         return self._request.request_id, self._request.attempt
 
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
-        """Extends the lease. Each message has a number of its own on the wire, so a repeated bound restarts the parking
+        """Extends the lease. Each message has its own number on the wire, so a repeated bound restarts the parking
         clock.
         """
         self._lease_seq += 1
@@ -192,7 +192,7 @@ class WorkerLink:
 
     @contextmanager
     def promised(self, num_uncached: int) -> Iterator[None]:
-        """Counts a request that is about to be sent as this worker's load, so that others are placed beside it."""
+        """Counts a request that is about to be sent as this worker's load, so that the next ones are placed accordingly."""
         self._num_promised += 1
         self._num_promised_tokens += num_uncached
         try:

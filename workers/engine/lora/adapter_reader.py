@@ -1,4 +1,4 @@
-"""Reads adapters from files into memory, beside the engine thread; one at a time, and each once."""
+"""Reads adapters from files into memory, outside the engine thread; one at a time, and each once."""
 
 from __future__ import annotations
 

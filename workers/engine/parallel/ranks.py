@@ -42,7 +42,7 @@ class _Process:
 
 
 class Ranks:
-    """A context: inside it `size - 1` processes run beside this one. With a size of 1 there are none."""
+    """A context: inside it `size - 1` other processes run. With a size of 1 there are none."""
 
     def __init__(self, size: int, meeting: Path, command: Sequence[str] = _FOLLOWER) -> None:
         """The ranks find each other by the file `meeting`, which must not exist yet."""

@@ -212,7 +212,7 @@ class Attempt:
         own = () if sampling.ignore_eos else eos_token_ids
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
         self.prompt = array("i", message.prompt)
-        # An adapter's KV lies in regions of its own: the region id from the caller is followed by the adapter's
+        # An adapter's KV lies in its own regions: the region id from the caller is followed by the adapter's
         # identity.
         identity = b"" if adapter is None else adapter.identity
         self.path: NamespacePath = tuple(PathEntry(r.id + identity, r.end) for r in message.namespace)

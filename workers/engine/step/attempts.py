@@ -35,7 +35,7 @@ GRAMMARS_RETRY_MS = 2000
 
 
 class GrammarSource(Protocol):
-    """Compiler that works beside the engine thread (grammars/compiling.py). None of its calls waits."""
+    """Compiler that works outside the engine thread (grammars/compiling.py). None of its calls waits."""
 
     def ask(self, key: Key, text: str) -> Compiled | None:
         """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
