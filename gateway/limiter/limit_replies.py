@@ -6,7 +6,7 @@ Formats are OpenAI's, and Anthropic's for its endpoints (api.md section 7). Know
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from accounting.values import time_zones

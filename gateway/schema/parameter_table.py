@@ -47,7 +47,7 @@ class Parameter:
         """Returns whether the value asks for nothing: absent, switched off, or the default."""
         if item is None:
             return True
-        if _is_among(item, self.off):
+        if self.off and _is_among(item, self.off):
             return True
         if self.empty_counts or (item is False and True in self.off):
             return False
@@ -57,10 +57,7 @@ class Parameter:
 def _is_among(item: Any, others: tuple[Any, ...]) -> bool:
     """Compares a JSON value with others: true is not 1, and 1 is 1.0."""
     is_bool = item is True or item is False
-    for other in others:
-        if item == other and (other is True or other is False) == is_bool:
-            return True
-    return False
+    return any(item == other and (other is True or other is False) == is_bool for other in others)
 
 
 def _honoured(
