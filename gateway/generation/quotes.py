@@ -43,7 +43,7 @@ P = TypeVar("P", AnswerPlan, VectorPlan)
 
 @dataclass(frozen=True)
 class Part:
-    """What a worker reads as one text: a prompt, or one of the inputs of a request for vectors."""
+    """A text that a worker reads by itself: a prompt, or one of the inputs of a request for vectors."""
 
     order: EngineRequest
     tokens: array[int]
