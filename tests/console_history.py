@@ -133,8 +133,7 @@ def _rows(owners: Sequence[Owner], model: str, now_ms: int, chance: random.Rando
         cached = 64 if has_lost else max(0, prompt - 420 if turn else 0) // 64 * 64
         kept = prompt // 64 * 64 - cached
         status, outcome, code = chance.choices(
-            [(200, "ok", ""), (429, "refused", "rate_limit_exceeded"), (503, "server_error", "overloaded")],
-            [93, 5, 2],
+            [(200, "ok", ""), (429, "refused", "rate_limit_exceeded"), (503, "server_error", "overloaded")], [93, 5, 2]
         )[0]
         is_ok = status == 200
         output = chance.randrange(40, 400) if is_ok else 0
@@ -175,7 +174,12 @@ def _rows(owners: Sequence[Owner], model: str, now_ms: int, chance: random.Rando
 
 def _timeline(first_us: int, end_us: int, num_computed: int) -> str:
     marks = {"accepted": 0, "authenticated": 180, "tokenized": 1_450, "admitted": 3_900, "dispatched": 4_300}
-    ends = {"first_byte": first_us + 900, "finished": end_us + 1_300, "settled": end_us + 3_400, "last_byte": end_us + 3_500}
+    ends = {
+        "first_byte": first_us + 900,
+        "finished": end_us + 1_300,
+        "settled": end_us + 3_400,
+        "last_byte": end_us + 3_500,
+    }
     half = num_computed // 2
     return timelines.pack(
         [Event(name, at) for name, at in {**marks, **ends}.items()],

@@ -58,11 +58,7 @@ def _static(name: str) -> bytes:
 
 ASSETS = {
     name: (_static(name), kind)
-    for name, kind in (
-        ("console.css", "text/css"),
-        ("console.js", "text/javascript"),
-        ("mark.svg", "image/svg+xml"),
-    )
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript"), ("mark.svg", "image/svg+xml"))
 }
 VERSION = hashlib.sha256(b"".join(data for data, _ in ASSETS.values())).hexdigest()[:12]
 """The version in the address of scripts and styles, so that a browser may keep them until they change."""

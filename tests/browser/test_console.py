@@ -93,9 +93,7 @@ def used(server: Server) -> Used:
     async def fill() -> Sequence[Owner]:
         database = Database(f"sqlite+aiosqlite:///{server.home / 'headgate.db'}")
         try:
-            return await console_history.fill(
-                database, (server.home / "secrets" / "pepper").read_bytes(), server.model
-            )
+            return await console_history.fill(database, (server.home / "secrets" / "pepper").read_bytes(), server.model)
         finally:
             await database.close()
 
@@ -130,7 +128,12 @@ def test_every_screen_is_readable_and_stays_on_this_host(
 def test_the_pages_behind_the_tables_are_readable_too(chromium: Any, used: Used, size: str, scheme: str) -> None:
     tenant = used.owner.tenant_id
     with visitor(chromium, used.server, used.key_of("operator"), size, color_scheme=scheme) as one:
-        paths = [f"/tenants/{tenant}", f"/tenants/{tenant}/billing", f"/keys?project_id={tenant}", f"/keys/{used.owner.key_id}"]
+        paths = [
+            f"/tenants/{tenant}",
+            f"/tenants/{tenant}/billing",
+            f"/keys?project_id={tenant}",
+            f"/keys/{used.owner.key_id}",
+        ]
         paths += ["/keys/new", "/issuer", "/prices/edit?like=history-3@1", "/prices/history-3/1", "/cache/prefixes"]
         paths += [f"/usage/changes?project_id={tenant}", "/usage/labels", f"/usage?group=tenant&project_id={tenant}"]
         paths += [f"/invoices/draft?project_id={tenant}&period={time.strftime('%Y-%m', time.gmtime())}"]

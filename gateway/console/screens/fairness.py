@@ -66,9 +66,7 @@ _SHARES = (
 )
 _REFUSALS = (
     Column(
-        "tenant",
-        "Tenant",
-        link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}&outcome=refused",
+        "tenant", "Tenant", link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}&outcome=refused"
     ),
     Column("code", "Reason", "code"),
     Column("num_requests", "Refused requests", "count"),

@@ -53,7 +53,10 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
         num_broken=sum(bool(turn["broke"]) for turn in turns),
         table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
         cost=charts.stacked(
-            [(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns], ("cost",), formats.short_money, names
+            [(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns],
+            ("cost",),
+            formats.short_money,
+            names,
         ),
         tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS), below=names),
     )

@@ -111,7 +111,11 @@ async def planted(shared_gateway: RunningGateway) -> tuple[str, str]:
                     "threshold_amount": 100,
                     "currency": "USD",
                     "interval": "month",
-                    "notification_channel": {"type": "email", "recipients": ["=1@example.com"], "subject_prefix": HOSTILE},
+                    "notification_channel": {
+                        "type": "email",
+                        "recipients": ["=1@example.com"],
+                        "subject_prefix": HOSTILE,
+                    },
                 },
             ),
         ):
@@ -157,7 +161,9 @@ async def test_hostile_text_is_inert_on_every_page_and_in_every_export_of_the_op
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         starts = ["", f"/tenants/{tenant}", f"/tenants/{tenant}/billing", f"/keys?project_id={tenant}", "/issuer"]
         starts += ["/usage/labels", "/usage/labels?label=metadata." + quote(HOSTILE), f"/prices?tenant_id={tenant}"]
-        starts += [f"/{name}?project_id={quote(HOSTILE)}&model={quote(HOSTILE)}" for name in ("requests", "usage", "sessions")]
+        starts += [
+            f"/{name}?project_id={quote(HOSTILE)}&model={quote(HOSTILE)}" for name in ("requests", "usage", "sessions")
+        ]
         found = await walk(operator, starts)
         texts = "".join(page.text for page in found if page.headers["content-type"].startswith("text/html"))
         assert texts.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
@@ -187,7 +193,9 @@ async def test_another_tenants_ids_open_nothing_on_any_screen(
         for path in GETS + POSTS:
             method = "POST" if path in POSTS else "GET"
             for one in (owner, request_id, key_id):
-                target = re.sub(r"\{(\w+)\}", lambda m, one=one: ids[m[1]] if m[1] != "id" and m[1] in ids else one, path)
+                target = re.sub(
+                    r"\{(\w+)\}", lambda m, one=one: ids[m[1]] if m[1] != "id" and m[1] in ids else one, path
+                )
                 if path in {"/console/sign-out", "/console/sign-in", "/console/assets/{version}/{name}"}:
                     continue
                 query = {"project_id": owner, "api_key_id": key_id, "tenant_id": owner, "session": "none"}

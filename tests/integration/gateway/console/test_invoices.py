@@ -201,7 +201,7 @@ async def test_the_issuers_logo_is_uploaded_checked_and_removed(shared_gateway):
         async def upload(content: bytes, token: str) -> Page:
             form = aiohttp.FormData()
             form.add_field("form_token", token)
-            form.add_field("logo", content, filename="l\"ogo.png", content_type="image/png")
+            form.add_field("logo", content, filename='l"ogo.png', content_type="image/png")
             async with operator.session.post("/console/issuer/logo", data=form) as answer:
                 return Page(answer.status, str(answer.url.relative()), await answer.text(), {})
 

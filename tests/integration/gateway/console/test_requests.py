@@ -211,7 +211,10 @@ async def test_what_a_page_reads_is_no_request_of_the_key_and_what_a_form_sends_
 
 async def test_the_times_of_a_link_are_the_filters_of_the_page_that_it_leads_to(shared_gateway: RunningGateway) -> None:
     owner, key = await shared_gateway.new_tenant("follows links")
-    inside, outside = await add(shared_gateway, 70, tenant_id=owner), await add(shared_gateway, -7_200_000, tenant_id=owner)
+    inside, outside = (
+        await add(shared_gateway, 70, tenant_id=owner),
+        await add(shared_gateway, -7_200_000, tenant_id=owner),
+    )
     hour = half_an_hour_ago() // 3600 * 3600
     start = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(hour))
     end = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(hour + 3600))
