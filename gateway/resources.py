@@ -106,7 +106,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[METRICS] = metrics = Metrics(app[SETTINGS].slot)
     settings = app[SETTINGS]
     app[TRACING] = traces = Tracing(
-        settings.trace_ratio, settings.trace_parent_from, span_export.exporter(), slot=settings.slot
+        settings.trace_ratio, settings.trace_parent_from, span_export.exporter(slot=settings.slot)
     )
     metrics.registry.register(TracingMetrics(traces))
     app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]

@@ -31,7 +31,7 @@ async def tenant_names(viewer: Viewer) -> Mapping[str, str]:
 
 def named(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the rows with the names of their tenants, for the column `TENANT`."""
-    return [{**row, "tenant": names.get(row["project_id"] or "", row["project_id"])} for row in rows]
+    return [{**row, "tenant": names.get(row.get("project_id") or "", row.get("project_id"))} for row in rows]
 
 
 def _tenant_page(row: Mapping[str, Any]) -> str | None:

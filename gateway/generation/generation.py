@@ -352,7 +352,7 @@ class Generation:
         counts = self._prompt_counts()
         if self.order.is_bought:
             return _usage(counts, counts.output if isinstance(counts, TokenUsage) else self.num_received)
-        output = sum(choice.text.num_tokens for choice in self._choices)
+        output = sum([choice.text.num_tokens for choice in self._choices])
         if self.order.beams is not None:
             output = self._state.num_spent
         return _usage(counts, output)

@@ -382,6 +382,8 @@ def _outcome(error: BaseException | None) -> Outcome:
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
+    if len(usages) == 1:
+        return usages[0]
     return Usage(
         sum(usage.cache_read for usage in usages),
         sum(usage.cache_write for usage in usages),

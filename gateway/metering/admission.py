@@ -26,7 +26,7 @@ from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, LimitSubject
+from gateway.limiter.rules import BudgetUse, LimitSubject, Subjects
 from gateway.metering.leases import Extension, Lease, ladder
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache, PricesUnknown
@@ -91,6 +91,7 @@ class Admission:
         self._database = database
         self._backlog = backlog
         self._slot = slot
+        self._subjects = Subjects()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def admit(self, ask: AdmissionRequest, root: str) -> Admitted:
@@ -107,7 +108,7 @@ class Admission:
         facts = ask.facts
         price = ask.price or await self.price(facts.tenant_id, facts.model, facts.tier, base=ask.base)
         model = ask.base or facts.model
-        holder = LimitSubject.of(
+        holder = self._subjects.of(
             facts.request_id, ask.principal, model, facts.tier, now_ms=_now_ms(), end_user=facts.user
         )
         verdict = await self._reserve(ask, holder, price)

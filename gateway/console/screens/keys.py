@@ -111,7 +111,7 @@ async def rotate(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     form = await pages.fields_of(request)
     try:
         made = await viewer.post(
-            f"{_one(request, viewer)}/rotate", {"overlap_seconds": choices.number(form["overlap"])}
+            f"{_one(request, viewer)}/rotate", {"overlap_seconds": choices.number(form.get("overlap"))}
         )
     except Refused as refused:
         return await _key_page(request, viewer, refused)

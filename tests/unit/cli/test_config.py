@@ -161,6 +161,10 @@ def test_a_gateway_reads_the_models_from_the_same_file(tmp_path):
         ("[drain_s]", "drain_s in {} must be a number"),
         ("models = 3", "models in {} must be tables like"),
         ("[models.a]", "models.a in {} has no path, which every model needs."),
+        (
+            "[models.a]\npath = '/x'\ntool_format = 'qwen9'",
+            "models.a.tool_format: must be one of hermes, qwen3_coder, ",
+        ),
         ("[models.a]\npath = 3", "models.a.path: input should be a valid string, not '3' (in {})."),
         (
             "[models.a]\npath = '/x'\nreplicas = 0",
