@@ -133,8 +133,8 @@ def _over_limit(
 
 def _told(wait_ms: int) -> int:
     """Returns the wait to send to the client. A window counts by buckets, so a minute takes up to a second more to
-    pass. If SDKs are told more than a minute, they use their own short waits instead and are refused until they give
-    up. If they are told a minute, they come back once more at worst.
+    pass. If SDKs get a wait of more than a minute, they use their own short waits instead and are refused until they give
+    up. If they get a minute, they come back once more at worst.
     """
     return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 

@@ -2,7 +2,7 @@
 
 Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
 of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
-must happen even if the caller goes runs in tasks of its own, which `drain` awaits. Knows prices only as integers handed
+must happen even if the caller goes runs in separate tasks, which `drain` awaits. Knows prices only as integers handed
 on; no HTTP bodies, no frames, no text.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -34,9 +33,6 @@ from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
-
-PROGRESS_TOKENS = 64
-PROGRESS_S = 0.5
 
 T = TypeVar("T")
 
@@ -285,8 +281,6 @@ class Admitted:
         self._price = price
         self._lease = lease
         self._has_ended = False
-        self._noted_tokens = 0
-        self._noted_at = time.monotonic()
 
     @property
     def root(self) -> str:
@@ -314,14 +308,6 @@ class Admitted:
         """
         counted = -1 if cached_tokens is None else self._opened.prompt_tokens - cached_tokens
         return await self._lease.extend(num_received, counted)
-
-    def progress(self, num_received: int) -> None:
-        """Notes progress in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
-        now = time.monotonic()
-        if num_received - self._noted_tokens < PROGRESS_TOKENS and now - self._noted_at < PROGRESS_S:
-            return
-        self._noted_tokens, self._noted_at = num_received, now
-        self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
 
     def posting(
         self,

@@ -1,4 +1,4 @@
-"""Planned spans get the ids that were told before, and wait for the thread that sends them by OTLP. What has no room, and
+"""Planned spans get the ids that were sent before, and wait for the thread that sends them by OTLP. What has no room, and
 what the collector does not take, is dropped and counted.
 """
 
@@ -73,7 +73,7 @@ def parse(traceparent: str) -> SpanContext | None:
 
 @dataclass(frozen=True)
 class TraceIds:
-    """The two spans of a request whose ids were told before the spans were made."""
+    """The two spans of a request whose ids were sent before the spans were made."""
 
     server: SpanContext
     client: SpanContext

@@ -24,7 +24,7 @@ ACCESS = "gateway.access"
 """The logger of lines that are equal to each other and all count."""
 FORM = "HEADGATE_LOG_FORM"
 QUIET = ("aiohttp", "celery", "kombu")
-"""Libraries of which only warnings are told."""
+"""Libraries of which only warnings are logged."""
 
 _KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
 _encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
