@@ -93,8 +93,8 @@ F = TypeVar("F", bound=VectorFields)
 
 def read(kind: type[F], value: dict[str, Any]) -> tuple[F, list[str]]:
     """Reads a body. Returns (the request, names of ignored fields). Raises `ApiError` 400."""
-    unsupported = {name: hint for name, hint in UNSUPPORTED.items() if value.get(name) not in _OFF}
-    ignored = check_others(value, frozenset(kind.__struct_fields__), unsupported)
+    honoured = frozenset(kind.__struct_fields__)
+    ignored = check_others(value, honoured | {name for name in UNSUPPORTED if value.get(name) in _OFF}, UNSUPPORTED)
     fields = convert(value, kind)
     if fields.truncate_prompt_tokens == 0:
         raise errors.invalid("An input keeps at least 1 token; -1 keeps as many as fit.", "truncate_prompt_tokens")
