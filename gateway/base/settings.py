@@ -86,7 +86,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     home: Path
     """The state directory: secrets, journals, files, sockets."""
     slot: int = pydantic.Field(default=0, ge=0)
-    """The number of this gateway among those of the state directory. Each gateway has a journal of its own."""
+    """The number of this gateway among those of the state directory. Each gateway has its own journal."""
     bind: str = "127.0.0.1:8080"
     """Address and port of the base URL."""
     listen_fd: int | None = pydantic.Field(default=None, ge=0)

@@ -37,7 +37,7 @@ class WantedModel:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of this model's workers that differ from those of the others."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that gateways are told of the model beside its path, by the fields of `ModelSource`."""
+    """The settings that gateways get for the model in addition to its path, by the fields of `ModelSource`."""
     price: Price | None = None
     """The first price, if headgate.toml has one."""
 

@@ -30,7 +30,7 @@ from gateway.generation.vectors import VectorPlan
 from gateway.http import sql
 from gateway.http.auth import PRINCIPAL
 from gateway.intake.fingerprints import FINGERPRINT
-from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.routing.links.worker_link import LinkDown, WorkerLink
 from gateway.telemetry.keys import RECORD
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import CacheProbed
@@ -43,7 +43,7 @@ P = TypeVar("P", AnswerPlan, VectorPlan)
 
 @dataclass(frozen=True)
 class Part:
-    """A text that a worker reads by itself: a prompt, or one of the inputs of a request for vectors."""
+    """One text that a worker reads: a prompt, or one of the inputs of a request for vectors."""
 
     order: EngineRequest
     tokens: array[int]

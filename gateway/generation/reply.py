@@ -77,7 +77,7 @@ async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
 
 
 def ended_of(request: web.Request) -> Ended | None:
-    """Returns what is told of the ending, so that a repeat by an SDK is recognised."""
+    """Returns the function that reports the ending, so that a repeat by an SDK is recognised."""
     attempt = request.get(SDK_RETRY)
     if attempt is None:
         return None

@@ -29,9 +29,9 @@ from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Reserved, Settled
 from gateway.metering.settlement import unstored
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.link import Mailbox
 from gateway.routing.router import Pick, Prompt, Router
-from gateway.routing.upstream.base import Mailbox
-from gateway.routing.upstream.fleet import Fleet
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
 
@@ -382,6 +382,8 @@ def _outcome(error: BaseException | None) -> Outcome:
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
+    if len(usages) == 1:
+        return usages[0]
     return Usage(
         sum(usage.cache_read for usage in usages),
         sum(usage.cache_write for usage in usages),

@@ -1,7 +1,7 @@
 """One event stream to one client: it sends events, sends pings in gaps, and handles a client that does not read.
 
 The connection bounds the queue of unsent bytes (`http_limits.MAX_QUEUE_BYTES`). Above the bound, writing waits and the
-worker is told to park the sequence; after the write timeout the connection is dropped.
+worker is asked to park the sequence; after the write timeout the connection is dropped.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from gateway.base.app_keys import SETTINGS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.sql import translated, writing
@@ -41,7 +41,7 @@ async def once(request: web.Request, known_by: Callable[[], Awaitable[bytes]], c
         data_key = await request.app[DATA_KEYS].key(tenant_id)
     try:
         async with writing(request, changes_identities=False) as conn:
-            known = await replies.take(
+            known = await idempotency_store.take(
                 conn,
                 tenant_id,
                 key,
@@ -53,9 +53,11 @@ async def once(request: web.Request, known_by: Callable[[], Awaitable[bytes]], c
             if known is None:
                 answer = msgspec.json.encode(await create(conn))
                 sealed = sealing.seal(data_key, answer, key.encode())
-                await replies.store(conn, tenant_id, key, request_id=request_id, status=200, body=sealed, postings=())
+                await idempotency_store.store(
+                    conn, tenant_id, key, request_id=request_id, status=200, body=sealed, postings=()
+                )
                 return answer, False
-    except replies.NoRoom as refusal:
+    except idempotency_store.NoRoom as refusal:
         raise no_room(refusal, tenant_id) from None
     stored, answer = stored_answer(known, fingerprint, data_key, key)
     request[RECORD].replayed = stored.request_id

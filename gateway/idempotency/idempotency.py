@@ -2,7 +2,7 @@
 
 A keyed request outlives its client. It is charged if and only if its answer was stored. A crash in between is repaired
 by the journal's replay, or by the key's next request, which take the posting from the stored answer. Batch lines have
-keys of their own, which no other request may use.
+their own keys, which no other request may use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
-from accounting.requests import quotes, request_postings, sdk_retries
+from accounting.requests import idempotency_store, quotes, request_postings, sdk_retries
 from accounting.responses import stored as responses
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
@@ -47,7 +46,7 @@ LOST_S = 60
 
 @dataclass(frozen=True)
 class _Replay:
-    stored: replies.Stored
+    stored: idempotency_store.Stored
     body: bytes
 
 
@@ -60,7 +59,7 @@ async def once(
     """Calls `run`, unless the request's key has run or is running. `line` is the batch line that the key names. Raises
     `ApiError`.
     """
-    key = own_key(request) if line is None else replies.line_key(*line)
+    key = own_key(request) if line is None else idempotency_store.line_key(*line)
     if key is None:
         # the fingerprint's method, not the request itself: the request holds this object
         known_by = request[FINGERPRINT].digest
@@ -135,7 +134,7 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
     try:
         data_key = await request.app[DATA_KEYS].key(tenant_id)
         async with database.write() as conn:
-            known = await replies.take(
+            known = await idempotency_store.take(
                 conn,
                 tenant_id,
                 key,
@@ -148,9 +147,9 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
             stored = None if known is None else known.stored
             if stored is not None:
                 await _settle(conn, tenant_id, key, stored)
-    except replies.KeyClosed:
+    except idempotency_store.KeyClosed:
         raise line_ended() from None
-    except replies.NoRoom as refusal:
+    except idempotency_store.NoRoom as refusal:
         raise no_room(refusal, tenant_id) from None
     except (SQLAlchemyError, OSError) as error:
         # The key's promise could not be kept, so none is made.
@@ -160,7 +159,9 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
     return _Replay(*stored_answer(known, body, data_key, key))
 
 
-def stored_answer(known: replies.Known, body: bytes, data_key: bytes, key: str) -> tuple[replies.Stored, bytes]:
+def stored_answer(
+    known: idempotency_store.Known, body: bytes, data_key: bytes, key: str
+) -> tuple[idempotency_store.Stored, bytes]:
     """Returns the answer of a key that is taken, for the request with the fingerprint `body`. Raises `ApiError`."""
     if known.fingerprint != body:
         raise errors.ApiError(422, "The Idempotency-Key was used with another request.", code="idempotency_mismatch")
@@ -174,13 +175,13 @@ def stored_answer(known: replies.Known, body: bytes, data_key: bytes, key: str) 
     return known.stored, sealing.unseal(data_key, known.stored.body, key.encode())
 
 
-async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: replies.Stored) -> None:
+async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: idempotency_store.Stored) -> None:
     """Settles a stored answer, if a crash came between the answer and its settlement."""
-    if owed := await replies.owed(conn, tenant_id, key, stored):
+    if owed := await idempotency_store.owed(conn, tenant_id, key, stored):
         await request_postings.post_stored(conn, owed)
 
 
-def no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
+def no_room(refusal: idempotency_store.NoRoom, tenant_id: str) -> errors.ApiError:
     """Returns the error for a tenant that may have no more keys now."""
     wait_ms = max(1, refusal.until - int(time.time())) * 1000
     return errors.ApiError(
@@ -223,8 +224,8 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
     """
     now = time.time()
     async with database.write() as conn:
-        await replies.purge(conn, int(now))
-        await replies.drop_lost(conn, slot, keyed, int(now) - LOST_S)
+        await idempotency_store.purge(conn, int(now))
+        await idempotency_store.drop_lost(conn, slot, keyed, int(now) - LOST_S)
         await sdk_retries.forget(conn, int(now * 1000))
         await quotes.forget(conn, int(now * 1000))
         await responses.purge(conn, int(now))

@@ -52,7 +52,7 @@ NUM_WAITING = 2
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that may begin. Its request has a record of its own, and so an id of its own in the ledger."""
+    """A run that may begin. Its request has its own record, and so its own id in the ledger."""
 
     request: web.Request
     plan: AnswerPlan
@@ -175,7 +175,7 @@ class _Run:
         """Raises `ApiError` if the run failed; it is free then."""
         self._record.stream = True
         self._record.asked = self._plan.orders[0].asked(1)
-        # A run goes on behind the events of the wait. Where an earlier run has told more, it begins anew behind that.
+        # The numbers of a run's events follow those of the wait, or of an earlier run that sent more.
         number = self._claim.response.next_number
         self._writer.go_on(number, is_open=number <= NUM_WAITING)
         group = self._request.app[GENERATION].run(self._plan.orders, self._record)

@@ -1,4 +1,4 @@
-"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is told in the caller's words. Pure."""
+"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is reported with the caller's field names. Pure."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ async def _until_it_has_ended(request: web.Request, row: StoredResponse) -> Stor
 
 
 async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts) -> web.StreamResponse:
-    """Streams the events of a response in the background, those behind `starting_after`, until its end."""
+    """Streams the events of a response in the background, those after `starting_after`, until its end."""
     number = query.integer(request.query, "starting_after")
     if not row.is_background:
         raise errors.invalid("Only a response in the background can be streamed again.", "stream")
@@ -179,7 +179,7 @@ def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:
 
 
 async def _events(request: web.Request, row: StoredResponse, texts: ResponseTexts, number: int) -> list[Any]:
-    """Returns some events behind `number`. `row` was read before, so an ended one has all its events."""
+    """Returns some events after `number`. `row` was read before, so an ended one has all its events."""
     async with reading(request) as conn:
         packets = await runs.events_after(conn, row.id, number, PACKETS_AT_ONCE)
     request[NUM_BODY_BYTES] = sum(len(packet.events) for packet in packets)

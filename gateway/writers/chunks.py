@@ -76,7 +76,7 @@ class ChunkWriter:
         """Returns the usage so far, which each chunk then has."""
         self._usage: dict[str, Any] | None = None
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and behind the text in a chunk with nothing but text, by the index of its choice."""
+        """The bytes before and after the text in a chunk with nothing but text, by the index of its choice."""
 
     def opening(self, root: str) -> list[Any]:
         self._root = root

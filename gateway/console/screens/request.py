@@ -24,7 +24,7 @@ MISSES = {
     "pin_expired": "it was kept for a time that is over",
     "evicted": "it was cached, and has made room for others since",
     "version": "the model's weights have changed since",
-    "diverged": "the text changes here: everything behind the change has to be computed",
+    "diverged": "the text changes here: everything after the change has to be computed",
     "cold": "nothing like it was sent before",
     "other_worker": "another worker has it",
 }
@@ -74,6 +74,7 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         table=tables.get(request.query.get("table", "")),
         found=found,
         waterfall=waterfall,
+        ticks=charts.time_ticks(found["timeline"]["phases"], found["duration_ms"]),
         events=tables["events"],
         price=tables["price"],
         prompt=_prompt(found["usage"]),

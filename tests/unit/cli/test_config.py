@@ -219,7 +219,7 @@ def test_a_directory_that_is_none_is_a_fault(home):
     write(home)
     done = run(home, "config", "check")
     assert done.exit_code == 78
-    assert "models.big.path is /models/big, which is no directory with a config.json" in done.output
+    assert "models.big.path is /models/big, which is not a directory with a config.json" in done.output
 
 
 def test_a_relative_path_is_that_of_the_file(tmp_path):

@@ -7,13 +7,16 @@ import csv
 import functools
 import io
 import json
+import re
 import time
 from datetime import UTC, datetime
+from html import unescape
 from typing import Any
 
 import pytest
 from console_pages import signed_in
 from gateways import MODEL, RunningGateway
+from yarl import URL
 
 from accounting.requests import request_log
 from accounting.requests.request_log import LoggedRequest
@@ -187,3 +190,38 @@ async def test_another_tenants_request_is_not_there(shared_gateway: RunningGatew
             assert (await other.get(path)).status == 404
         found = await other.get(f"/requests?project_id={shared_gateway.keys.tenant_id}")
         assert (found.status, request_id in found.text) == (200, False)
+
+
+async def test_what_a_page_reads_is_no_request_of_the_key_and_what_a_form_sends_is_one(
+    shared_gateway: RunningGateway,
+) -> None:
+    _, key = await shared_gateway.new_tenant("looks only")
+    async with signed_in(shared_gateway, key) as tenant:
+        for path in ("", "/requests", "/usage", "/limits"):
+            assert (await tenant.get(path)).status == 200
+        await tenant.get("/playground")
+        await tenant.submit("/playground", model=MODEL, message="Hello", max_tokens="4")
+        rows: list[dict[str, str]] = []
+        while not rows:
+            await asyncio.sleep(0.1)
+            rows = list(csv.DictReader(io.StringIO((await tenant.get("/requests?format=csv")).text)))
+        # Rows are written in the order in which requests end, so a read before the chat would be there now.
+        assert [(row["model"], row["status"]) for row in rows] == [(MODEL, "200")]
+
+
+async def test_the_times_of_a_link_are_the_filters_of_the_page_that_it_leads_to(shared_gateway: RunningGateway) -> None:
+    owner, key = await shared_gateway.new_tenant("follows links")
+    inside, outside = (
+        await add(shared_gateway, 70, tenant_id=owner),
+        await add(shared_gateway, -7_200_000, tenant_id=owner),
+    )
+    hour = half_an_hour_ago() // 3600 * 3600
+    start = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(hour))
+    end = time.strftime("%Y-%m-%dT%H:%M", time.gmtime(hour + 3600))
+    async with signed_in(shared_gateway, key) as tenant:
+        page = await tenant.get(f"/usage?width=minute&start={start}&end={end}")
+        minute = half_an_hour_ago() // 60 * 60
+        links = [unescape(link) for link in re.findall(r'href="/console(/requests\?[^"]*)"', page.text)]
+        [link] = {one for one in links if time.strftime("T%H:%M", time.gmtime(minute)) in URL(one).query["from"]}
+        found = await tenant.get(link)
+        assert (inside in found.text, outside in found.text) == (True, False)
