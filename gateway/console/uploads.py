@@ -15,8 +15,8 @@ def fields(data: bytes, content_type: str) -> list[tuple[str, str]]:
     boundary = _BOUNDARY.fullmatch(content_type)
     if boundary is None:
         raise ValueError("The form's boundary is missing.")
-    first, *parts, last = (b"\r\n" + data).split(b"\r\n--" + boundary[1].encode())
-    if first or not last.startswith(b"--") or len(parts) > MAX_PARTS:
+    first, *parts = (b"\r\n" + data).split(b"\r\n--" + boundary[1].encode())
+    if first or not parts or not parts.pop().startswith(b"--") or len(parts) > MAX_PARTS:
         raise ValueError("The form is broken off.")
     return [_field(part) for part in parts]
 
