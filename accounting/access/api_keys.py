@@ -16,8 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import delegation
 from accounting.access.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
-from accounting.database import audit
-from accounting.database import auth_epoch as changes
+from accounting.database import audit, auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
 from accounting.database.paging import Page, newest_first
@@ -86,7 +85,7 @@ async def create(
     parsed = parse(value)
     assert parsed is not None
     key_id = new_id("key")
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn,
         "api_key.created",
         actor=actor,
@@ -353,7 +352,7 @@ async def _update(
 ) -> int:
     """Write `values` and return the new version. `detail` goes into the audit log where `values` must not appear
     there."""
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn,
         event,
         actor=actor,

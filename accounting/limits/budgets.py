@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
 from accounting.database.paging import Page, newest_first
@@ -55,7 +55,7 @@ async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str 
         raise ConflictError(f"A project has at most {MAX_PER_TENANT} budgets.")
     budget_id = new_id("budget")
     values = msgspec.structs.asdict(new)
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn,
         "headgate.budget.created",
         actor=actor,
@@ -168,7 +168,7 @@ async def _write(
     now: int,
     actor: str,
 ) -> None:
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn,
         f"headgate.budget.{verb}",
         actor=actor,

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among, upsert
 from accounting.prices.pricing import MAX_AMOUNT
@@ -37,7 +37,7 @@ async def put(conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, 
     await tenants.living(conn, tenant_id)
     await _check(conn, tenant_id, quota)
     values = {"limit": quota.limit, "shadow": quota.shadow}
-    await changes.record(
+    await auth_epoch.record(
         conn,
         "rate_limit.updated",
         actor=actor,
@@ -64,7 +64,7 @@ async def remove(
     )
     if (await conn.execute(gone)).rowcount != 1:
         raise NotFoundError("No such quota.")
-    await changes.record(
+    await auth_epoch.record(
         conn,
         "rate_limit.updated",
         actor=actor,

@@ -24,7 +24,7 @@ from accounting.values.errors import ConflictError, InvalidError, NameTakenError
 from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
-"""The sheet of every tenant without an assignment of its own."""
+"""The sheet of every tenant without its own assignment."""
 
 DEFAULT_CURRENCY = "USD"
 

@@ -1,6 +1,6 @@
 """Use by label: the daily sums of charged requests by end user and by metadata, for a tenant that charges its own users.
 
-The ledger knows no labels, so the sums are made beside it, when rows come into the request log, and are as complete as
+The ledger knows no labels, so the sums are made separately, when rows come into the request log, and are as complete as
 that log is. A client may invent a value for each request. So a tenant has a bounded number of sums a day, and what comes
 beyond it is added to the sum without a value: the sums of a label are always those of all its requests.
 """

@@ -75,7 +75,7 @@ class Tenant(Base):
     cache_read: Mapped[bool] = mapped_column(server_default=true())
     cache_write: Mapped[bool] = mapped_column(server_default=true())
     cache_moves_volatile: Mapped[bool] = mapped_column(server_default=false())
-    """Volatile lines of system prompts are put behind what the cache can serve."""
+    """Volatile lines of system prompts are put after what the cache can serve."""
     time_zone: Mapped[str] = mapped_column(server_default="UTC")
     """The time zone in which times are shown to the tenant; billing periods are in UTC."""
     stores_responses: Mapped[bool] = mapped_column(server_default=true())

@@ -100,3 +100,13 @@ class LabelUsage(Base):
     """Micro-units of `currency`."""
 
     __table_args__ = (Index("ix_label_usage_day_ms", "day_ms"),)
+
+
+class EmbeddingModel(Base):
+    """A model that gave embeddings. What it was ever asked for is told as usage of embeddings."""
+
+    __tablename__ = "embedding_model"
+
+    model: Mapped[str] = mapped_column(primary_key=True)
+    first_used_at: Mapped[int]
+    """Unix seconds."""

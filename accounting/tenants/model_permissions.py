@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
 from accounting.values.types import ModelPermissions
@@ -37,4 +37,4 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
 async def _record(
     conn: AsyncConnection, event: str, tenant_id: str, now: int, actor: str, detail: dict[str, Any]
 ) -> None:
-    await changes.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail)
+    await auth_epoch.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail)

@@ -1,6 +1,6 @@
 """Tenants and their limits. Every change raises the auth epoch and is audited.
 
-Each tenant that is not archived has a name of its own, as commands find it by name. The operator's own tenant is not
+Each tenant that is not archived has its own name, as commands find it by name. The operator's own tenant is not
 one of them: it is neither listed nor found here.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Row, Select, and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
 from accounting.database.paging import Page, newest_first
@@ -29,7 +29,7 @@ ID_PREFIX = "proj_"
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
     """Create a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
     tenant_id = new_id("proj")
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
     )
     await conn.execute(insert(Tenant).values(id=tenant_id, name=_tenant_name(name), created_at=now, version=version))
@@ -147,7 +147,7 @@ async def apply_change(
 ) -> TenantInfo:
     """Write the columns `values` of the tenant, raise the auth epoch and record `event`. The caller has checked that
     the tenant may be changed."""
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
     )
     await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version))

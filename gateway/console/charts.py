@@ -51,9 +51,9 @@ class Bars:
     bars: Sequence[Bar]
     names: Sequence[str]
     ticks: Sequence[Tick]
-    """Of the axis of values, the lowest first."""
+    """The ticks of the value axis, the lowest first."""
     marks: Sequence[Tick]
-    """Of the axis below."""
+    """The ticks of the time axis, which is below the bars."""
 
 
 def stacked(

@@ -16,9 +16,9 @@ def fields(data: bytes, content_type: str) -> list[tuple[str, str]]:
     if boundary is None:
         raise ValueError("The form's boundary is missing.")
     first, *parts = (b"\r\n" + data).split(b"\r\n--" + boundary[1].encode())
-    if first or not parts or not parts.pop().startswith(b"--") or len(parts) > MAX_PARTS:
+    if first or not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_PARTS + 1:
         raise ValueError("The form is broken off.")
-    return [_field(part) for part in parts]
+    return [_field(part) for part in parts[:-1]]
 
 
 def _field(part: bytes) -> tuple[str, str]:

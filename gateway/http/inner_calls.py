@@ -1,6 +1,6 @@
 """A request that this process makes of itself, on behalf of one that came from outside.
 
-It passes every middleware, limit and scope, has a record of its own, and belongs to the connection of the outer request.
+It passes every middleware, limit and scope, has its own record, and belongs to the connection of the outer request.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from accounting.values.types import Principal, RequestFacts, Usage
-from workers.protocol.messages import CacheReport, TimelineEvent, TokenUsage
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import CacheReport, TimelineEvent
 
 Cut = Literal["client_gone", "worker_lost", "lease_lost", "drained", "failed"]
 """The cause that ended a request before its worker did, or instead of it."""

@@ -40,10 +40,6 @@ def unavailable(wait_s: float = 1.0) -> errors.ApiError:
     return errors.unavailable("upstream_unavailable", "This model's provider cannot answer now.", wait_ms)
 
 
-def broken_off() -> errors.ApiError:
-    return errors.unavailable("upstream_lost", "The provider that ran this request was lost.")
-
-
 def client_error(fault: Fault) -> errors.ApiError:
     """Returns what the tenant sees once no attempt is left."""
     if fault.error is not None:

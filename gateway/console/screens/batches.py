@@ -19,7 +19,7 @@ from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
 
 PAGE_ROWS = 50
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
 FILES = ("input_file_id", "output_file_id", "error_file_id")
 _EMPTY = "There is no batch yet. Submit one below: a line of JSON for each request."

@@ -24,7 +24,7 @@ MISSES = {
     "pin_expired": "it was kept for a time that is over",
     "evicted": "it was cached, and has made room for others since",
     "version": "the model's weights have changed since",
-    "diverged": "the text changes here: everything behind the change has to be computed",
+    "diverged": "the text changes here: everything after the change has to be computed",
     "cold": "nothing like it was sent before",
     "other_worker": "another worker has it",
 }

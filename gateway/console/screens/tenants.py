@@ -21,7 +21,6 @@ LIMITS: dict[str, str] = {
     "max_tokens_per_1_minute": "Tokens a minute",
     "max_running_requests": "Requests at one time",
 }
-MICRO_UNITS_PER_CENT = 10_000
 PERIODS = ("hour", "day", "month")
 KINDS = {"hard": "refuse requests", "soft": "tell only", "shadow": "watch only"}
 PAGE_ROWS = 100

@@ -19,7 +19,6 @@ from gateway.console.usage_sums import GROUPS, Group, Item, Measure, Sums
 from gateway.console.usage_sums import Table as SumsTable
 from gateway.console.viewer import Viewer
 
-PATH = pages.ROOT + "/usage"
 MEASURES: Sequence[Measure] = ("cost", "tokens", "requests")
 FILTERS = ("project_id", "api_key_id", "model", "tier")
 COST_DIMENSIONS: Mapping[str, str] = {"tenant": "project_id", "key": "api_key_id"}
