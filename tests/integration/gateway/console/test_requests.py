@@ -128,7 +128,7 @@ async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gatewa
             "wire critical path",
             "from the cache: 128 computed and kept: 256 computed: 116",
             "like a cached one for 130 tokens",
-            "everything behind the change has to be computed",
+            "everything after the change has to be computed",
             "batch_1",
             f"traceparent: 00-{5000:032x}-",
             "The ledger has no charge for this request.",
