@@ -64,7 +64,7 @@ class LabelDay(msgspec.Struct, frozen=True, kw_only=True):
 
     day_ms: int
     value: str | None
-    """None stands for the values that were not asked for by name."""
+    """The value. None stands for all that were not asked for by name."""
     currency: str
     num_requests: int
     charge: int
