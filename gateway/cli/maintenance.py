@@ -16,6 +16,7 @@ from accounting.database.db import Database
 from accounting.requests import request_postings
 from gateway.base.home import Home
 from gateway.base.redis_link import LimiterUnavailable
+from gateway.books import last_verdict
 from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
 from gateway.cli.answers import show
@@ -123,7 +124,9 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
 async def verified(home: Home, database: Database) -> Verified:
     link = limiter_link(_redis_url(home), timeout_s=REDIS_TIMEOUT_S)
     try:
-        return await verify(database, home.state, link)
+        found = await verify(database, home.state, link)
+        await last_verdict.keep_by(link, found.shape())
+        return found
     finally:
         await link.close()
 
