@@ -131,7 +131,7 @@ def kv_used(blocks: Mapping[str, int]) -> str:
 
 def _failed(books: Mapping[str, Any]) -> list[str]:
     """Names the equations that failed, in what is watched or when all was last verified."""
-    watched, verified = books["watched"], books["verified"]
+    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
     failed = [] if watched is None else list(watched["failed"])
     return failed + ([] if verified is None else [one["name"] for one in verified["equations"] if not one["ok"]])
 
@@ -141,7 +141,7 @@ def _books(books: Mapping[str, Any] | None) -> str:
         return "books: unknown, because no operator's key is at hand (HEADGATE_API_KEY)"
     if failed := _failed(books):
         return f"books: FAILED: {', '.join(failed)}; see `headgate verify-books`"
-    watched, verified = books["watched"], books["verified"]
+    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
     new = (
         "the first check comes within a minute" if watched is None else f"in order, checked {ago(watched['as_of'])} ago"
     )
