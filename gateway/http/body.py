@@ -14,6 +14,10 @@ from gateway.intake.intake import SHARE
 MIN_BYTES_PER_S = 1024
 
 
+class FramingTooLarge(web.RequestPayloadError):
+    """The body came in so many small chunks that they are more work than what is in them."""
+
+
 def check_head(request: web.Request, route: Route) -> None:
     """Checks the media type (415), then the size (413), from the head alone. Raises `ApiError`."""
     if hdrs.CONTENT_ENCODING in request.headers:
@@ -40,6 +44,13 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
     share = request[SHARE]
     share.take_up_to(request.content_length or 0)
     await send_continue(request)
+    content = request.content
+    if content.is_eof() and content.exception() is None:  # all of it came with the head
+        whole = content.read_nowait()
+        if len(whole) > max_bytes:
+            raise _too_large(max_bytes)
+        share.take_up_to(len(whole))
+        return whole
     loop = asyncio.get_running_loop()
     body_s = request.app[SETTINGS].body_s
     started = loop.time()
@@ -55,6 +66,10 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
                 limit.reschedule(started + max(body_s, len(parts) / MIN_BYTES_PER_S))
     except TimeoutError:
         raise errors.timeout("The request body did not arrive in time.") from None
+    except FramingTooLarge:
+        raise errors.invalid(
+            "The request body comes in too many small chunks: make them 64 bytes and longer, or send a content-length."
+        ) from None
     except web.RequestPayloadError:
         raise errors.invalid("The request body is not valid HTTP.") from None
     return bytes(parts)

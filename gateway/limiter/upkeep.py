@@ -10,7 +10,7 @@ import logging
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
@@ -80,7 +80,7 @@ class Upkeep:
             fresh.by_tenant = {}
             return
         async with self._database.read() as conn:
-            version = await changes.auth_epoch(conn)
+            version = await auth_epoch.auth_epoch(conn)
             if version == fresh.version and tenants <= fresh.by_tenant.keys():
                 return
             found = await budgets.of_tenants(conn, tenants)

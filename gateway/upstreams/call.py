@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from accounting.values.types import BoughtAttempt, Usage
-from gateway.routing.upstream.base import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.links.link import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
 from gateway.upstreams import answer as answers
 from gateway.upstreams import exchange, outcomes
 from gateway.upstreams.answer import Answer
@@ -27,7 +27,8 @@ from gateway.upstreams.place import Place
 from gateway.upstreams.wires import kinds
 from gateway.upstreams.wires.values import Ask, Chunk, Counter
 from gateway.upstreams.witness import Judged
-from workers.protocol.messages import Finished, TimelineEvent, TokenDelta, TokenUsage
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import Finished, TimelineEvent, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class UpstreamCall:
         number: int,
         ended: Callable[[UpstreamCall], None],
     ) -> None:
-        """`places` chooses the next place, given those that were tried; `ended` is told once nothing more comes."""
+        """`places` chooses the next place, given those that were tried; `ended` is called once nothing more comes."""
         self.worker = f"upstream:{order.served}"
         self.bought: list[BoughtAttempt] = []
         self._order, self._places, self._session = order, places, session
@@ -104,7 +105,7 @@ class UpstreamCall:
                 break
             if place in tried:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** tried.count(place))
-                await asyncio.sleep(max(pause_s * random.uniform(0.5, 1.0), place.wait_s))
+                await asyncio.sleep(max(pause_s * random.uniform(0.5, 1.0), place.wait_s(self._order.served)))
             tried.append(place)
             found = await self._attempt(place)
             if found is None:
@@ -118,7 +119,7 @@ class UpstreamCall:
         """Makes one attempt. Returns why it failed; None if the request has ended."""
         order = self._order
         answer = Answer(place.upstream, order.served, order.ask, order.count)
-        place.begin()
+        place.begin(order.served)
         self._now = place, answer
         wire = kinds.of(place.upstream.source.kind)
         try:
@@ -158,7 +159,7 @@ class UpstreamCall:
         self._tell(chunk.index, answer.shown, chunk.text, chunk.reasoning, calls)
 
     async def _covered(self, num_tokens: int) -> None:
-        """Waits until the lease covers so many tokens. Raises `LeaseEnded` if it never will."""
+        """Waits until the lease covers that number of tokens. Raises `LeaseEnded` if it never will."""
         while num_tokens > self._bound:
             if self._is_last or self._bound >= self._wanted:
                 raise LeaseEnded
@@ -188,7 +189,7 @@ class UpstreamCall:
                 await self._covered(min(answer.likely_output, self._wanted))
         judged = answer.judge(min(self._bound, self._wanted))
         self.num_reasoning = min(judged.usage.output, answer.num_reasoning)
-        place.delivered(answer.first_token_s)
+        place.delivered(self._order.served, answer.first_token_s)
         self._note(place, answer, "delivered", judged)
         for index, vector in answer.vectors.items():
             self._put(TokenDelta(self._order.request_id, 0, index, 0, vector=vector))
@@ -201,7 +202,7 @@ class UpstreamCall:
         if self._now is None or self._is_over:
             return
         place, answer = self._now
-        place.cut()
+        place.cut(self._order.served)
         judged = answer.judge_cut(min(self._bound, self._wanted))
         self.num_reasoning = min(judged.usage.output, answer.num_reasoning)
         self._note(place, answer, "cut", judged)
@@ -210,7 +211,7 @@ class UpstreamCall:
         self._end(self._finished(answer, judged.usage, why))
 
     def _failed(self, place: Place, answer: Answer, fault: Fault) -> Fault:
-        place.failed(fault)
+        place.failed(self._order.served, fault)
         self._note(place, answer, "failed", Judged(Usage()))
         logger.warning(
             "upstream_failed",

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _NAME_BYTES = 15
 _libc = ctypes.CDLL(None, use_errno=True)
-_DEFAULTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
+_DEFAULTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
 
 
 def watch_without_threads() -> None:
@@ -132,6 +132,8 @@ def _become(env: Mapping[str, str], output: int | None, keep: Collection[int]) -
         asyncio.set_event_loop_policy(None)  # the parent's knows the parent's children
     for number in _DEFAULTS:
         signal.signal(number, signal.SIG_DFL)
+    # As an interpreter begins: a write to a client that has left is an error of that write, and ends nobody.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

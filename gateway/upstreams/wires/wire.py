@@ -55,7 +55,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     except MAX_DEPTH_ERROR:
         raise Garbage("an event is not JSON") from None
     if not isinstance(value, dict):
-        raise Garbage("an event is no object")
+        raise Garbage("an event is not an object")
     return value
 
 
@@ -64,7 +64,7 @@ def text_of(value: Any, what: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise Garbage(f"{what} is no text")
+        raise Garbage(f"{what} is not text")
     return value
 
 
@@ -72,7 +72,7 @@ def objects_of(value: Any, what: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise Garbage(f"{what} is no list of objects")
+        raise Garbage(f"{what} is not a list of objects")
     return value
 
 
@@ -86,5 +86,5 @@ def number_of(value: Any, what: str) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS_STATED:
-        raise Garbage(f"{what} is no count")
+        raise Garbage(f"{what} is not a count")
     return value

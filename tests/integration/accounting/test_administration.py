@@ -10,8 +10,7 @@ import pytest
 from money import posting
 
 from accounting.access import api_keys, principals
-from accounting.database import audit, sealing
-from accounting.database import auth_epoch as changes
+from accounting.database import audit, auth_epoch, sealing
 from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
 from accounting.limits import spend_alerts, spend_limits
@@ -183,15 +182,15 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
         sealing.unseal(another, text, b"place")
     month = spend_limits.month(NOW_MS)
     assert await spend_limits.spent_by_all(conn, month) == 500
-    assert await changes.auth_epoch(conn) > 1
+    assert await auth_epoch.auth_epoch(conn) > 1
 
 
 async def test_what_gateways_serve_raises_the_number_that_they_watch(conn):
     """They read prefixes, adapters and upstreams again only when it has risen."""
-    epochs = [await changes.auth_epoch(conn)]
+    epochs = [await auth_epoch.auth_epoch(conn)]
 
     async def noted() -> None:
-        epochs.append(await changes.auth_epoch(conn))
+        epochs.append(await auth_epoch.auth_epoch(conn))
 
     prefix = await prefixes.create(conn, name="rules", model="m", tokens=[1, 2], ttl_s=None, now=NOW, actor="x")
     await noted()

@@ -44,11 +44,40 @@ load(("json",))
 asyncio.run(main())
 """
 
+BROKEN = """
+import asyncio, signal, socket
+from workers.process.forked import fork, watch_without_threads
 
-def test_it_runs_with_its_own_environment_and_descriptors_and_its_end_is_noticed():
+def entry():
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        ours.send(b"for a client that has left")
+    except BrokenPipeError:
+        return 3
+    return 0
+
+async def main():
+    watch_without_threads()
+    print(await fork(entry, "writes", env={}, death_signal=signal.SIGKILL).wait())
+
+asyncio.run(main())
+"""
+
+
+def _run(script: str) -> list[str]:
     env = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["child x 1 True True False", "0 True", "threads False"]
+    return done.stdout.splitlines()
+
+
+def test_it_runs_with_its_own_environment_and_descriptors_and_its_end_is_noticed():
+    assert _run(SCRIPT) == ["child x 1 True True False", "0 True", "threads False"]
+
+
+def test_writing_to_a_peer_that_has_left_is_an_error_and_not_its_end():
+    """With SIGPIPE as the kernel has it, a client that left at the right moment ended its gateway."""
+    assert _run(BROKEN) == ["3"]
