@@ -150,7 +150,7 @@ class DecoderLayers:
             in_tiles,
         )
         assert len(job) == len(JOB)
-        team.run(found.decode, torch.tensor(job))
+        team.run(found.decode, torch.tensor(job), threads)
 
 
 def _parts(starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]) -> torch.Tensor:
