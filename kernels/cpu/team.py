@@ -26,6 +26,8 @@ LINE = 64
 _WINDOW_S = 0.05
 """Time of calls after which they are judged."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
+_JUDGED = 2
+"""The size of teams that may lose a thread."""
 _PATIENCE = 4096
 """Number of reads of a counter before a thread sleeps: some 100 to 250 µs, longer than any piece that is not held up."""
 
@@ -81,9 +83,10 @@ def finish(stage, threads, pieces):
 
 class TeamSize:
     """Decides how many threads a call gets, from the times of the calls before it: fewer while other programs have the
-    cores. Where a thread of a team has no core, the others wait for its pieces. A call that waits for longer than it
-    computes would take less time with one thread fewer. So that thread is left out, and is tried again after a pause,
-    which doubles while trials fail."""
+    cores. Where one of two threads has no core, the other waits for its pieces. If calls wait for longer than they
+    compute, one thread alone would take less time, because it takes at most twice what two take. So the second one is
+    left out, and is tried again after a pause, which doubles while trials fail. A larger team keeps its threads: there a
+    thread may wait because a stage has fewer pieces than threads, which looks the same."""
 
     def __init__(self, most: int) -> None:
         self._most = self._threads = most
@@ -92,29 +95,21 @@ class TeamSize:
 
     def at(self, now: float) -> int:
         """Returns the number of threads for a call now, in seconds of any clock that runs evenly."""
-        if self._threads < self._most and now >= self._trial_at:
-            self._threads += 1
-            self._trial_at = math.inf
-            self._begin()
+        if now >= self._trial_at:
+            self._threads, self._trial_at = self._most, math.inf
         return self._threads
 
     def add(self, wall: float, computed: float, now: float) -> None:
-        """Adds a call: its seconds, and those for which its first thread had a core."""
+        """Adds a call of more than one thread: its seconds, and those for which its first thread had a core."""
         self._wall += wall
         self._computed += computed
-        if self._wall < _WINDOW_S:
+        if self._most != _JUDGED or self._wall < _WINDOW_S:
             return
-        if self._threads > 1 and self._computed < self._wall / 2:
-            self._threads -= 1
-            self._trial_at = now + self._pause
+        if self._computed < self._wall / 2:
+            self._threads, self._trial_at = 1, now + self._pause
             self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
-        elif self._threads == self._most:
+        else:
             self._pause = _FIRST_PAUSE_S
-        elif self._trial_at == math.inf:  # this was a trial that went well: the next thread's turn
-            self._trial_at = now + self._pause
-        self._begin()
-
-    def _begin(self) -> None:
         self._wall = self._computed = 0.0
 
 
