@@ -19,7 +19,7 @@ class InvokeTags:
     blocks: tuple[tuple[str, str], ...]
     """The tags around several invocations. The first pair is the one that a grammar writes."""
     mark: str = ""
-    """What each tag has behind its bracket."""
+    """The text that each tag has behind its bracket."""
 
     @property
     def invoke(self) -> str:

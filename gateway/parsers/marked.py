@@ -79,9 +79,9 @@ def _listed(begin: str, end: str, around_text: tuple[str, ...], scan: Scan) -> W
 
 
 granite = listed((GRANITE, "<|/tool_call|>"), ("<response>", "</response>"))
-"""As Granite 3 and Phi-4-mini write calls; Granite 3.3 wraps a text in `<response>`."""
+"""The format of Granite 3 and Phi-4-mini; Granite 3.3 wraps a text in `<response>`."""
 cohere = listed(ACTION, COHERE_TEXT)
-"""As Command R7B and later write calls, with the members `tool_name` and `parameters`."""
+"""The format of Command R7B and later, with the members `tool_name` and `parameters`."""
 
 
 @dataclass(frozen=True)

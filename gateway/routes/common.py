@@ -1,4 +1,4 @@
-"""What the text routes share: the body, the model, the order of answering, and the separation of tenants' caches."""
+"""Helpers that the text routes share: the body, the model, the order of answering, and the separation of tenants' caches."""
 
 from __future__ import annotations
 

@@ -219,8 +219,14 @@ async def test_an_input_is_cut_only_if_that_is_asked_for(gateway):
 
 
 async def test_unknown_fields_are_named(gateway):
-    _, _, headers = await embed(gateway, "x", input_type="query", user="somebody")
-    assert headers["x-headgate-ignored"] == "input_type"
+    _, _, headers = await embed(gateway, "x", colour="blue", user="somebody", input_type="", truncate="NONE")
+    assert headers["x-headgate-ignored"] == "colour"
+
+
+@pytest.mark.parametrize("name", ["input_type", "task", "late_chunking", "output_dimension", "truncate", "lora_path"])
+async def test_a_field_that_would_change_the_vectors_is_refused_by_name(gateway, name):
+    status, answer, _ = await embed(gateway, "x", **{name: "query"})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, name, "unsupported_parameter")
 
 
 async def test_a_model_that_gives_vectors_gives_no_text(client):
