@@ -55,7 +55,6 @@ from gateway.configuration import model_sources
 from gateway.generation import foreign, model_files
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.capacity import Capacity
-from gateway.generation.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.generation.models import MODELS, Models
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
@@ -71,6 +70,7 @@ from gateway.intake.intake import INTAKE
 from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
+from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache

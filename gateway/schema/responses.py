@@ -152,7 +152,11 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         return ENCRYPTED_REASONING in (self.include or ())
 
 
-PARTS = {"reasoning": Reasoning, "text": TextOptions, "stream_options": ResponseStreamOptions}
+PARTS: Mapping[str, type[msgspec.Struct]] = {
+    "reasoning": Reasoning,
+    "text": TextOptions,
+    "stream_options": ResponseStreamOptions,
+}
 UNSUPPORTED_INSIDE = {
     "reasoning.max_tokens": "Use 'thinking_token_budget' instead.",
     "reasoning.exclude": "The reasoning is an item of its own, which a client may leave out.",
