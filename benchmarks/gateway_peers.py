@@ -29,22 +29,18 @@ from gateway.cli.model_workers import Place
 from gateway.cli.supervisor import Spec
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, PromptCounts, TokenUsage
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
-    EngineAck,
-    EngineRecord,
-    EngineRecords,
     Finished,
     GenerateRequest,
     Hello,
     Message,
-    PromptCounts,
     StepFrame,
     TokenDelta,
-    TokenUsage,
-    WorkerStatus,
 )
+from workers.protocol.reports import WorkerStatus
 
 ROOT = "mock-root"
 WORDS = b"lorem ipsum dolor sit amet consectetur adipiscing elit "

@@ -16,7 +16,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """The values of these options in malloc.h."""
 NUM_ARENAS = 2
 LARGE_BYTES = 128 * 1024
-"""The size from which an allocation has pages of its own, which go back when it is freed."""
+"""The size from which an allocation has its own pages, which go back when it is freed."""
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
 def keep_memory_whole() -> None:
     """Keeps what is freed from being held in holes of the allocator (glibc); call it before there are threads.
 
-    glibc gives each thread an arena of its own, which keeps the memory of its largest transaction or check. With a
+    glibc gives each thread its own arena, which keeps the memory of its largest transaction or check. With a
     thread for each connection to SQLite that is many times the memory of one transaction. And once a large buffer was
     freed, glibc takes buffers of that size, up to 32 MiB, out of the arena too, where small blocks then lie between
     them. Setting a threshold ends that.

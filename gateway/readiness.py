@@ -21,7 +21,7 @@ from gateway.base.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart
 from gateway.http.auth import Authenticator
 from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
-from gateway.routing.upstream.native import WorkerLink
+from gateway.routing.links.worker_link import WorkerLink
 from workers.process.rounds import heed_cancellation
 
 EVERY_S = 1.0

@@ -52,10 +52,11 @@ from gateway.books.bookkeeping import Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.configuration import model_sources
-from gateway.generation import foreign, models
+from gateway.generation import foreign, model_files
 from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.capacity import Capacity
-from gateway.generation.models import MODELS
+from gateway.generation.embedding_models import EMBEDDING_MODELS, EmbeddingModels
+from gateway.generation.models import MODELS, Models
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
 from gateway.http import last_use
@@ -74,9 +75,9 @@ from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
 from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
+from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
-from gateway.routing.upstream.fleet import Fleet, decode_all
 from gateway.telemetry import access_log, span_export
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
@@ -105,7 +106,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[METRICS] = metrics = Metrics(app[SETTINGS].slot)
     settings = app[SETTINGS]
     app[TRACING] = traces = Tracing(
-        settings.trace_ratio, settings.trace_parent_from, span_export.exporter(), slot=settings.slot
+        settings.trace_ratio, settings.trace_parent_from, span_export.exporter(slot=settings.slot)
     )
     metrics.registry.register(TracingMetrics(traces))
     app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]
@@ -129,7 +130,7 @@ async def text(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     app[TEXT_WORK] = work = TextWork(settings.text_threads)
     app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work))
-    app[MODELS] = models.Models({})
+    app[MODELS] = Models({})
     await serve_models(app)
     yield
     work.close()
@@ -141,7 +142,7 @@ async def serve_models(app: web.Application) -> None:
     """
     served, settings = app[MODELS], app[SETTINGS]
     bought = {name for source in settings.upstreams.values() for name in source.models}
-    found = await asyncio.to_thread(lambda: models.load_all(model_sources.of(settings), served.served, bought))
+    found = await asyncio.to_thread(lambda: model_files.load_all(model_sources.of(settings), served.served, bought))
     served.serve(found)
     app[METRICS].serve_models([*found, *served.foreign_ids])
 
@@ -221,6 +222,7 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[PRICES] = prices = PriceCache(database)
     app[FORGETS] = forgets = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
+    app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
         _background(changes.pull_epoch(database, auth, prices, app[RUNNING])),
         _background(changes.hear_changes(app[REDIS], forgets)),

@@ -258,4 +258,167 @@ TRANSCRIPTS = [
         "Simple.",
     ),
     Transcript("gpt-oss, no header", "harmony", "Only text", "Only text"),
+    Transcript(
+        "deepseek v3.2",
+        "deepseek_v32",
+        "<think>Hm.</think>Let me see.\n\n<｜DSML｜function_calls>\n"
+        '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">\n75 "a"\n</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="places" string="false">["a", "b"]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="note" string="true">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        "Let me see.",
+        [("get_weather", {"city": '\n75 "a"\n', "days": 3, "places": ["a", "b"], "note": "null"}), ("now", {})],
+        "Hm.",
+        "think",
+    ),
+    Transcript(
+        "deepseek v4, arguments as JSON",
+        "deepseek_v32",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="get_weather">\n{"city": "Rome", "days": 3}\n</｜DSML｜invoke>'
+        "</｜DSML｜tool_calls>",
+        calls=[("get_weather", ROME)],
+    ),
+    Transcript(
+        "deepseek v3.2, an unknown tool",
+        "deepseek_v32",
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="drop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="drop">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    ),
+    Transcript(
+        "minimax m2, two calls and a text behind them",
+        "minimax_m2",
+        'Hm.\n</think>\n\nI look.\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Rome</parameter>\n<parameter name="days">3</parameter>\n</invoke>\n'
+        '<invoke name="get_weather">\n<parameter name="city">Paris</parameter>\n'
+        '<parameter name="exact">true</parameter>\n<parameter name="note">null</parameter>\n</invoke>\n'
+        "</minimax:tool_call>",
+        "I look.",
+        [("get_weather", ROME), ("get_weather", {"city": "Paris", "exact": True, "note": None})],
+        "Hm.",
+        "think",
+        is_open=True,
+    ),
+    Transcript("minimax m2, a tag alone", "minimax_m2", "Use <minimax:tool_call>.", "Use <minimax:tool_call>."),
+    Transcript(
+        "command r7b",
+        "cohere",
+        "<|START_THINKING|>I look it up.<|END_THINKING|><|START_ACTION|>[\n    "
+        '{"tool_call_id": "0", "tool_name": "get_weather", "parameters": {"city": "Paris"}},\n    '
+        '{"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+        "",
+        [("get_weather", PARIS), ("now", {})],
+        "I look it up.",
+        "cohere",
+    ),
+    Transcript(
+        "command a, a text",
+        "cohere",
+        "<|START_THINKING|>Easy.<|END_THINKING|><|START_RESPONSE|>2 < 3.<|END_RESPONSE|>",
+        "2 < 3.",
+        [],
+        "Easy.",
+        "cohere",
+    ),
+    Transcript(
+        "command r",
+        "command_r",
+        'Plan: I look.\nAction: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": {\n'
+        '            "city": "Paris"\n        }\n    }\n]```',
+        "Plan: I look.",
+        [("get_weather", PARIS)],
+    ),
+    Transcript(
+        "functiongemma",
+        "functiongemma",
+        '<start_function_call>call:get_weather{city:<escape>a "b", {c}:d<escape>,days:-3,exact:true,'
+        "places:[<escape>x<escape>,<escape>y]<escape>],note:null}<end_function_call>"
+        "<start_function_call>call:now{}<end_function_call>",
+        "",
+        [
+            ("get_weather", {"city": 'a "b", {c}:d', "days": -3, "exact": True, "places": ["x", "y]"], "note": None}),
+            ("now", {}),
+        ],
+    ),
+    Transcript(
+        "functiongemma, JSON",
+        "functiongemma",
+        'Well.<start_function_call>call:get_weather{"city": "Rome", "days": 3}<end_function_call>',
+        "Well.",
+        [("get_weather", ROME)],
+    ),
+    Transcript(
+        "gemma 4",
+        "gemma4",
+        'One moment.<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
+        "One moment.",
+        [("get_weather", ROME)],
+    ),
+    Transcript(
+        "gemma 4, an object inside and a string without marks",
+        "gemma4",
+        '<|tool_call>call:get_weather{city: Rome, note:{<|"|>a b<|"|>:[{x:1.5}]}}<tool_call|>',
+        calls=[("get_weather", {"city": "Rome", "note": {"a b": [{"x": 1.5}]}})],
+    ),
+    Transcript(
+        "seed-oss",
+        "seed_oss",
+        "<seed:think>Hm.</seed:think><seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        [("get_weather", ROME)],
+        "Hm.",
+        "seed",
+    ),
+    Transcript(
+        "longcat",
+        "longcat",
+        '<longcat_think>Hm.</longcat_think>\n<longcat_tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        "</longcat_tool_call>",
+        "",
+        [("get_weather", PARIS)],
+        "Hm.",
+        "longcat",
+    ),
+    Transcript(
+        "internlm",
+        "internlm",
+        'I look.<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>',
+        "I look.",
+        [("get_weather", PARIS)],
+    ),
+    Transcript(
+        "jamba",
+        "jamba",
+        '<tool_calls>[\n{"name": "get_weather", "arguments": {"city": "Paris"}},\n{"name": "now", "arguments": {}}\n]'
+        "</tool_calls>",
+        calls=[("get_weather", PARIS), ("now", {})],
+    ),
+    Transcript(
+        "nemotron",
+        "nemotron",
+        '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Paris"}}]</TOOLCALL>',
+        calls=[("get_weather", PARIS)],
+    ),
+    Transcript(
+        "phi-4-mini, functools",
+        "functools",
+        'functools[{"name": "get_weather", "arguments": {"city": "Paris"}}]',
+        calls=[("get_weather", PARIS)],
+    ),
+    Transcript("functools in a text", "functools", "Use functools.partial here.", "Use functools.partial here."),
+    Transcript(
+        "lfm2",
+        "lfm2",
+        '<|tool_call_start|>[get_weather(city="Rome", days=3), now()]<|tool_call_end|>Looking.',
+        "Looking.",
+        [("get_weather", ROME), ("now", {})],
+    ),
+    Transcript(
+        "olmo 3",
+        "olmo3",
+        'I look.\n<function_calls>get_weather(city="Rome", days=3)\nnow()\nget_weather(city="Paris")</function_calls>',
+        "I look.",
+        [("get_weather", ROME), ("now", {}), ("get_weather", PARIS)],
+    ),
 ]

@@ -63,7 +63,7 @@ def keyed_hash(pepper: bytes, value: str) -> bytes:
 
 
 def verify(pepper: bytes, value: str, stored: bytes | None) -> bool:
-    """Compare in constant time, with every pepper that is still known: after a rotation the older ones stand behind the
+    """Compare in constant time, with every pepper that is still known: after a rotation the older ones stand after the
     newest. An unknown key (`stored` is None) costs the same comparisons as a known one."""
     found = False
     for start in range(0, max(len(pepper), 1), PEPPER_BYTES):

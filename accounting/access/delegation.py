@@ -36,7 +36,7 @@ def check_unbounded(holder: ApiKeyInfo, budgets: Iterable[Budget], quotas: Itera
     is_counted |= any(budget.key_id == holder.id for budget in budgets)
     is_counted |= any(quota.level == "key" and quota.subject == holder.id for quota in quotas)
     if is_counted:
-        raise NotAllowedError("This API key has limits of its own, so it neither makes nor changes keys.")
+        raise NotAllowedError("This API key has limits, so it cannot make or change keys.")
 
 
 def _is_at_most(value: int | None, bound: int | None) -> bool:

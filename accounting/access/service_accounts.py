@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Row, Select, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
@@ -25,7 +25,7 @@ async def create_service_account(
     key."""
     await tenants.living(conn, tenant_id)
     account_id = new_id("svc_acct")
-    await changes.record(
+    await auth_epoch.record(
         conn, "service_account.created", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     await conn.execute(
@@ -68,7 +68,7 @@ async def rename_service_account(
     conn: AsyncConnection, tenant_id: str, account_id: str, name: str, *, now: int, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
     await get_service_account(conn, tenant_id, account_id)
-    await changes.record(
+    await auth_epoch.record(
         conn, "service_account.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     await conn.execute(
@@ -83,7 +83,7 @@ async def delete_service_account(
     """Delete an account and revoke its keys. With `end_streams`, requests under those keys end too, on every
     gateway."""
     await get_service_account(conn, tenant_id, account_id)
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, "service_account.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
     )
     ended = {"streams_ended": version} if end_streams else {}

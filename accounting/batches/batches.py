@@ -26,7 +26,7 @@ State = Literal["validating", "failed", "in_progress", "finalizing", "completed"
 InvalidLines = Literal["reject", "skip"]
 
 WINDOWS = {"24h": 86_400}
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
 DOORBELL, QUEUE = "headgate.look", "headgate.batch"
 """Name and queue of the message that says "there is work" and nothing else."""
 RING_EXPIRES_S = 30

@@ -31,7 +31,7 @@ async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo
 async def list_batches(
     conn: AsyncConnection, tenant_id: str, *, after: str | None, before: str | None, limit: int
 ) -> Page[BatchInfo]:
-    """Returns a page, newest first: the batches behind `after`, or those directly in front of `before`."""
+    """Returns a page, newest first: the batches that follow `after`, or those directly before `before`."""
     query, ever = _living(tenant_id), _owned(tenant_id)
     if before is None:
         page = await newest_first(conn, query, Batch.created_at, Batch.id, after, limit, ever=ever)

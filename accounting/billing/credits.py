@@ -2,7 +2,7 @@
 
 A grant lies on the tenant's prepaid account until the close of a month uses it for usage (`invoices.py`) or it expires.
 A correction points at the row it corrects and never takes back more than was charged there. Before the row's period is
-closed the correction is an adjustment on the next invoice; afterwards it is a credit note with a number of its own.
+closed the correction is an adjustment on the next invoice; afterwards it is a credit note with its own number.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ import msgspec
 from sqlalchemy import Row, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import documents
-from accounting.billing import invoice_numbers as numbers
+from accounting.billing import documents, invoice_numbers
 from accounting.billing.grants import Grant
 from accounting.billing.invoice_lines import Line
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first
 from accounting.ledger import ledger
 from accounting.prices.pricing import MAX_AMOUNT
@@ -102,7 +101,7 @@ async def create(
         await _grant(conn, wanted, values, now_ms)
     else:
         await _correct(conn, wanted, values, now_ms)
-    await changes.record(
+    await auth_epoch.record(
         conn,
         f"headgate.{wanted.type}.created",
         actor=actor,
@@ -244,7 +243,7 @@ async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
         select(Invoice.number)
         .where(
             Invoice.tenant_id == wrong["tenant_id"],
-            Invoice.series == numbers.INVOICE,
+            Invoice.series == invoice_numbers.INVOICE,
             Invoice.until_ms > wrong["opened_at_ms"],
             Invoice.cutoff_ms >= wrong["posted_at_ms"],
             Invoice.number.not_in(voided),
@@ -275,7 +274,7 @@ async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any,
         "tenant_name": tenant.name,
         "time_zone": tenant.time_zone,
         "period": period,
-        "version": await documents.next_version(conn, wrong["tenant_id"], period, numbers.CREDIT_NOTE),
+        "version": await documents.next_version(conn, wrong["tenant_id"], period, invoice_numbers.CREDIT_NOTE),
         "currency": wrong["currency"],
         "from_ms": start * 1000,
         "until_ms": end * 1000,
@@ -306,7 +305,7 @@ async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any,
         voids=False,
         note=credit["note"],
     )
-    await documents.write(conn, columns, [line], terms, numbers.CREDIT_NOTE, now_ms)
+    await documents.write(conn, columns, [line], terms, invoice_numbers.CREDIT_NOTE, now_ms)
 
 
 def _listed() -> Any:

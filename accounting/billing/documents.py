@@ -7,8 +7,7 @@ from typing import Any
 from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_lines
-from accounting.billing import invoice_numbers as numbers
+from accounting.billing import invoice_lines, invoice_numbers
 from accounting.billing.invoice_lines import Line
 from accounting.ledger import ledger
 from accounting.tables.invoice_models import Invoice, InvoiceLine
@@ -19,7 +18,12 @@ RECEIVABLE, TAX_PAYABLE = "tenant_receivable", "tax_payable"
 
 
 async def write(
-    conn: AsyncConnection, columns: dict[str, Any], lines: list[Line], terms: Terms, series: numbers.Series, now_ms: int
+    conn: AsyncConnection,
+    columns: dict[str, Any],
+    lines: list[Line],
+    terms: Terms,
+    series: invoice_numbers.Series,
+    now_ms: int,
 ) -> str:
     """Write a document and return its number. `columns` are those of the invoice row that `terms` do not know. The caller
     holds `ledger.take_turn`."""
@@ -28,7 +32,7 @@ async def write(
         insert(Invoice).values(
             number=number,
             series=series,
-            sequence=await numbers.following(conn, series),
+            sequence=await invoice_numbers.following(conn, series),
             issuer=terms.issuer.name,
             **columns,
         )
@@ -39,8 +43,8 @@ async def write(
     return number
 
 
-def _prefix(terms: Terms, series: numbers.Series) -> str:
-    name = "invoice_prefix" if series == numbers.INVOICE else "credit_note_prefix"
+def _prefix(terms: Terms, series: invoice_numbers.Series) -> str:
+    name = "invoice_prefix" if series == invoice_numbers.INVOICE else "credit_note_prefix"
     return str(getattr(terms.customer, name) or getattr(terms.issuer, name))
 
 
@@ -53,7 +57,7 @@ async def _post_tax(conn: AsyncConnection, number: str, columns: dict[str, Any],
     await ledger.post_transfer(conn, entry, *sides, abs(tax))
 
 
-async def next_version(conn: AsyncConnection, tenant_id: str, period: str, series: numbers.Series) -> int:
+async def next_version(conn: AsyncConnection, tenant_id: str, period: str, series: invoice_numbers.Series) -> int:
     """Return 1 plus the number of the tenant's documents of that kind and period."""
     query = select(func.count()).where(
         Invoice.tenant_id == tenant_id, Invoice.period == period, Invoice.series == series

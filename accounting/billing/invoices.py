@@ -14,10 +14,9 @@ import msgspec
 from sqlalchemy import func, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import credits, documents, drafts, invoice_lines
-from accounting.billing import invoice_numbers as numbers
+from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
 from accounting.billing.invoice_lines import Line
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
@@ -89,7 +88,7 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
             return known
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms >= mark_ms)
         number = await _issue(conn, tenant_id, period, rows, now_ms=now_ms)
-        await changes.record(
+        await auth_epoch.record(
             conn,
             "headgate.invoice.closed",
             actor=actor,
@@ -117,7 +116,7 @@ async def preview(conn: AsyncConnection, tenant_id: str, period: str, *, now_ms:
     return InvoiceInfo(
         **_columns(draft),
         number=DRAFT,
-        series=numbers.INVOICE,
+        series=invoice_numbers.INVOICE,
         issuer=draft.terms.issuer.name,
         version=1,
         created_at=now_ms // 1000,
@@ -157,7 +156,7 @@ async def list_invoices(
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     """Return the tenants that used anything in that month and have no invoice for it."""
     start, end = bounds(period)
-    invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == numbers.INVOICE)
+    invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
@@ -168,7 +167,7 @@ async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:
     number = await conn.scalar(
         select(Invoice.number)
-        .where(Invoice.tenant_id == tenant_id, Invoice.period == period, Invoice.series == numbers.INVOICE)
+        .where(Invoice.tenant_id == tenant_id, Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
         .order_by(Invoice.version.desc())
         .limit(1)
     )
@@ -179,7 +178,9 @@ async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int
     """Return the conditions for rows that no invoice has: rows of the period, and earlier rows posted after the last
     close."""
     last_cutoff = await conn.scalar(
-        select(func.max(Invoice.cutoff_ms)).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+        select(func.max(Invoice.cutoff_ms)).where(
+            Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE
+        )
     )
     new = LedgerEntry.opened_at_ms >= start * 1000
     if last_cutoff is not None:
@@ -199,7 +200,7 @@ async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repri
         {**_columns(draft), "version": 1, "cutoff_ms": now_ms, "created_at": now_ms // 1000},
         draft.lines,
         draft.terms,
-        numbers.INVOICE,
+        invoice_numbers.INVOICE,
         now_ms,
     )
     for uses, ended in ((draft.paid, False), (draft.expired, True)):
@@ -232,7 +233,7 @@ def _columns(draft: drafts.Draft) -> dict[str, Any]:
 async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
     """Months are closed in order. A late line then always belongs to a month that was closed. Raises ConflictError."""
     used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start)
-    closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == numbers.INVOICE)
+    closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
     closed_periods = set((await conn.execute(closed)).scalars())
     for bucket in (await conn.execute(used.distinct().order_by(RollupMonth.bucket))).scalars():
         if period_of(bucket) not in closed_periods:
@@ -250,7 +251,7 @@ def _check_rows(rows: Repriced, sums: invoice_lines.SumsByKey, period: str) -> N
 
 async def _infos(conn: AsyncConnection, rows: Sequence[Any]) -> list[InvoiceInfo]:
     known = await terms.of(conn, [row.number for row in rows])
-    notes = [row.number for row in rows if row.series == numbers.CREDIT_NOTE]
+    notes = [row.number for row in rows if row.series == invoice_numbers.CREDIT_NOTE]
     standings = await terms.standings(conn, known, notes)
     names = InvoiceInfo.__struct_fields__[: InvoiceInfo.__struct_fields__.index("terms")]
     return [

@@ -1,4 +1,4 @@
-"""Money that came in for an invoice. It is a ledger row of its own, and the invoice itself does not change."""
+"""Money that came in for an invoice. It is a separate ledger row, and the invoice itself does not change."""
 
 from __future__ import annotations
 

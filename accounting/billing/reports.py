@@ -14,12 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import report_pages, residency_sums
 from accounting.billing.residency_sums import ResidencyClass
+from accounting.ledger import embedding_models
 from accounting.ledger.rollups import SECONDS, TABLES, Width
 from accounting.values.errors import InvalidError
 from accounting.values.types import TOKEN_CLASSES, Tier, TokenClass, Usage
 
 Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier", "line_item"]
 USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier")
+EMBEDDING_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model")
 COST_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "line_item")
 USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COST_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 180)}
@@ -54,6 +56,8 @@ class ReportQuery(msgspec.Struct, frozen=True, kw_only=True):
     batch: bool | None = None
     line_items: tuple[str, ...] | None = None
     page: str | None = None
+    of_embeddings: bool = False
+    """Only models that give embeddings count."""
 
 
 QuantityUnit = Literal["tokens", "byte_hours"]
@@ -96,8 +100,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Usage of completions: settled requests, each in the bucket of its start."""
-    page = _plan(query, now, USAGE_LIMITS, USAGE_DIMENSIONS)
+    """Usage of all models, or of embeddings: settled requests, each in the bucket of its start."""
+    page = _plan(query, now, USAGE_LIMITS, EMBEDDING_DIMENSIONS if query.of_embeddings else USAGE_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     found: dict[int, list[UsageResult | CostResult]] = {}
     read = _usage_reader(query, columns)
@@ -214,6 +218,8 @@ def _segment_sums(
     for name, values in filters.items():
         if values is not None:
             statement = statement.where(table[name].in_(values))
+    if query.of_embeddings:
+        statement = statement.where(table.model.in_(embedding_models.models()))
     if query.batch is not None:
         statement = statement.where(table.tier == ("batch" if query.batch else "interactive"))
     return statement.group_by(*groups).order_by(*groups)

@@ -2,7 +2,7 @@
 ledger entries.
 
 There is a charge only if a price sheet has a rate for it. An hour is charged ten minutes after its end, at the sheet
-that was in force when it began. A reading that comes later, within two days, is charged as an entry of its own. Amounts
+that was in force when it began. A reading that comes later, within two days, is charged as a separate entry. Amounts
 are integers throughout: byte-milliseconds times micro-units per GB (10^9 bytes) and hour, rounded once per entry.
 """
 

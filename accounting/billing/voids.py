@@ -13,8 +13,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import documents, invoices
-from accounting.billing import invoice_numbers as numbers
+from accounting.billing import documents, invoice_numbers, invoices
 from accounting.billing.invoice_lines import Line
 from accounting.billing.invoices import InvoiceInfo
 from accounting.database import audit
@@ -38,7 +37,7 @@ async def void(
     """Return (the credit note, the new invoice). Raises NotFoundError, and ConflictError if it is no invoice or void."""
     now_ms = await ledger.take_turn(conn, now_ms)
     wrong = await invoices.get(conn, number)
-    if wrong.series != numbers.INVOICE:
+    if wrong.series != invoice_numbers.INVOICE:
         raise ConflictError(f"{number} is a credit note, and only invoices can be made void.")
     if wrong.standing.state == "void":
         raise ConflictError(f"{number} is void already; {wrong.standing.replaced_by} replaces it.")
@@ -66,7 +65,7 @@ async def _take_back(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, reason
     columns = {
         **{name: getattr(row, name) for name in COPIED},
         **{name: -getattr(row, name) for name in ("subtotal", "prepaid", "total", "num_requests")},
-        "version": await documents.next_version(conn, row.tenant_id, row.period, numbers.CREDIT_NOTE),
+        "version": await documents.next_version(conn, row.tenant_id, row.period, invoice_numbers.CREDIT_NOTE),
         "cutoff_ms": now_ms,
         "created_at": now_ms // 1000,
         "days": [],
@@ -82,20 +81,20 @@ async def _take_back(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, reason
         note=reason,
     )
     lines = [_negated(line) for line in wrong.lines]
-    return await documents.write(conn, columns, lines, terms, numbers.CREDIT_NOTE, now_ms)
+    return await documents.write(conn, columns, lines, terms, invoice_numbers.CREDIT_NOTE, now_ms)
 
 
 async def _issue_again(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, now_ms: int) -> str:
     columns = {
         **{name: getattr(row, name) for name in COPIED},
         **{name: getattr(row, name) for name in ("subtotal", "prepaid", "total", "num_requests", "days")},
-        "version": await documents.next_version(conn, row.tenant_id, row.period, numbers.INVOICE),
+        "version": await documents.next_version(conn, row.tenant_id, row.period, invoice_numbers.INVOICE),
         # It has the same rows of the ledger.
         "cutoff_ms": row.cutoff_ms,
         "created_at": now_ms // 1000,
     }
     terms = await _terms_now(conn, wrong, now_ms)
-    return await documents.write(conn, columns, wrong.lines, terms, numbers.INVOICE, now_ms)
+    return await documents.write(conn, columns, wrong.lines, terms, invoice_numbers.INVOICE, now_ms)
 
 
 async def _terms_now(conn: AsyncConnection, wrong: InvoiceInfo, now_ms: int) -> Terms:

@@ -203,9 +203,9 @@ async def _tenancy_closed(conn: AsyncConnection) -> EquationResult:
 
 
 async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationResult:
-    """Every stored answer has a settle (an answer to several prompts has one for each). The table itself allows only
-    one answer per key."""
-    first = select(IdempotentReply.request_id).where(IdempotentReply.state == "stored")
+    """Every stored answer that costs something has a settle (an answer to several prompts has one for each). The table
+    itself allows only one answer per key."""
+    first = select(IdempotentReply.request_id).where(IdempotentReply.posting.is_not(None))
     stored = union_all(first, select(IdempotentPosting.request_id)).subquery()
     settled = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id == stored.c.request_id, LedgerEntry.kind == "settle"

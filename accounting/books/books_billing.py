@@ -7,10 +7,8 @@ from collections.abc import Iterable
 from sqlalchemy import and_, case, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_lines, residency_sums
-from accounting.billing import invoice_numbers as numbers
-from accounting.books import day_hashes as day_seals
-from accounting.books import equations
+from accounting.billing import invoice_lines, invoice_numbers, residency_sums
+from accounting.books import day_hashes, equations
 from accounting.books.equations import EquationResult
 from accounting.prices.repricing import Repriced
 from accounting.tables.billing_models import InvoiceTerms
@@ -30,7 +28,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
             func.max(Invoice.until_ms).label("until_ms"),
             func.max(Invoice.cutoff_ms).label("cutoff_ms"),
         )
-        .where(Invoice.series == numbers.INVOICE)
+        .where(Invoice.series == invoice_numbers.INVOICE)
         .group_by(Invoice.tenant_id)
     )
     num_checked = 0
@@ -57,9 +55,9 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
 
 
 async def immutability(conn: AsyncConnection) -> EquationResult:
-    """Sealed days hold the rows that were sealed. Every correction is a row of its own and takes back no more than
+    """Sealed days hold the rows that were sealed. Every correction is a separate row and takes back no more than
     there was."""
-    num_days, failures = await day_seals.broken(conn)
+    num_days, failures = await day_hashes.broken(conn)
     missing = (
         select(Credit.id)
         .outerjoin(LedgerEntry, and_(LedgerEntry.request_id == Credit.id, LedgerEntry.kind == Credit.type))

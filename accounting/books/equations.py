@@ -96,11 +96,13 @@ TENANCY_CLOSED = Equation(
     "tenancy closed",
     "Every row belongs to a tenant that exists, and refers only to keys, batches and engine records of that tenant.",
 )
-IDEMPOTENCY = Equation("I17", "idempotency", "A settle stands behind every stored answer of an Idempotency-Key.")
+IDEMPOTENCY = Equation(
+    "I17", "idempotency", "Every stored answer of an Idempotency-Key that costs something has a settle."
+)
 IMMUTABILITY = Equation(
     "I18",
     "immutability",
-    "A sealed day holds what was sealed, and every credit is a ledger row of its own that never moves more than there was.",
+    "A sealed day holds what was sealed, and every credit is a separate ledger row that never moves more than there was.",
 )
 
 ROUNDING = Equation(

@@ -13,7 +13,7 @@ preferred, nothing is left over, and exchanging the periods negates every part.
 A factor without a value in one of the periods has the other period's value there. So all that a new or a vanished model
 changes is an effect of the mix, and all that a period without any request changes is one of the volume.
 
-What tokens times rates do not say has parts of its own: kept KV, corrections, and the rounding of each request.
+What tokens times rates do not explain has separate parts: kept KV, corrections, and the rounding of each request.
 """
 
 from __future__ import annotations
@@ -35,6 +35,20 @@ Factor = Literal["period_length", "volume", "model_mix", "tier_mix", "prompt_len
 Cause = Literal[Factor, "residency", "corrections", "rounding"]
 FACTORS: tuple[Factor, ...] = get_args(Factor)
 CAUSES: tuple[Cause, ...] = get_args(Cause)
+MEANINGS: dict[Cause, str] = {
+    "period_length": "the length of the period",
+    "volume": "the number of requests a day",
+    "model_mix": "which models were asked",
+    "tier_mix": "how many requests were lines of batches",
+    "prompt_length": "the length of prompts",
+    "output_length": "the length of answers",
+    "cache": "how much of the prompts was cached",
+    "price": "the rates of the price sheet",
+    "residency": "KV that was kept",
+    "corrections": "credit notes and adjustments",
+    "rounding": "the rounding of each request's charge",
+}
+"""The causes in words, as a command and a page show them."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Copies of a whole database: taken beside those who use it, and put where there is none yet.
+"""Copies of a whole database: taken while others use it, and restored where there is none yet.
 
 SQLite copies itself (https://www.sqlite.org/backup.html), PostgreSQL by its own `pg_dump` and `pg_restore`. Both copies
 are one snapshot, and nobody who writes waits for them. The module does not know where a copy is kept.

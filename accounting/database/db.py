@@ -56,7 +56,7 @@ _PATIENCE = {
 }
 """libpq takes these in seconds, but `tcp_user_timeout` in milliseconds."""
 MAX_SQLITE_ROWS = 16
-"""The most rows of one INSERT. Each number of rows is a statement of its own that the driver keeps, and a long one
+"""The most rows of one INSERT. Each number of rows is a separate statement that the driver keeps, and a long one
 takes half a megabyte."""
 MIN_READERS = 4
 INSTRUCTIONS_AT_ONCE = 1_000_000

@@ -8,7 +8,7 @@ integers. The order of columns is part of `SCHEMA_VERSION`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import BigInteger, Select, and_, or_, select
 from sqlalchemy.sql.elements import ColumnElement
@@ -17,7 +17,6 @@ from accounting.database.db import Database
 from accounting.ledger.rollups import KEYS, SUMS
 from accounting.tables.models import LedgerEntry, RollupDay
 
-Kind = Literal["ledger", "usage", "focus"]
 SCHEMA_VERSION = "1"
 PAGE_ROWS = 5_000
 

@@ -16,8 +16,7 @@ from typing import Any
 from sqlalchemy import and_, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import invoice_lines, residency_sums
-from accounting.billing import invoice_numbers as numbers
+from accounting.billing import invoice_lines, invoice_numbers, residency_sums
 from accounting.billing.invoice_lines import Line
 from accounting.database.db import Database
 from accounting.exports import exports
@@ -114,7 +113,7 @@ class Names:
         query = select(Invoice.tenant_id, Invoice.period, Invoice.number, Invoice.series, Invoice.issuer)
         for tenant, period, number, series, issuer in await conn.execute(query.order_by(Invoice.version.desc())):
             self.issuers[number] = issuer
-            if series == numbers.INVOICE:
+            if series == invoice_numbers.INVOICE:
                 self.invoices[(tenant, period)] = number
         try:
             self._list = await price_lists.versions_of(conn, DEFAULT_SHEET)
@@ -214,7 +213,7 @@ def _used_on(day: int, meter: str) -> dict[str, Any]:
 async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
     """Yield what documents add to usage. The invoice of a month belongs to that month, and every other document to the
     month in which it was issued, so that consecutive exports have each row once."""
-    is_first = and_(Invoice.series == numbers.INVOICE, Invoice.version == 1)
+    is_first = and_(Invoice.series == invoice_numbers.INVOICE, Invoice.version == 1)
     query = (
         select(Invoice.__table__, InvoiceTerms.__table__, is_first.label("is_first"))
         .join(InvoiceTerms, InvoiceTerms.number == Invoice.number)

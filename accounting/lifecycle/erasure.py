@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.batches.files import ENDED
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.events import webhooks
 from accounting.responses import stored
 from accounting.tables.admin_models import ModelPermission, SpendAlert
@@ -55,7 +55,7 @@ async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, n
         raise ConflictError("A batch of the project has not ended yet.")
     report = await _destroy(conn, tenant_id, now)
     detail = {name: value for name, value in msgspec.to_builtins(report).items() if name != "tenant_id"}
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, "project.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
     )
     values = {"erased_at": now, "name": ERASED, "version": version}

@@ -6,7 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys
 from accounting.batches import batches
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.tenants import tenants
 from accounting.values.types import TenantInfo
@@ -42,4 +42,4 @@ async def suspend(
 
 async def _end_streams(conn: AsyncConnection, tenant_id: str) -> None:
     """End the tenant's streams. The caller has written its change, whose version is the newest one."""
-    await api_keys.end_streams_of_tenant(conn, tenant_id, await changes.auth_epoch(conn))
+    await api_keys.end_streams_of_tenant(conn, tenant_id, await auth_epoch.auth_epoch(conn))

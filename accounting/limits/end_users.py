@@ -1,4 +1,4 @@
-"""Recent use of end users with limits. The ledger does not know end users, so this is stored beside it, for a day,
+"""Recent use of end users with limits. The ledger does not know end users, so this is stored separately, for a day,
 under digests."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import msgspec
 from sqlalchemy import Row, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import upsert
 from accounting.limits import budgets, spend
 from accounting.limits.budgets import NewBudget
@@ -114,4 +114,6 @@ async def _row(conn: AsyncConnection, tenant_id: str) -> Row[tuple[object, ...]]
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, now: int, actor: str, detail: dict[str, object]
 ) -> None:
-    await changes.record(conn, f"headgate.spend_limit.{verb}", actor=actor, now=now, object_id=tenant_id, detail=detail)
+    await auth_epoch.record(
+        conn, f"headgate.spend_limit.{verb}", actor=actor, now=now, object_id=tenant_id, detail=detail
+    )

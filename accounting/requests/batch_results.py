@@ -13,7 +13,7 @@ from sqlalchemy import Row, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from accounting.tables.batch_models import BatchLine
 
 PAGE_LINES = 500
@@ -59,7 +59,7 @@ def result_line(row: Row[Any], data_key: bytes) -> bytes:
     """Returns the result of a line that has ended, as it stands in the batch's files. Raises `SealBroken`."""
     response = None
     if row.status is not None and row.body is not None:
-        place = replies.line_key(row.batch_id, row.line_no).encode()
+        place = idempotency_store.line_key(row.batch_id, row.line_no).encode()
         body = msgspec.json.format(sealing.unseal(data_key, row.body, place), indent=-1)
         response = {"status_code": row.status, "request_id": row.request_id, "body": msgspec.Raw(body)}
     result = {

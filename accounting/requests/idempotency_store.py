@@ -58,7 +58,8 @@ class Stored(msgspec.Struct, frozen=True):
     status: int
     body: bytes
     """The answer, encrypted by the caller and bound to the key."""
-    posting: Posting
+    posting: Posting | None
+    """The value is None for the answer of a request that creates something and costs nothing."""
     content_type: str | None = None
     """The value is None for JSON."""
 
@@ -152,8 +153,9 @@ async def store(
     content_type: str | None = None,
 ) -> bool:
     """Store the answer. Returns False if the key was closed meanwhile (its batch was cancelled): the request must end
-    without a charge then. Storing twice changes nothing. `postings` are all that pay for the answer."""
-    first, *further = postings
+    without a charge then. Storing twice changes nothing. `postings` are all that pay for the answer; an answer without
+    any is free."""
+    first, further = (postings[0], postings[1:]) if postings else (None, ())
     done = await conn.execute(
         update(Reply)
         .where(_key(tenant_id, key), Reply.request_id == request_id)
@@ -163,7 +165,7 @@ async def store(
             content_type=content_type,
             body=body,
             num_bytes=len(body),
-            posting=msgspec.msgpack.encode(first),
+            posting=None if first is None else msgspec.msgpack.encode(first),
         )
     )
     if not done.rowcount:
@@ -229,7 +231,7 @@ async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[
     found: dict[str, Posting] = {}
     for start in range(0, len(ids), 500):
         some = ids[start : start + 500]
-        first = select(Reply.posting).where(Reply.request_id.in_(some), Reply.state == "stored")
+        first = select(Reply.posting).where(Reply.request_id.in_(some), Reply.posting.is_not(None))
         further = select(IdempotentPosting.posting).where(IdempotentPosting.request_id.in_(some))
         for packed in (await conn.execute(first.union_all(further))).scalars():
             assert packed is not None
@@ -244,7 +246,8 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
         IdempotentPosting.tenant_id == tenant_id, IdempotentPosting.key == key
     )
     packed = (await conn.execute(further)).scalars()
-    due = [stored.posting, *(msgspec.msgpack.decode(one, type=Posting) for one in packed)]
+    due = [stored.posting] if stored.posting is not None else []
+    due += [msgspec.msgpack.decode(one, type=Posting) for one in packed]
     posted = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id.in_([posting.request_id for posting in due]), LedgerEntry.kind.in_(("settle", "void"))
     )
@@ -264,5 +267,5 @@ def _key(tenant_id: str, key: str) -> Any:
 def _stored(row: Any) -> Stored | None:
     if row.state != "stored":
         return None
-    posting = msgspec.msgpack.decode(row.posting, type=Posting)
+    posting = None if row.posting is None else msgspec.msgpack.decode(row.posting, type=Posting)
     return Stored(row.request_id, row.status, row.body, posting, row.content_type)

@@ -1,4 +1,4 @@
-"""The request log: rows are added in batches beside the ledger, listed newest first, and read one by one.
+"""The request log: rows are added in batches, apart from the ledger, listed newest first, and read one by one.
 
 A request id begins with the time of its acceptance, so the order of ids is the order of the log, and a page goes on
 after an id. A page looks at a bounded number of rows: where filters find little, it may be short or empty although more
@@ -88,7 +88,7 @@ class RequestFilter(msgspec.Struct, frozen=True):
     since_ms: int | None = None
     """The first millisecond of acceptance."""
     until_ms: int | None = None
-    """The millisecond behind the last."""
+    """The millisecond after the last."""
     min_duration_ms: int | None = None
 
 
@@ -151,7 +151,7 @@ class Part:
 async def part_of(
     conn: AsyncConnection, wanted: RequestFilter, after: str | None = None, *, max_rows: int | None
 ) -> Part:
-    """Return where the wanted requests are. With `max_rows` only so many of the newest rows of each index run are read,
+    """Return where the wanted requests are. With `max_rows` at most that number of the newest rows of each index run are read,
     whether they are wanted or not. Raises InvalidError."""
     if wanted.session_id is not None and wanted.tenant_id is None:
         raise InvalidError("A session is of a tenant: 'session_id' needs 'project_id'.", "session_id")

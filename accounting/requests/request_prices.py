@@ -14,7 +14,7 @@ from accounting.tables.models import LedgerEntry
 from accounting.values.types import TOKEN_CLASSES, Tier
 
 OTHER_PROMPTS = "other_prompts"
-"""The part for the further prompts of a request, which have ledger entries of their own."""
+"""The part for the further prompts of a request, which have their own ledger entries."""
 
 
 class PricePart(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import msgspec
 from sqlalchemy import func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.requests.request_log import HAS_SESSION, MAX_SCANNED_ROWS, RequestFilter, part_of, time_of
+from accounting.requests.request_log import MAX_SCANNED_ROWS, RequestFilter, part_of, time_of
 from accounting.tables.request_models import RequestLog
 
 
@@ -46,7 +46,10 @@ async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int
         log.output_tokens,
         log.charge,
     )
-    rows = union_all(*(select(*columns).where(run, HAS_SESSION) for run in part.runs)).subquery()
+    # Written as `session_id <> ''`, the condition would let a database walk the whole index of sessions, which is in the
+    # order of the groups, instead of the newest rows.
+    has_session = func.length(log.session_id) > 0
+    rows = union_all(*(select(*columns).where(run, has_session) for run in part.runs)).subquery()
     groups = (rows.c.session_id, rows.c.tenant_id)
     last = func.max(rows.c.started_at_ms)
     sums = (func.sum(rows.c[column.name]) for column in columns[4:])

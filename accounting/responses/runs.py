@@ -119,7 +119,7 @@ async def first_events(conn: AsyncConnection, response: StoredResponse, packet: 
 
 
 async def events_after(conn: AsyncConnection, response_id: str, number: int, most: int) -> list[Packet]:
-    """Return packets with events behind `number`. The first of them may begin before it."""
+    """Return packets with events after `number`. The first of them may begin before it."""
     mine = ResponseEvents.response_id == response_id
     first = select(func.max(ResponseEvents.first_number)).where(mine, ResponseEvents.first_number <= number + 1)
     behind = ResponseEvents.first_number >= func.coalesce(first.scalar_subquery(), 0)

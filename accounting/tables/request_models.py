@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, Text, text
+from sqlalchemy import Index, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 ByteOrder = Text().with_variant(Text(collation="C"), "postgresql")
 """Request ids are compared byte by byte, so that their order is that of time in every database."""
@@ -65,14 +65,7 @@ class RequestLog(Base):
         Index("ix_request_log_key_id", "key_id", "is_tail", "request_id"),
         Index("ix_request_log_model", "model", "is_tail", "request_id"),
         Index("ix_request_log_trace_id", "trace_id", "request_id"),
-        Index(
-            "ix_request_log_session_id",
-            "tenant_id",
-            "session_id",
-            "request_id",
-            sqlite_where=text("session_id <> ''"),
-            postgresql_where=text("session_id <> ''"),
-        ),
+        partial_index("ix_request_log_session_id", "tenant_id", "session_id", "request_id", where="session_id <> ''"),
     )
 
 
@@ -100,3 +93,13 @@ class LabelUsage(Base):
     """Micro-units of `currency`."""
 
     __table_args__ = (Index("ix_label_usage_day_ms", "day_ms"),)
+
+
+class EmbeddingModel(Base):
+    """A model that gave embeddings. What it was ever asked for is told as usage of embeddings."""
+
+    __tablename__ = "embedding_model"
+
+    model: Mapped[str] = mapped_column(primary_key=True)
+    first_used_at: Mapped[int]
+    """Unix seconds."""

@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first
 from accounting.tables.adapter_models import Adapter
 from accounting.tables.models import Tenant
@@ -21,7 +21,7 @@ from accounting.values.ids import new_id
 
 MAX_PER_MODEL = 256
 REMEMBERED_S = 7 * 86_400
-"""Seconds after its end for which a worker that still has an adapter is told to drop it."""
+"""Seconds after its end for which a worker that still has an adapter is asked to drop it."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -61,7 +61,7 @@ async def create(
     info = AdapterInfo(new_id("adapter"), model, name, path, tenant_id, now)
     detail = {"model": model, "name": name, "path": path}
     # This comes first, as its lock makes others wait that would take the same name.
-    await changes.record(
+    await auth_epoch.record(
         conn, "adapter.created", actor=actor, now=now, tenant_id=tenant_id, object_id=info.id, detail=detail
     )
     of_model = select(Adapter.name).where(Adapter.model == model, Adapter.deleted_at.is_(None))
@@ -101,7 +101,7 @@ async def delete(conn: AsyncConnection, adapter_id: str, *, now: int, actor: str
     ended = update(Adapter).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError
-    await changes.record(conn, "adapter.deleted", actor=actor, now=now, object_id=adapter_id)
+    await auth_epoch.record(conn, "adapter.deleted", actor=actor, now=now, object_id=adapter_id)
 
 
 def _info(row: Row[Any]) -> AdapterInfo:

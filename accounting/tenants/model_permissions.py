@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
 from accounting.values.types import ModelPermissions
 
+_OF_TENANT = select(ModelPermission.__table__).where(ModelPermission.tenant_id == bindparam("tenant_id"))
+
 
 async def get(conn: AsyncConnection, tenant_id: str) -> ModelPermissions:
-    query = select(ModelPermission.__table__).where(ModelPermission.tenant_id == tenant_id)
-    row = (await conn.execute(query)).first()
+    row = (await conn.execute(_OF_TENANT, {"tenant_id": tenant_id})).first()
     return ModelPermissions() if row is None else ModelPermissions(row.mode, tuple(row.model_ids))
 
 
@@ -37,4 +38,4 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
 async def _record(
     conn: AsyncConnection, event: str, tenant_id: str, now: int, actor: str, detail: dict[str, Any]
 ) -> None:
-    await changes.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail)
+    await auth_epoch.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail)

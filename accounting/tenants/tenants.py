@@ -1,6 +1,6 @@
 """Tenants and their limits. Every change raises the auth epoch and is audited.
 
-Each tenant that is not archived has a name of its own, as commands find it by name. The operator's own tenant is not
+Each tenant that is not archived has its own name, as commands find it by name. The operator's own tenant is not
 one of them: it is neither listed nor found here.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, func, insert, select, update
+from sqlalchemy import Row, Select, and_, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
 from accounting.database.paging import Page, newest_first
@@ -24,12 +24,13 @@ from accounting.values.ids import new_id
 from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits, ModelLimits, TenantInfo
 
 ID_PREFIX = "proj_"
+_MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindparam("tenant_id"))
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
     """Create a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
     tenant_id = new_id("proj")
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
     )
     await conn.execute(insert(Tenant).values(id=tenant_id, name=_tenant_name(name), created_at=now, version=version))
@@ -147,7 +148,7 @@ async def apply_change(
 ) -> TenantInfo:
     """Write the columns `values` of the tenant, raise the auth epoch and record `event`. The caller has checked that
     the tenant may be changed."""
-    version = await changes.record(
+    version = await auth_epoch.record(
         conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
     )
     await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values, version=version))
@@ -159,7 +160,7 @@ async def apply_change(
 
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """Return the limits that were set, by model. A model that is missing has the defaults."""
-    rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
+    rows = await conn.execute(_MODEL_LIMITS, {"tenant_id": tenant_id})
     return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
 
 

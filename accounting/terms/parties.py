@@ -1,7 +1,7 @@
 """The issuer, the customer, and the rule of tax between them. The module is pure: values and their checks.
 
 Addresses, tax numbers and bank details are printed and put into XML, so every text is one line that shows what it says:
-no control character and no character that changes the direction of what stands beside it.
+no control character and no character that changes the direction of the text around it.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def checked(profile: P) -> P:
         raise InvalidError(f"Payment days are 0 to {MAX_PAYMENT_DAYS}, not {profile.payment_days}.", "payment_days")
     spelled = {name: spell(getattr(profile, name)) for name, spell in _SPELLED.items() if getattr(profile, name, "")}
     if isinstance(profile, Issuer) and profile.invoice_prefix == profile.credit_note_prefix:
-        raise InvalidError("Invoices and credit notes need prefixes of their own.", "credit_note_prefix")
+        raise InvalidError("Invoices and credit notes need different prefixes.", "credit_note_prefix")
     if profile.invoice_prefix and profile.invoice_prefix == profile.credit_note_prefix:
-        raise InvalidError("Invoices and credit notes need prefixes of their own.", "credit_note_prefix")
+        raise InvalidError("Invoices and credit notes need different prefixes.", "credit_note_prefix")
     return msgspec.structs.replace(profile, **spelled)
 
 
@@ -141,7 +141,7 @@ def _check_text(name: str, text: str) -> None:
 
 def _check_rule(profile: Issuer | Customer) -> None:
     if profile.tax is not None and profile.tax not in get_args(Tax):
-        raise InvalidError(f"{profile.tax!r} is no rule of tax: {', '.join(CODES)}.", "tax")
+        raise InvalidError(f"{profile.tax!r} is not a rule of tax: {', '.join(CODES)}.", "tax")
     if not 0 <= profile.tax_rate <= WHOLE:
         raise InvalidError("A tax rate is 0 to 100 percent.", "tax_rate")
     if (profile.tax == "standard") != (profile.tax_rate > 0):
@@ -160,7 +160,7 @@ def _country(text: str) -> str:
 
     found = pycountry.countries.get(alpha_2=text.upper())
     if found is None:
-        raise InvalidError(f"{text!r} is no country of ISO 3166, such as DE or JP.", "country")
+        raise InvalidError(f"{text!r} is not a country of ISO 3166, such as DE or JP.", "country")
     return text.upper()
 
 
@@ -191,7 +191,7 @@ def _iban(text: str) -> str:
     try:
         return str(iban.validate(text))
     except ValidationError:
-        raise InvalidError(f"{text!r} is no IBAN: its check digits do not fit.", "iban") from None
+        raise InvalidError(f"{text!r} is not an IBAN: its check digits do not fit.", "iban") from None
 
 
 def _bic(text: str) -> str:
@@ -207,14 +207,14 @@ def _bic(text: str) -> str:
 def _prefix(text: str) -> str:
     if not _PREFIX.fullmatch(text) or len(text) > MAX_PREFIX_CHARS:
         raise InvalidError(
-            f"{text!r} is no prefix: capital letters and digits, with - at its end, as in EU-.", "prefix"
+            f"{text!r} is not a prefix: capital letters and digits, with - at its end, as in EU-.", "prefix"
         )
     return text
 
 
 def _email(text: str) -> str:
     if not _EMAIL.fullmatch(text):
-        raise InvalidError(f"{text!r} is no mail address.", "email")
+        raise InvalidError(f"{text!r} is not a mail address.", "email")
     return text
 
 

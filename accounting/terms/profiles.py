@@ -99,7 +99,7 @@ async def _keep_logo(conn: AsyncConnection, text: str) -> str:
     try:
         content = base64.b64decode(text, validate=True)
     except ValueError:  # binascii.Error is one, and so is that of characters outside of ASCII
-        raise InvalidError("The logo is no base64.", "logo") from None
+        raise InvalidError("The logo is not base64.", "logo") from None
     _check_picture(content)
     name = sha256(content).hexdigest()
     if await logo(conn, name) is None:

@@ -1,4 +1,4 @@
-"""The terms of a document: a frozen copy of both profiles, the rule of tax and the amounts, beside its invoice row."""
+"""The terms of a document: a frozen copy of both profiles, the rule of tax and the amounts, in addition to its invoice row."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ WORKER = "upstream:"
 
 
 async def post(conn: AsyncConnection, endings: Sequence[Posting], now_ms: int) -> None:
-    """Write the attempts of these endings, and beside them the token counts that equation I1 compares with the bill.
+    """Write the attempts of these endings, and with them the token counts that equation I1 compares with the bill.
     Whoever posts an ending twice writes nothing new."""
     bought = [(ending, attempt) for ending in endings for attempt in ending.bought]
     if not bought:
@@ -95,4 +95,3 @@ _PLAIN = (
     *("attempt", "upstream", "model", "state", "started_at_ms", "provider_id", "drift"),
     *("expected_cost", "stated_cost"),
 )
-Row = Mapping[str, Any]

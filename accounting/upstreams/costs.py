@@ -1,4 +1,4 @@
-"""The bills of providers: rows of their cost reports beside the calls that we know of. The rule of matching is pure.
+"""The bills of providers: rows of their cost reports, matched with the calls that we know of. The rule of matching is pure.
 
 Every micro-unit of a row is matched with what a call should cost, or it is drift and stands in a named account. A row
 that comes before its call, or a call that comes before its row, is judged again when the other one comes.

@@ -15,7 +15,7 @@ def decimals(code: str) -> int:
     try:
         exponent = iso4217.Currency(code.upper()).exponent
     except ValueError:
-        raise InvalidError(f"{code!r} is no currency of ISO 4217, such as EUR or USD.", "currency") from None
+        raise InvalidError(f"{code!r} is not a currency of ISO 4217, such as EUR or USD.", "currency") from None
     if exponent is None:
         raise InvalidError(f"{code!r} has no smallest unit, so nothing can be billed in it.", "currency")
     return int(exponent)

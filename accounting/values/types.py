@@ -129,7 +129,7 @@ class CacheShare(msgspec.Struct, frozen=True):
     """Nothing of the tenant's prompts is taken from the cache if `read` is False, or stored in it if `write` is
     False."""
     moves_volatile: bool = False
-    """Lines of a system prompt that differ from request to request are put behind what the cache can serve."""
+    """Lines of a system prompt that differ from request to request are put after what the cache can serve."""
 
 
 class Principal(msgspec.Struct, frozen=True):

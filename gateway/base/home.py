@@ -132,7 +132,7 @@ class Home:
                 _write_secret_once(self.root / "secrets" / name)
 
     def read_secret(self, name: str, *, may_be_rotating: bool = False) -> bytes:
-        """Reads `pepper` or `master.key`. A rotated pepper has the older ones behind it. Raises `HomeError`."""
+        """Reads `pepper` or `master.key`. After a rotation the older peppers follow. Raises `HomeError`."""
         path = self.root / "secrets" / name
         if not may_be_rotating and path.with_name(name + NEXT).exists():
             raise HomeError(f"A rotation of {path} was interrupted: run `headgate secrets rotate-master-key` again.")

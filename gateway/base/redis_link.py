@@ -246,11 +246,8 @@ class RedisLink:
 
 def _command(arguments: tuple[Argument, ...]) -> bytes:
     """Packs a command as an array of strings, the form that RESP wants."""
-    parts = [b"*%d\r\n" % len(arguments)]
-    for argument in arguments:
-        value = argument if isinstance(argument, bytes) else str(argument).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
-    return b"".join(parts)
+    texts = [str(argument).encode() if type(argument) is not bytes else argument for argument in arguments]
+    return b"*%d\r\n%b" % (len(texts), b"".join([b"$%d\r\n%b\r\n" % (len(text), text) for text in texts]))
 
 
 async def _reply(connection: Any) -> Any:

@@ -10,7 +10,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from accounting.events.egress import Egress
 from accounting.values import environment
 from gateway.base.addresses import LOOPBACK, Network
 from gateway.base.home import Home
+from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.base.redis_link import TIMEOUT_S
 from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
 from workers.process import refused_settings
@@ -55,6 +56,23 @@ class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     reasoning_format: str = ""
     """The tags of the model's reasoning (docs/tools.md); empty: found from the chat template; `none`: it has none."""
 
+    @pydantic.field_validator("tool_format")
+    @classmethod
+    def _known_tool_format(cls, name: str) -> str:
+        return _one_of(name, TOOL_FORMATS)
+
+    @pydantic.field_validator("reasoning_format")
+    @classmethod
+    def _known_reasoning_format(cls, name: str) -> str:
+        return _one_of(name, REASONING_FORMATS)
+
+
+def _one_of(name: str, known: Sequence[str]) -> str:
+    """Returns the name of a format, or "" for the one that is found. Raises ValueError."""
+    if name and name not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
+    return name
+
 
 # Our own validators read these fields: JSON or a comma-separated list, not pydantic-settings' own JSON.
 _Raw = pydantic_settings.NoDecode
@@ -68,7 +86,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     home: Path
     """The state directory: secrets, journals, files, sockets."""
     slot: int = pydantic.Field(default=0, ge=0)
-    """The number of this gateway among those of the state directory. Each gateway has a journal of its own."""
+    """The number of this gateway among those of the state directory. Each gateway has its own journal."""
     bind: str = "127.0.0.1:8080"
     """Address and port of the base URL."""
     listen_fd: int | None = pydantic.Field(default=None, ge=0)

@@ -1,7 +1,7 @@
 """Decides which requests to refuse before any work is done for them, because workers would refuse them: adaptive
 throttling per tenant and model.
 
-The algorithm is that of "Site Reliability Engineering" (O'Reilly 2016), chapter 21. It lets through so many requests
+The algorithm is that of "Site Reliability Engineering" (O'Reilly 2016), chapter 21. It lets through as many requests
 that workers refuse about as many as they accept. A tenant whom workers accept is never refused here. A tenant who sends
 at most twice what workers accept hears refusals from workers alone, with the times they give. A tenant who sends ten
 times as much would otherwise cost this process, and with it every other tenant, an admission and an ending for each
@@ -29,7 +29,7 @@ OPEN_S = 2.0
 GRACE_S = 5.0
 """Workers keep a place for this time after the time they gave."""
 LONGEST_S = 120.0
-"""Clients that are told a longer wait do not come again, and workers keep no place for them."""
+"""Clients that are given a longer wait do not come again, and workers keep no place for them."""
 JITTER = 0.2
 
 

@@ -2,7 +2,7 @@
 module says which term has which value.
 
 A line is a sum of charges in micro-units, and the standard wants two decimals that add up. So lines are rounded by the
-largest remainders, and what is carried from and to other documents is a line of its own.
+largest remainders, and what is carried from and to other documents is a separate line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gateway.schema.money import percentage
 
 INVOICE, CREDIT_NOTE = "380", "381"
 SEPA_TRANSFER, TRANSFER = "58", "30"
-PIECE, GIGABYTE_HOURS = "C62", "C62"
+PIECE = "C62"
 MOST_DECIMALS = 2
 TOKENS_OF_A_RATE = 1_000_000
 NOT_SUBJECT = "not_subject"
@@ -54,7 +54,7 @@ def xml(info: InvoiceInfo) -> bytes:
     """Raises IncompleteError."""
     if lacking := missing(info):
         raise IncompleteError(
-            f"{info.number} is no invoice of EN 16931: it lacks {', '.join(lacking)}. Profiles are set by `headgate"
+            f"{info.number} is not an invoice of EN 16931: it lacks {', '.join(lacking)}. Profiles are set by `headgate"
             " issuer set` and `headgate billing set`; a closed invoice is issued again by `headgate invoice void`."
         )
     # The library loads XML schemas and an HTTP client, and a gateway that only serves tokens needs none.

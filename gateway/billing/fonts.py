@@ -24,7 +24,7 @@ _EVERYWHERE = frozenset("\n\u200c\u200d")
 
 
 def choose(page: FPDF, text: str, country: str) -> None:
-    """Loads the fonts that the text needs, and set those beside the Latin one as fallbacks."""
+    """Loads the fonts that the text needs, and sets those other than the Latin one as fallbacks."""
     page.add_font(FAMILY, "", _SCRIPTS / LATIN)
     missing = set(text) - _EVERYWHERE - _covered(_SCRIPTS / LATIN, 0)
     fallbacks: list[str] = []

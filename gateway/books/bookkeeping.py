@@ -15,8 +15,7 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from accounting.billing import invoices, residency
-from accounting.books import books
-from accounting.books import day_hashes as day_seals
+from accounting.books import books, day_hashes
 from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger
@@ -121,11 +120,11 @@ class Bookkeeping:
     async def _seal(self, now_ms: int) -> list[Failure]:
         """Seals one day, if one is over. Its rows are read in a snapshot, so postings do not wait for them."""
         async with self._database.read() as conn:
-            found = await day_seals.draft(conn, now_ms)
+            found = await day_hashes.draft(conn, now_ms)
         if found is None:
             return []
         async with self._database.write() as conn:
-            sealed = await day_seals.seal(conn, found, await ledger.take_turn(conn, now_ms))
+            sealed = await day_hashes.seal(conn, found, await ledger.take_turn(conn, now_ms))
         if sealed is None:
             return []
         logger.info("day_sealed", extra={"day": sealed.day})

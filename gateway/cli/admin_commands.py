@@ -33,7 +33,7 @@ def argument(name: str, **how: Any) -> click.Argument:
 
 
 def option(*names: str, **how: Any) -> click.Option:
-    """Makes an option. Its name in the API stands behind the flag if it is another one. A default is part of the help."""
+    """Makes an option. A name without dashes is its name in the API, if that differs from the flag's. A default is part of the help."""
     return click.Option(names, show_default=how.pop("show_default", "default" in how), **how)
 
 

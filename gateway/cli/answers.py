@@ -56,7 +56,7 @@ def show(answer: Any, shows: Shows, as_json: bool) -> None:
 
 
 def fields(answer: dict[str, Any]) -> Grid:
-    """Returns a table with every field on a line of its own."""
+    """Returns a table with every field on its own line."""
     return Grid(FIELDS, list(answer.items()))
 
 

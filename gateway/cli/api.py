@@ -40,7 +40,7 @@ class NotThere(ApiFailed):
 def segment(name: str) -> str:
     """Returns an id or a name as one segment of a path. Raises `ApiFailed` for one that would lead elsewhere."""
     if name in ("", ".", ".."):
-        raise ApiFailed(f"{name!r} is no id and no name.")
+        raise ApiFailed(f"{name!r} is neither an id nor a name.")
     return quote(name, safe="")
 
 
@@ -66,7 +66,7 @@ class AdminApi:
         if not given:
             return _url(Home(self.home))
         if not re.match(r"https?://[^/\s]", given) or not given.isprintable():
-            raise ApiFailed(f"HEADGATE_URL = {given[:80]!r} is no base URL: write it like http://127.0.0.1:8080.")
+            raise ApiFailed(f"HEADGATE_URL = {given[:80]!r} is not a base URL: write it like http://127.0.0.1:8080.")
         return given.rstrip("/").removesuffix("/v1")
 
     @cached_property
@@ -124,7 +124,7 @@ class AdminApi:
         return found[0]
 
     def named(self, answer: Any) -> Any:
-        """Returns the answer with `tenant` beside each `project_id`: the name that people know. `every` stands for all."""
+        """Returns the answer with `tenant` next to each `project_id`: the name that people know. `every` stands for all."""
         found = [one for one in (answer if isinstance(answer, list) else [answer]) if "project_id" in one]
         if any(one["project_id"] for one in found):
             names = {one["id"]: one["name"] for one in self.read(PROJECTS, {"include_archived": "true"})}

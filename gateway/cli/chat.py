@@ -1,6 +1,6 @@
 """`headgate chat`: a conversation with a served model in the terminal, as any client with a tenant's key has it.
 
-The history is in this process alone. What a model writes is shown without control characters: a terminal is told nothing
+The history is in this process alone. What a model writes is shown without control characters: a terminal receives nothing
 by a model.
 """
 
@@ -64,7 +64,7 @@ def _piped() -> str:
     try:
         text = sys.stdin.read()
     except UnicodeDecodeError:
-        raise click.UsageError("Standard input is no UTF-8 text.") from None
+        raise click.UsageError("Standard input is not UTF-8 text.") from None
     if not text.strip():
         raise click.UsageError("The prompt is empty: give PROMPT, or text on standard input.")
     return text

@@ -96,7 +96,7 @@ class ChatClient:
                 try:
                     event = msgspec.json.decode(data, type=dict[str, Any])
                 except msgspec.DecodeError:
-                    raise ApiFailed(f"{self.url} answered what is no event of a chat.") from None
+                    raise ApiFailed(f"{self.url} sent something other than the events of a chat.") from None
                 if "error" in event:
                     raise refusal(self.url, 200, data)
                 yield event

@@ -23,7 +23,7 @@ from gateway.cli.setting_rows import Row
 from gateway.configuration import model_sources
 from gateway.configuration.file import OF_ONE_PROCESS, ConfigFile, read
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
-from gateway.generation.models import check_names
+from gateway.generation.model_files import check_names
 from gateway.schema.settings import MASK, without_secrets
 
 _SECRET = re.compile(r"SECRET|PASSWORD|API_KEY")
@@ -115,7 +115,7 @@ def _paths(file: ConfigFile | None) -> Iterator[str]:
     for name, entry in {} if file is None else file.models.items():
         path = entry.told.path
         if path.startswith("/") and not Path(path, "config.json").is_file():
-            yield f"models.{name}.path is {path}, which is no directory with a config.json: name another, or a hub id."
+            yield f"models.{name}.path is {path}, which is not a directory with a config.json: name another, or a hub id."
 
 
 def _of_process(module: str, environ: Mapping[str, str]) -> Iterator[str]:

@@ -43,7 +43,7 @@ class GatewayProbes:
         return "; ".join(part for part in (self._awaited, self._news()) if part)
 
     async def serves(self, slot: int, num_workers: Mapping[str, int]) -> bool:
-        """Says whether a gateway is ready and sees so many workers of each model: then the first request succeeds."""
+        """Says whether a gateway is ready and sees that number of workers of each model: then the first request succeeds."""
         body = await self._ask(slot)
         linked = body.get("workers", {})
         self._awaited = awaited(slot, num_workers, linked, body["checks"])

@@ -5,7 +5,7 @@ database             SQLite's file, or what `pg_dump --format=custom` wrote
 home/                secrets, credentials.json, headgate.toml, files
 state/<slot>/        the journals' segments
 
-**The order makes it consistent beside a running Headgate.** Journals and files are noted first, by hard links, so that
+**The order makes it consistent while Headgate runs.** Journals and files are noted first, by hard links, so that
 none of them can go; then the database is copied; then what came meanwhile is noted too. So the copy of every journal
 goes at least as far as the copy of the database knows it, and a start with both is a start after a power loss at that
 moment. Gateways' journals are read before workers', because a worker counts a token before a gateway ends its request.
@@ -35,7 +35,7 @@ from workers.protocol.segments import SET_ASIDE, list_segments
 FORMAT = 1
 MANIFEST, DATABASE, OF_HOME, OF_STATE = "manifest.json", "database", "home", "state"
 KEPT = ("secrets", "credentials.json", "headgate.toml", "files")
-"""The parts of a home that are kept beside database and journals. Sockets, logs, and Redis' file are made again."""
+"""The parts of a home that are kept in addition to database and journals. Sockets, logs, and Redis' file are made again."""
 UNPACKED = ".restoring"
 CHUNK_BYTES = 1 << 20
 
@@ -123,7 +123,7 @@ def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, Manifest]]:
                 raise HomeError(f"The backup {path} has form {manifest.format}; this Headgate reads form {FORMAT}.")
             yield tar, manifest
     except (tarfile.TarError, KeyError, msgspec.DecodeError, EOFError):
-        raise HomeError(f"The file {path} is no backup of Headgate, or it is damaged.") from None
+        raise HomeError(f"The file {path} is not a backup of Headgate, or it is damaged.") from None
     except OSError as error:
         raise HomeError(f"The backup {path} cannot be read: {error.strerror or error}.") from None
 
@@ -138,7 +138,7 @@ def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None) -> 
     for name, member in there.items():
         parts = Path(name).parts
         if not member.isreg() or name.startswith("/") or ".." in parts:
-            raise HomeError(f"The backup is damaged: {name!r} is no file of a home.")
+            raise HomeError(f"The backup is damaged: {name!r} is not a file of a home.")
         source = tar.extractfile(member)
         assert source is not None  # only of what is no file
         if _read(source, None if directory is None else directory / name) != manifest.sha256[name]:

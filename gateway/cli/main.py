@@ -14,6 +14,7 @@ import click
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
+from gateway.base.output_formats import TOOL_FORMATS
 from gateway.cli.common import HOME, example_text, fail, home_option
 from gateway.cli.exit_codes import CONFIG as UNUSABLE
 from gateway.cli.faults import sentence, wants_traceback
@@ -170,6 +171,15 @@ def main(ctx: click.Context, config: str | None) -> None:
     " model.  [env var: HEADGATE_MODEL, for one; default: the demo model]",
 )
 @click.option(
+    "--tool-format",
+    "tool_formats",
+    multiple=True,
+    metavar="[MODEL=]FORMAT",
+    help="Format in which a model writes tool calls, where its chat template does not show it: one of "
+    f"{', '.join(TOOL_FORMATS)}. Give the option again for each further model.  [default: `tool_format` of headgate.toml,"
+    " else found from the chat template]",
+)
+@click.option(
     "--workers",
     type=click.IntRange(1, 64),
     help="Number of workers of each model; each has a copy of the model.  [default: 1, or `replicas` of headgate.toml]",
@@ -204,6 +214,7 @@ def up(
     host: str,
     port: int,
     models: tuple[str, ...],
+    tool_formats: tuple[str, ...],
     workers: int | None,
     threads: int | None,
     tensor_parallel: int,
@@ -225,8 +236,8 @@ def up(
             home=Home(home),
             host=host,
             port=port,
-            models=_wanted(ctx, models, workers),
-            models_again=lambda: _wanted(ctx, models, workers),
+            models=_wanted(ctx, models, workers, tool_formats),
+            models_again=lambda: _wanted(ctx, models, workers, tool_formats),
             num_threads=threads,
             tensor_parallel=tensor_parallel,
             num_gateways=gateways,
@@ -281,15 +292,19 @@ def config_path(ctx: click.Context) -> Path | None:
     return find(where, Path.cwd(), ctx.meta[CONFIG_OPTION] or os.environ.get(CONFIG))
 
 
-def _wanted(ctx: click.Context, given: tuple[str, ...], num_workers: int | None) -> tuple[WantedModel, ...]:
+def _wanted(
+    ctx: click.Context, given: tuple[str, ...], num_workers: int | None, tool_formats: tuple[str, ...]
+) -> tuple[WantedModel, ...]:
     """Returns the models to serve: those of the flags, else that of the environment, else those of the file, which is
     read again. Raises `HomeError` or `SettingsError`.
     """
     from gateway.cli.configuration import wanted
+    from gateway.cli.model import with_tool_formats
     from gateway.configuration.file import read
 
     path, named = config_path(ctx), os.environ.get("HEADGATE_MODEL")
-    return wanted(read(path) if path is not None else None, given or ((named,) if named else ()), num_workers)
+    models = wanted(read(path) if path is not None else None, given or ((named,) if named else ()), num_workers)
+    return with_tool_formats(models, tool_formats)
 
 
 def _propose_from(draft_model: str | None) -> None:

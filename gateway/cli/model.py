@@ -5,6 +5,7 @@ This module handles only files and names. The worker loads the model and judges 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.base.home import HomeError
+from gateway.base.output_formats import TOOL_FORMATS
 from gateway.configuration.file import Price
 
 DEMO_MODEL_ID = "headgate-demo"
@@ -35,9 +37,14 @@ class WantedModel:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables of this model's workers that differ from those of the others."""
     told: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that gateways are told of the model beside its path, by the fields of `ModelSource`."""
+    """The settings that gateways get for the model in addition to its path, by the fields of `ModelSource`."""
     price: Price | None = None
     """The first price, if headgate.toml has one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names by which the operator may mean it."""
+        return tuple(filter(None, (self.id, self.location, Path(self.location).name)))
 
     @classmethod
     def read(cls, text: str, num_workers: int = 1) -> WantedModel:
@@ -51,6 +58,23 @@ class WantedModel:
 
 
 DEMO = WantedModel(DEMO_MODEL_ID)
+
+
+def with_tool_formats(models: Sequence[WantedModel], given: Sequence[str]) -> tuple[WantedModel, ...]:
+    """Returns the models with the formats of `FORMAT`, which is for all of them, or `MODEL=FORMAT`. Raises `HomeError`."""
+    found = list(models)
+    for text in given:
+        name, _, tool_format = text.rpartition("=")
+        if tool_format not in TOOL_FORMATS:
+            raise HomeError(f"--tool-format {text} is not known; known are {', '.join(TOOL_FORMATS)}.")
+        meant = [place for place, model in enumerate(found) if not name or name in model.names]
+        if not meant:
+            served = ", ".join(model.names[0] for model in found)
+            raise HomeError(f"--tool-format {text} names no model that is served: these are {served}.")
+        for place in meant:
+            told = {**found[place].told, "tool_format": tool_format}
+            found[place] = dataclasses.replace(found[place], told=told)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

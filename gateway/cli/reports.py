@@ -79,7 +79,7 @@ def with_range(command: Any) -> Any:
     type=click.Choice(USAGE_GROUPS),
     default=("project_id", "model"),
     show_default=True,
-    help="What has a row of its own; may be repeated.",
+    help="Print one row for each of these; may be repeated.",
 )
 @click.option("--model", "models", multiple=True, help="Id of a model; may be repeated.  [default: every model]")
 @click.option(
@@ -125,7 +125,7 @@ def usage(
     type=click.Choice(COST_GROUPS),
     default=("project_id", "line_item"),
     show_default=True,
-    help="What has a row of its own; may be repeated.",
+    help="Print one row for each of these; may be repeated.",
 )
 @click.option(
     "--line-item",

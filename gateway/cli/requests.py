@@ -2,7 +2,7 @@
 program.
 
 What a client named itself (its end user, its metadata) is shown with control characters written out and without markup,
-and JSON is plain ASCII: a terminal is told nothing by a client.
+and JSON is plain ASCII: a client cannot control a terminal.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def list_requests(
     help="Seconds between two looks.",
 )
 @click.option(
-    "--number", type=click.IntRange(1, 1_000_000_000), help="End after so many requests.  [default: at Ctrl-C]"
+    "--number", type=click.IntRange(1, 1_000_000_000), help="End after this number of requests.  [default: at Ctrl-C]"
 )
 @home_option
 @json_option

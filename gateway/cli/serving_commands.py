@@ -1,4 +1,4 @@
-"""The rows of the table about what is served and who is told: `headgate prefixes`, `adapters`, `webhooks`, `workers`."""
+"""The rows of the table about what is served and who is notified: `headgate prefixes`, `adapters`, `webhooks`, `workers`."""
 
 from __future__ import annotations
 

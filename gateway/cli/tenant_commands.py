@@ -108,7 +108,7 @@ TENANTS = group(
     ),
     row(
         "purge-cache TENANT",
-        "Make every linked worker forget the cached prompts of TENANT. Prints how many workers were told.",
+        "Make every linked worker forget the cached prompts of TENANT. Prints how many workers were asked.",
         "POST /admin/v1/tenants/{tenant}/purge-cache",
         shows="num_workers",
     ),

@@ -45,7 +45,7 @@ class Month(click.ParamType):  # type: ignore[type-arg]  # generic in some versi
         try:
             return bounds(value)
         except InvalidError as error:
-            self.fail(f"{value!r} is no month: {error}", param, ctx)
+            self.fail(f"{value!r} is not a month: {error}", param, ctx)
 
 
 MOMENT = Moment()

@@ -36,7 +36,7 @@ from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
 from gateway.cli.supervisor import Spec, Supervisor
 from gateway.configuration.model_sources import foreign
-from gateway.generation.models import check_names
+from gateway.generation.model_files import check_names
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
 from workers.process.forked import load, watch_without_threads

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from accounting.comparison.causes import MEANINGS
 from accounting.values.periods import DAY_S, month_start
 from gateway.cli.admin_commands import Fields, option, row
 from gateway.cli.answers import Drawn, Grid
@@ -15,19 +16,6 @@ from gateway.cli.times import MOMENT, MONTH
 
 Found = Mapping[str, Any]
 TIMES = ("start_time", "end_time", "before_start_time", "before_end_time")
-MEANINGS = {
-    "period_length": "the length of the period",
-    "volume": "the number of requests a day",
-    "model_mix": "which models were asked",
-    "tier_mix": "how many requests were lines of batches",
-    "prompt_length": "the length of prompts",
-    "output_length": "the length of answers",
-    "cache": "how much of the prompts was cached",
-    "price": "the rates of the price sheet",
-    "residency": "KV that was kept",
-    "corrections": "credit notes and adjustments",
-    "rounding": "the rounding of each request's charge",
-}
 
 
 def _periods(given: Fields) -> Fields:

@@ -49,7 +49,7 @@ class Price(pydantic.BaseModel, frozen=True, extra="forbid"):
 
 
 class ModelEntry(ModelSource, frozen=True):
-    """A model of the file: what gateways are told, and what its workers are."""
+    """A model of the file: the settings for gateways, and those for its workers."""
 
     replicas: int = pydantic.Field(default=1, ge=1, le=64)
     """The number of workers; each has a copy of the model."""
@@ -77,7 +77,7 @@ class Entry:
 
     @property
     def source(self) -> dict[str, Any]:
-        """The settings that gateways are told, without the path."""
+        """The settings for gateways, without the path."""
         return self.told.model_dump(exclude={"path", *WORKER_FIELDS}, exclude_defaults=True)
 
 

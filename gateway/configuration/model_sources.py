@@ -62,7 +62,7 @@ def fault(error: pydantic.ValidationError) -> str:
 
 
 def _only(entry: Any, fields: Mapping[str, Any]) -> Any:
-    """Leaves out what only workers are told."""
+    """Leaves out settings that are for workers only."""
     return {name: value for name, value in entry.items() if name in fields} if isinstance(entry, dict) else entry
 
 

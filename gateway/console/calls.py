@@ -55,7 +55,7 @@ async def forward(
         headers["idempotency-key"] = idempotency_key
     if data:
         headers[hdrs.CONTENT_TYPE] = content_type
-    return await inner_calls.call(request, method, target, headers, data)
+    return await inner_calls.call(request, method, target, headers, data, is_page_read=method == "GET")
 
 
 def query_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.console import formats
+
 NUM_BARS = 48
+NUM_TICKS = 4
+"""The steps of an axis at most."""
+NUM_MARKS = 7
+"""The labels below a chart at most."""
+Write = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A label of an axis. `at` is per cent of its length, from the left or from the top."""
+
+    label: str
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A part of a bar. `y` and `height` are per cent of the chart's height."""
 
-    name: str
+    number: int
+    """Its place among the chart's names, which gives its colour."""
     y: float
     height: float
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
+    """`x` and `width` are per cent of the chart's width: the place that the bar has to itself."""
+
     label: str
+    x: float
+    width: float
     parts: Sequence[Part]
 
 
@@ -29,26 +50,63 @@ class Bar:
 class Bars:
     bars: Sequence[Bar]
     names: Sequence[str]
-    highest: str
+    ticks: Sequence[Tick]
+    """The ticks of the value axis, the lowest first."""
+    marks: Sequence[Tick]
+    """The ticks of the time axis, which is below the bars."""
 
 
-def stacked(values: Sequence[tuple[str, Mapping[str, float]]], names: Sequence[str], highest: str = "") -> Bars:
-    """Returns bars of `values`: pairs of a label and the parts' values, none negative. `names` orders the parts."""
-    most = max((sum(parts.values()) for _, parts in values), default=0) or 1
+def stacked(
+    values: Sequence[tuple[str, Mapping[str, float]]],
+    names: Sequence[str],
+    write: Write = formats.short_count,
+    below: Sequence[str] = (),
+) -> Bars:
+    """Returns bars of `values`: pairs of a label and the parts' values, none negative. `names` orders the parts, `write`
+    writes the axis of values, and `below` has a short label for each bar."""
+    top, ticks = axis(max((sum(parts.values()) for _, parts in values), default=0), write)
+    width = 100 / max(1, len(values))
     bars = []
-    for label, parts in values:
-        below = 0.0
+    for place, (label, parts) in enumerate(values):
+        under = 0.0
         drawn = []
-        for name in names:
-            height = 100 * parts.get(name, 0) / most
-            below += height
-            drawn.append(Part(name, round(100 - below, 3), round(height, 3)))
-        bars.append(Bar(label, drawn))
-    return Bars(bars, names, highest or f"{most:,.0f}")
+        for number, name in enumerate(names):
+            height = 100 * parts.get(name, 0) / top
+            under += height
+            if height:
+                drawn.append(Part(number, round(100 - under, 3), round(height, 3)))
+        bars.append(Bar(label, round(place * width, 3), round(width, 3), drawn))
+    return Bars(bars, names, ticks, marks(below))
+
+
+def axis(most: float, write: Write) -> tuple[float, Sequence[Tick]]:
+    """Returns where the axis of values up to `most` ends, and its ticks: round numbers, the lowest first."""
+    step = _round_step(most / NUM_TICKS)
+    num_steps = max(1, math.ceil(most / step - 1e-9))
+    top = step * num_steps
+    return top, [Tick(write(step * n), round(100 - 100 * n / num_steps, 3)) for n in range(num_steps + 1)]
+
+
+def _round_step(least: float) -> float:
+    """Returns the smallest of 1, 2, 5, 10, 20, 50, ... that is no smaller. Values are whole numbers of their unit."""
+    power = 1
+    while True:
+        for factor in (1, 2, 5):
+            if factor * power >= least:
+                return factor * power
+        power *= 10
+
+
+def marks(labels: Sequence[str]) -> Sequence[Tick]:
+    """Returns the labels that have room below a chart, each below the middle of its bar."""
+    every = max(1, math.ceil(len(labels) / NUM_MARKS))
+    return [Tick(labels[n], round(100 * (n + 0.5) / len(labels), 3)) for n in range(0, len(labels), every)]
 
 
 def counted(buckets: Sequence[Mapping[str, Any]]) -> Bars:
     """Returns the number of requests over time, failed ones apart, from the buckets of the API."""
+    starts = [one["start_ms"] / 1000 for one in buckets]
+    is_long = len(starts) > 1 and starts[-1] - starts[0] > 2 * 86_400
     return stacked(
         [
             (
@@ -58,11 +116,56 @@ def counted(buckets: Sequence[Mapping[str, Any]]) -> Bars:
             for one in buckets
         ],
         ("answered", "failed"),
+        below=[time.strftime("%m-%d" if is_long else "%H:%M", time.gmtime(start)) for start in starts],
     )
 
 
 def _at(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Month:
+    """A month's spending as lines: what is spent until each day, the band of the forecast, the cap. Points are pairs of
+    per cent from the left and from the top, as `points` of SVG."""
+
+    spent: str
+    band: str
+    expected: str
+    cap: float | None
+    """The height of the cap; None without one."""
+    ticks: Sequence[Tick]
+    marks: Sequence[Tick]
+
+
+def month(
+    days: Sequence[float], num_days: int, until: float, forecast: Mapping[str, Any] | None, cap: int | None
+) -> Month:
+    """Draws the sums `days` at the ends of the month's first days; the last of them is that of now, `until` days into
+    the month. A cap that lies far above everything else is left out, because the lines below it would be flat."""
+    high = max([days[-1], forecast["high_micro_units"] if forecast else 0], default=0)
+    shown_cap = cap if cap is not None and cap <= 4 * max(high, 1) else None
+    top, ticks = axis(max(high, shown_cap or 0), formats.short_money)
+
+    def point(day: float, value: float) -> str:
+        return f"{round(100 * day / num_days, 2)},{round(100 - 100 * value / top, 2)}"
+
+    ends = [*range(1, len(days)), until]
+    spent = [point(0, 0), *(point(day, value) for day, value in zip(ends, days, strict=True))]
+    band = expected = ""
+    if forecast is not None:
+        now = point(until, days[-1])
+        low, middle, most = (forecast[f"{name}_micro_units"] for name in ("low", "expected", "high"))
+        band = f"{now} {point(num_days, most)} {point(num_days, low)}"
+        expected = f"{now} {point(num_days, middle)}"
+    return Month(
+        " ".join(spent),
+        band,
+        expected,
+        None if shown_cap is None else round(100 - 100 * shown_cap / top, 2),
+        ticks,
+        marks([str(day) for day in range(1, num_days + 1)]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +183,7 @@ class Interval:
 
 
 def waterfall(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> Sequence[Interval]:
-    whole = max([duration_ms, *(phase["end_ms"] for phase in phases)], default=0) or 1
+    whole = _whole(phases, duration_ms)
     critical = _critical(phases)
     return [
         Interval(
@@ -94,6 +197,17 @@ def waterfall(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> Sequen
         )
         for i, phase in enumerate(phases)
     ]
+
+
+def time_ticks(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> Sequence[Tick]:
+    """Returns the ticks above a waterfall: round times from its start, in per cent from the left."""
+    whole = _whole(phases, duration_ms)
+    step = _round_step(1000 * whole / (NUM_TICKS + 1)) / 1000
+    return [Tick(formats.duration(n * step), round(100 * n * step / whole, 3)) for n in range(int(whole / step) + 1)]
+
+
+def _whole(phases: Sequence[Mapping[str, Any]], duration_ms: float) -> float:
+    return max([duration_ms, *(phase["end_ms"] for phase in phases)], default=0) or 1
 
 
 def _critical(phases: Sequence[Mapping[str, Any]]) -> set[int]:

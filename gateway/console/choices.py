@@ -5,9 +5,11 @@ line. Wrong values go to the API as they are, and its sentence is shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
+from gateway.console.tables import Column
 from gateway.console.viewer import Viewer
 
 MAX_TENANTS = 100
@@ -20,6 +22,26 @@ async def tenants(viewer: Viewer) -> Sequence[Mapping[str, Any]]:
         return []
     found = await viewer.get("/v1/organization/projects", limit=MAX_TENANTS)
     return list(found["data"])
+
+
+async def tenant_names(viewer: Viewer) -> Mapping[str, str]:
+    """Returns the names of the newest tenants by their ids."""
+    return {one["id"]: one["name"] for one in await tenants(viewer)}
+
+
+def named(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the rows with the names of their tenants, for the column `TENANT`."""
+    return [{**row, "tenant": names.get(row.get("project_id") or "", row.get("project_id"))} for row in rows]
+
+
+def _tenant_page(row: Mapping[str, Any]) -> str | None:
+    is_tenant = str(row["project_id"]).startswith("proj_")
+    return f"/console/tenants/{quote(row['project_id'], safe='')}" if is_tenant else None
+
+
+TENANT = Column("tenant", "Tenant", link=_tenant_page)
+TENANT_ID = Column("project_id", "Tenant id", "code")
+"""It stands last in tables with `TENANT`, so that an export has the id too."""
 
 
 def number(text: str | None) -> int | str | None:

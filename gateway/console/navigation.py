@@ -1,8 +1,8 @@
-"""The list of screens: label, path and the roles that see it."""
+"""The list of screens: label, path, the group in which they stand and the roles that see them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.console.viewer import Role
@@ -16,34 +16,56 @@ TENANTS: frozenset[Role] = frozenset(("admin", "viewer"))
 class ScreenLink:
     label: str
     path: str
+    group: str
     roles: frozenset[Role] = ALL
 
 
 SCREENS = (
-    ScreenLink("Home", ""),
-    ScreenLink("Requests", "/requests"),
-    ScreenLink("Sessions", "/sessions"),
-    ScreenLink("Usage", "/usage"),
-    ScreenLink("Invoices", "/invoices"),
-    ScreenLink("Prices", "/prices", OPERATORS),
-    ScreenLink("Batches", "/batches"),
-    ScreenLink("Playground", "/playground", frozenset(("admin",))),
-    ScreenLink("Keys", "/keys", OPERATORS | {"admin"}),
-    ScreenLink("Tenants", "/tenants", OPERATORS),
-    ScreenLink("Limits", "/limits", TENANTS),
-    ScreenLink("Anomalies", "/anomalies"),
-    ScreenLink("Fairness", "/fairness", OPERATORS),
-    ScreenLink("Cache", "/cache", OPERATORS),
-    ScreenLink("Workers", "/workers", OPERATORS),
-    ScreenLink("Webhooks", "/webhooks", OPERATORS),
-    ScreenLink("Books", "/books", OPERATORS),
-    ScreenLink("Audit log", "/audit", OPERATORS),
-    ScreenLink("Doctor", "/doctor", frozenset(("operator",))),
+    ScreenLink("Home", "", "Overview"),
+    ScreenLink("Requests", "/requests", "Traffic"),
+    ScreenLink("Sessions", "/sessions", "Traffic"),
+    ScreenLink("Batches", "/batches", "Traffic"),
+    ScreenLink("Playground", "/playground", "Traffic", frozenset(("admin",))),
+    ScreenLink("Usage", "/usage", "Money"),
+    ScreenLink("Invoices", "/invoices", "Money"),
+    ScreenLink("Prices", "/prices", "Money", OPERATORS),
+    ScreenLink("Anomalies", "/anomalies", "Money"),
+    ScreenLink("Tenants", "/tenants", "Access", OPERATORS),
+    ScreenLink("Keys", "/keys", "Access", OPERATORS | {"admin"}),
+    ScreenLink("Limits", "/limits", "Access", TENANTS),
+    ScreenLink("Audit log", "/audit", "Access", OPERATORS),
+    ScreenLink("Workers", "/workers", "Operation", OPERATORS),
+    ScreenLink("Cache", "/cache", "Operation", OPERATORS),
+    ScreenLink("Fairness", "/fairness", "Operation", OPERATORS),
+    ScreenLink("Books", "/books", "Operation", OPERATORS),
+    ScreenLink("Webhooks", "/webhooks", "Operation", OPERATORS),
+    ScreenLink("Doctor", "/doctor", "Operation", frozenset(("operator",))),
 )
 
 
 def screens_of(role: Role) -> Sequence[ScreenLink]:
     return [screen for screen in SCREENS if role in screen.roles]
+
+
+def menu_of(role: Role) -> Mapping[str, Sequence[ScreenLink]]:
+    """Returns the screens by their groups, in the order in which they stand."""
+    groups: dict[str, list[ScreenLink]] = {}
+    for screen in screens_of(role):
+        groups.setdefault(screen.group, []).append(screen)
+    return groups
+
+
+def screen_of(path: str) -> str:
+    """Returns the path of the screen that a page belongs to: `/requests` for `/requests/req_1`."""
+    path = _PAGES_OF_OTHERS.get(path, path)
+    return next((screen.path for screen in SCREENS if screen.path and _is_below(path, screen.path)), "")
+
+
+_PAGES_OF_OTHERS = {"/issuer": "/invoices"}
+
+
+def _is_below(path: str, screen: str) -> bool:
+    return path == screen or path.startswith(screen + "/")
 
 
 def has_screen(path: str) -> bool:

@@ -21,9 +21,9 @@ from yarl import URL
 from gateway.base import errors
 from gateway.base.addresses import client_address
 from gateway.base.app_keys import REDIS, SETTINGS
-from gateway.console import formats, sessions
+from gateway.console import formats, sessions, uploads
 from gateway.console.calls import Refused
-from gateway.console.navigation import screens_of
+from gateway.console.navigation import menu_of, screen_of
 from gateway.console.tables import exported
 from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
@@ -57,7 +57,8 @@ def _static(name: str) -> bytes:
 
 
 ASSETS = {
-    name: (_static(name), kind) for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript"))
+    name: (_static(name), kind)
+    for name, kind in (("console.css", "text/css"), ("console.js", "text/javascript"), ("mark.svg", "image/svg+xml"))
 }
 VERSION = hashlib.sha256(b"".join(data for data, _ in ASSETS.values())).hexdigest()[:12]
 """The version in the address of scripts and styles, so that a browser may keep them until they change."""
@@ -110,15 +111,23 @@ async def fields_of(request: web.Request) -> MultiDict[str]:
     """Reads a form. Raises `ApiError`."""
     if FORM in request:
         return request[FORM]
-    if request.content_type != "application/x-www-form-urlencoded":
+    read = _READERS.get(request.content_type)
+    if read is None:
         raise errors.ApiError(415, "The form must be urlencoded.", code="unsupported_media_type")
     data = await body.read(request, MAX_FORM_BYTES)
     try:
-        pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+        request[FORM] = MultiDict(read(data, request.headers[hdrs.CONTENT_TYPE]))
     except ValueError:
         raise errors.invalid("The form cannot be read.") from None
-    request[FORM] = MultiDict((name, value.strip()) for name, value in pairs)
     return request[FORM]
+
+
+def _urlencoded(data: bytes, _: str) -> list[tuple[str, str]]:
+    pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS, errors="strict")
+    return [(name, value.strip()) for name, value in pairs]
+
+
+_READERS = {"application/x-www-form-urlencoded": _urlencoded, "multipart/form-data": uploads.fields}
 
 
 FORM = web.RequestKey("console_form", MultiDict[str])
@@ -223,7 +232,8 @@ def _page(
     text = _ENVIRONMENT.get_template(template).render(
         viewer=viewer,
         role_name=viewer and ROLE_NAMES[viewer.role],
-        screens=screens_of(viewer.role) if viewer else [],
+        menu=menu_of(viewer.role) if viewer else {},
+        screen=screen_of(request.path.removeprefix(ROOT)),
         path=request.path,
         query=request.query,
         here=request.rel_url,

@@ -49,7 +49,7 @@ def span_of(width: str, start: str, end: str, now: int) -> Span:
         last = min(first + USUAL[wanted] * seconds, max(now + 1, first + seconds))
     last += -last % seconds
     if last <= first:
-        raise ValueError("The end of the time must lie behind its start.")
+        raise ValueError("The end of the time must lie after its start.")
     if (last - first) // seconds > MOST[wanted]:
         raise ValueError(f"A page shows at most {MOST[wanted]} {wanted}s: choose a shorter time or wider bars.")
     return Span(wanted, first, last)

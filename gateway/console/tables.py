@@ -12,8 +12,9 @@ from aiohttp import hdrs, web
 from accounting.exports import csv_text
 from gateway.base import errors
 
-Kind = Literal["text", "code", "count", "money", "share", "ms", "moment"]
-"""`money` is in micro-units, `share` is 0 to 1, `ms` is milliseconds, `moment` is Unix seconds."""
+Kind = Literal["text", "code", "count", "money", "share", "ms", "moment", "state", "words"]
+"""`money` is in micro-units, `share` is 0 to 1, `ms` is milliseconds, `moment` is Unix seconds, `state` a word or a
+status that is coloured by what it means, `words` a sentence that is broken into lines."""
 FORMATS = ("csv", "parquet")
 NUMBERS: frozenset[Kind] = frozenset(("count", "money", "share", "ms", "moment"))
 

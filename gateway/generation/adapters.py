@@ -1,6 +1,6 @@
 """Adapters in a gateway: the registered adapters, and the commands that bring every linked worker into line with them.
 
-A worker is told to load registered adapters and to unload deleted ones; its other adapters are left alone. Every
+A worker is asked to load registered adapters and to unload deleted ones; its other adapters are left alone. Every
 gateway sends the same commands, and commands are idempotent, so no gateway leads.
 """
 
@@ -14,8 +14,9 @@ from aiohttp import web
 
 from accounting.tenants.adapters import AdapterInfo
 from gateway.generation.models import Models
-from gateway.routing.upstream.native import WorkerLink
-from workers.protocol.messages import AdapterCommand, AdapterState
+from gateway.routing.links.worker_link import WorkerLink
+from workers.protocol.messages import AdapterCommand
+from workers.protocol.reports import AdapterState
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The choice of the capacity that answers a request: workers of our own first, and bought capacity where these cannot keep the promise.
 
 `decide` is the rule, and pure. A request overflows only if its tenant allows it, if an upstream can say all of it, and
-never under a quote, which names the price of our own. It then has a model of its own in prices and books, NAME:overflow.
+never under a quote, which names the price of our own. It then has its own model in prices and books, NAME:overflow.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.link import Link
 from gateway.routing.router import Prompt, Router
-from gateway.routing.upstream.base import Link
-from gateway.routing.upstream.fleet import Fleet
 from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
 
@@ -64,7 +64,7 @@ class Capacity:
         return own if own or bought is None or bought.hello is None else [bought.hello]
 
     def takes_work(self, model: str, buys: bool) -> bool:
-        """Says whether a worker takes work for the model; `buys` if bought capacity counts beside our own."""
+        """Says whether a worker takes work for the model; `buys` if bought capacity counts in addition to our own."""
         for link in self.fleet.links:
             if link.registration.model == model and link.takes_work:
                 return True

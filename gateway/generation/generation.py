@@ -23,14 +23,15 @@ from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted, Settled
 from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
+from gateway.routing.links import failures
+from gateway.routing.links.link import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.links.worker_link import LinkDown
 from gateway.routing.router import Pick
-from gateway.routing.upstream import failures
-from gateway.routing.upstream.base import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
-from gateway.routing.upstream.native import LinkDown
 from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
+from workers.protocol.counts import PromptCounts, TokenUsage
 from workers.protocol.frames import FrameError
-from workers.protocol.messages import Failed, Finished, FinishReason, PromptCounts, TokenDelta, TokenLogprob, TokenUsage
+from workers.protocol.messages import Failed, Finished, FinishReason, TokenDelta, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ FINAL_S = 5.0
 LEASE_RETRY_S = 0.25
 MAX_LEASE_MARKS = 256
 HOLD_MS = 10_000
-"""The wait that the worker is told while the client does not read. It is below the 15 s of silence after which a worker
+"""The wait that the worker gets while the client does not read. It is below the 15 s of silence after which a worker
 ends a parked sequence.
 """
 
@@ -183,9 +184,7 @@ class Generation:
         if scored and any(len(one.top) != scored for one in delta.logprobs):
             logger.error("worker_without_scored_tokens", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than this parameter, and sent the best ones
-        num_received = self.num_received
-        self.admitted.progress(num_received)
-        if self.admitted.lease_bound - num_received <= LOW_WATER:
+        if self.admitted.lease_bound - self.num_received <= LOW_WATER:
             self._keep_lease()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
@@ -204,7 +203,6 @@ class Generation:
         """Takes the text of a worker that sends no ids. It is in parts already, and stop strings were found there."""
         choice = self._choices[delta.index]
         choice.num_received += delta.num_tokens
-        self.admitted.progress(self.num_received)
         self._keep_lease()
         parts: list[Part] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         parts += [Text(delta.text)] if delta.text else []
@@ -332,7 +330,7 @@ class Generation:
         return self._state.leases
 
     def hold(self) -> None:
-        """Called when the client does not read: the lease is not extended, and the worker is told so that the sequence
+        """Called when the client does not read: the lease is not extended, and the worker is informed, so that the sequence
         parks.
         """
         self._held = True
@@ -354,7 +352,7 @@ class Generation:
         counts = self._prompt_counts()
         if self.order.is_bought:
             return _usage(counts, counts.output if isinstance(counts, TokenUsage) else self.num_received)
-        output = sum(choice.text.num_tokens for choice in self._choices)
+        output = sum([choice.text.num_tokens for choice in self._choices])
         if self.order.beams is not None:
             output = self._state.num_spent
         return _usage(counts, output)

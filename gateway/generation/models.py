@@ -1,16 +1,15 @@
-"""The models that this gateway serves: tokenizer, template, limits and defaults, read from their
-directories at start.
+"""The models that this gateway serves: their text becomes token ids, and a key finds those that it may use.
+
+`gateway/generation/model_files.py` reads them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,22 +18,20 @@ from aiohttp import web
 from accounting.tenants.adapters import AdapterInfo
 from accounting.values.types import Principal
 from gateway.base import errors
-from gateway.base.settings import ModelSource, SettingsError
+from gateway.base.settings import ModelSource
 from gateway.parsers.dialects import OutputSyntax
 from gateway.schema.chat import broken_up, template_messages
 from gateway.schema.json_body import MAX_VALUES
 from gateway.schema.sampling import Defaults
 from gateway.schema.tools import NO_TOOLS, Tools
-from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused, load_template
+from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 from gateway.text.tool_prompt import in_words
 from gateway.text.volatile import VolatileLine, VolatilePart, steady, volatile_lines
 from gateway.upstreams.wires.values import Counter
 
-UNNAMED_CONTEXT = 131_072
-"""The most positions of a model whose configuration names none."""
 MAX_VOLATILE_CHARS = 32 * 1024
-"""Volatile lines are blamed for a miss only within so many characters of a prompt."""
+"""Volatile lines are blamed for a miss only within this number of characters of a prompt."""
 MAX_TOKENS = MAX_VALUES
 """The bound on the tokens of one text, whatever the context. No more tokens are turned into Python objects."""
 
@@ -106,7 +103,7 @@ class ServedModel:
     ) -> ChatPrompt:
         """Renders and tokenizes a conversation with its tools. If it `continues`, the text ends with the last message,
         which stays open; `is_cut` if the prompt may be too long, because it is shortened afterwards; if
-        `moves_volatile`, volatile lines of the system prompt are put behind what the cache can serve. Runs in a thread.
+        `moves_volatile`, volatile lines of the system prompt are put after what the cache can serve. Runs in a thread.
         Raises `ApiError` 400.
         """
         template, break_up = self._need_template(), self.tokenizer.break_up
@@ -225,7 +222,7 @@ class ServedModel:
 def kept_prompt(
     model: ServedModel, max_len: int, prompt: array[int], asked: int | None, keep: int | None, side: str | None
 ) -> array[int]:
-    """Returns the prompt with at most `keep` tokens: None keeps all, -1 as many as fit beside an output of `asked`. The
+    """Returns the prompt with at most `keep` tokens: None keeps all, -1 as many as fit with an output of `asked`. The
     end stays unless `side` is "right".
     """
     if keep == -1:
@@ -362,102 +359,6 @@ class Models:
 def _may_use(principal: Principal, model: ServedModel) -> bool:
     """A denied model is denied with every adapter. An allowed model allows only the names that are listed."""
     return principal.may_use(model.id) and model.base not in principal.denied_models
-
-
-def load_all(
-    sources: Mapping[str, ModelSource], known: Mapping[str, ServedModel] | None = None, foreign: Collection[str] = ()
-) -> dict[str, ServedModel]:
-    """Reads models from their directories. One of `known` whose settings are the same is not read again. `foreign` are
-    the names of models that upstreams answer for. Raises `SettingsError`.
-    """
-    check_names(sources, foreign)
-    old = known or {}
-    return {
-        name: old[name] if name in old and old[name].source == source else load(name, source)
-        for name, source in sources.items()
-    }
-
-
-def check_names(sources: Mapping[str, ModelSource], foreign: Collection[str] = ()) -> None:
-    """Raises `SettingsError` for an alias that is also another name, and for a fallback that is no model."""
-    names = {*sources, *foreign}
-    owners: dict[str, str] = {name: name for name in sources}
-    for name, source in sources.items():
-        for alias in source.aliases:
-            if owners.setdefault(alias, name) != name or alias == name:
-                raise SettingsError(
-                    f"The alias {alias} of the model {name} is already a name of {owners[alias]}: choose another."
-                )
-        for other in source.fallbacks:
-            if other not in names or other == name:
-                meant = difflib.get_close_matches(other, sorted(names - {name}), n=1)
-                hint = f" Did you mean {meant[0]}?" if meant else " A fallback is the name of another served model."
-                raise SettingsError(f"The model {name} has the fallback {other}, which is not served.{hint}")
-
-
-def load(name: str, source: ModelSource) -> ServedModel:
-    """Reads a model from its directory. Raises `SettingsError` for a directory that cannot be served."""
-    directory = Path(source.path)
-    try:
-        config = _json(directory / "config.json")
-        template = load_template(directory)
-        tokenizer = ModelTokenizer.load(directory, template.source if template else "")
-        syntax = _syntax(template, source)
-        created = int((directory / "config.json").stat().st_mtime)
-    except (OSError, ValueError, KeyError) as error:
-        raise SettingsError(f"Cannot serve the model {name} from {directory}: {error}.") from None
-    text_config = config.get("text_config") or config
-    context = _context(text_config)
-    return ServedModel(
-        id=name,
-        tokenizer=tokenizer,
-        template=template,
-        max_model_len=min(context, source.max_model_len or context),
-        max_output_tokens=source.max_output_tokens,
-        defaults=_defaults(directory / "generation_config.json"),
-        created=created,
-        end_ids=_end_ids(directory / "generation_config.json", config, text_config),
-        syntax=syntax,
-        aliases=source.aliases,
-        fallbacks=source.fallbacks,
-        source=source,
-        counter=tokenizer.count,
-    )
-
-
-def _syntax(template: ChatTemplate | None, source: ModelSource) -> OutputSyntax:
-    """Returns the syntax of the model's outputs. A model that is told of tools in words is told Hermes' form."""
-    if template is None:
-        return OutputSyntax.of("", source.tool_format, source.reasoning_format)
-    told = "" if template.knows_tools else "hermes"
-    return OutputSyntax.of(template.source, source.tool_format or told, source.reasoning_format)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-
-
-def _defaults(path: Path) -> Defaults:
-    config = _json(path) if path.is_file() else {}
-    known = {name: config[name] for name in Defaults.__struct_fields__ if config.get(name) is not None}
-    return msgspec.convert(known, Defaults, strict=False)
-
-
-def _context(text_config: dict[str, Any]) -> int:
-    """Returns the positions that a configuration names. Some leave out what is the default of their class: then the
-    worker alone knows, whose context is the bound.
-    """
-    return int(text_config.get("max_position_embeddings") or text_config.get("n_positions") or UNNAMED_CONTEXT)
-
-
-def _end_ids(path: Path, *configs: dict[str, Any]) -> tuple[int, ...]:
-    """Finds end tokens as a worker does: the generation settings win over the configuration, and a configuration over
-    that of the text model inside it.
-    """
-    given = [_json(path)] if path.is_file() else []
-    found = (config.get("eos_token_id") for config in (*given, *configs))
-    ids = next((value for value in found if value is not None), None)
-    return msgspec.convert([] if ids is None else ids if isinstance(ids, list) else [ids], tuple[int, ...])
 
 
 def fingerprint(root: str) -> str:

@@ -26,8 +26,8 @@ from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import Generation
 from gateway.generation.models import Models
 from gateway.metering.admission import Admission
-from gateway.routing.upstream.base import Lost, Mailbox
-from gateway.routing.upstream.native import WorkerLink
+from gateway.routing.links.link import Lost, Mailbox
+from gateway.routing.links.worker_link import WorkerLink
 from gateway.text.choice import TextRules
 from workers.protocol.messages import CacheCommand, Failed, Finished, Region, SamplingParams
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,24 +30,35 @@ from gateway.generation.vectors import VectorPlan
 from gateway.http import sql
 from gateway.http.auth import PRINCIPAL
 from gateway.intake.fingerprints import FINGERPRINT
-from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.routing.links.worker_link import LinkDown, WorkerLink
 from gateway.telemetry.keys import RECORD
 from workers.protocol.frames import FrameError
+from workers.protocol.messages import CacheProbed
 
 HEADER = "x-headgate-quote"
+ASKED_AT_ONCE = 64
+"""The most parts that a worker is asked about at one time."""
 P = TypeVar("P", AnswerPlan, VectorPlan)
 
 
 @dataclass(frozen=True)
+class Part:
+    """One text that a worker reads: a prompt, or one of the inputs of a request for vectors."""
+
+    order: EngineRequest
+    tokens: array[int]
+
+
+@dataclass(frozen=True)
 class Cached:
-    """The answer of one worker for every prompt."""
+    """The answer of one worker for every part."""
 
     num_tokens: Sequence[int]
     block_size: int
     wait_ms: int
 
 
-async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[str, Any]:
+async def make(request: web.Request, known_by: bytes, plan: AnswerPlan | VectorPlan) -> dict[str, Any]:
     """Stores a quote and returns its object. `known_by` is the fingerprint of the request that the quote is for. Raises
     `ApiError`.
     """
@@ -53,7 +66,8 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
     model, tier = orders[0].model.id, orders[0].facts.tier
     admission = request.app[GENERATION].admission
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
-    cached = await _ask_worker(request, orders)
+    parts = [part for order in orders for part in _parts(order)]
+    cached = await _ask_worker(request, parts)
     terms = Terms(
         model, price.version, price.currency, max(order.max_tokens for order in orders), _most(orders, price.rates)
     )
@@ -68,7 +82,7 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan) -> dict[
         "num_cached_tokens": sum(cached.num_tokens),
         "max_output_tokens": sum(order.max_tokens * order.num_choices for order in orders),
         "max_charge_micro_units": terms.max_charge,
-        "likely_charge_micro_units": _likely(orders, cached, price),
+        "likely_charge_micro_units": _likely(orders, parts, cached, price),
         "currency": price.currency,
         "price_version": price.version,
         "expected_queue_ms": cached.wait_ms,
@@ -113,24 +127,34 @@ def _at_terms(plan: P, terms: Terms, price: Price) -> P:
     return dataclasses.replace(plan, orders=orders)
 
 
-async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> Cached:
+def _parts(order: EngineRequest) -> list[Part]:
+    if order.pooling is None:
+        return [Part(order, order.prompt)]
+    ends = itertools.accumulate(order.pooling.lengths)
+    return [
+        Part(order, order.prompt[end - length : end]) for length, end in zip(order.pooling.lengths, ends, strict=True)
+    ]
+
+
+async def _ask_worker(request: web.Request, parts: Sequence[Part]) -> Cached:
     """Asks the worker that the router would choose now. If it does not answer, there is no quote: a guess would be
     believed.
     """
-    engine = request.app[GENERATION]
-    if orders[0].is_bought:
+    engine, order = request.app[GENERATION], parts[0].order
+    if order.is_bought:
         raise errors.invalid(
             "There are no quotes for this model: its provider counts the tokens.", "model", "unsupported_parameter"
         )
-    routed = [order.to_route() for order in orders]
+    routed = order.to_route()
     links = engine.fleet.links
-    await asyncio.to_thread(engine.router.prepare, links, routed[0])
-    link = engine.router.choose(links, routed[0]).link
+    await asyncio.to_thread(engine.router.prepare, links, routed)
+    link = engine.router.choose(links, routed).link
     assert isinstance(link, WorkerLink)
+    found: list[CacheProbed] = []
     try:
-        found = await asyncio.gather(
-            *(link.peek(one.path, one.tokens, adapter=one.adapter, cache_read=one.read) for one in routed)
-        )
+        for start in range(0, len(parts), ASKED_AT_ONCE):
+            some = parts[start : start + ASKED_AT_ONCE]
+            found += await asyncio.gather(*(_probed(link, part) for part in some))
     except LinkDown:
         found = []
     except FrameError:
@@ -139,6 +163,11 @@ async def _ask_worker(request: web.Request, orders: Sequence[EngineRequest]) -> 
         raise errors.unavailable("quote_unavailable", "No worker can answer for this model now.")
     assert link.hello is not None
     return Cached([one.num_cached_tokens for one in found], link.hello.block_size, max(one.wait_ms for one in found))
+
+
+def _probed(link: WorkerLink, part: Part) -> Awaitable[CacheProbed]:
+    one = part.order.to_route()
+    return link.peek(one.path, part.tokens, adapter=one.adapter, cache_read=one.read)
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
@@ -150,19 +179,30 @@ def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
     )
 
 
-def _likely(orders: Sequence[EngineRequest], cached: Cached, price: Price) -> int:
+def _likely(orders: Sequence[EngineRequest], parts: Sequence[Part], cached: Cached, price: Price) -> int:
     """The cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
-    return sum(
-        pricing.charge(_usage(order, num_cached, cached.block_size), price.rates).total
-        for order, num_cached in zip(orders, cached.num_tokens, strict=True)
-    )
+    rates, total = price.rates, 0
+    found = list(zip(parts, cached.num_tokens, strict=True))
+    for order in orders:
+        inputs = [_input(part, num, cached.block_size, rates) for part, num in found if part.order is order]
+        output = order.max_tokens * order.num_choices
+        usage = Usage(
+            sum(one.cache_read for one in inputs),
+            sum(one.cache_write for one in inputs),
+            sum(one.uncached for one in inputs),
+            output,
+        )
+        total += pricing.charge(usage, rates).total
+    return total
 
 
-def _usage(order: EngineRequest, num_cached: int, block_size: int) -> Usage:
-    whole = len(order.prompt) // max(1, block_size) * block_size
+def _input(part: Part, num_cached: int, block_size: int, rates: Rates) -> Usage:
+    order, num_tokens = part.order, len(part.tokens)
+    whole = num_tokens // max(1, block_size) * block_size
     written = max(0, whole - num_cached) if order.principal.cache.write else 0
-    rest = len(order.prompt) - num_cached - written
-    return Usage(num_cached, written, rest, order.max_tokens * order.num_choices)
+    if order.pooling is not None and rates.cache_write < rates.uncached:
+        written = 0  # the worker has not said whether its model keeps what it reads
+    return Usage(num_cached, written, num_tokens - num_cached - written, 0)
 
 
 def _invalid() -> errors.ApiError:

@@ -22,7 +22,7 @@ from gateway.generation.generation import ChoicePiece
 from gateway.generation.headgate_object import headgate_of
 from gateway.generation.stream import GENERATION, Ended, GenerationGroup
 from gateway.generation.writer import Ending, Writer
-from gateway.http.sse import CONTENT_TYPE, EventStream, EventStyle, KeptStream
+from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
 from gateway.idempotency.claimed_key import CLAIMED_KEY
 from gateway.idempotency.retries import RETRIES, SDK_RETRY
 from gateway.metering.admission import Settled
@@ -77,7 +77,7 @@ async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
 
 
 def ended_of(request: web.Request) -> Ended | None:
-    """Returns what is told of the ending, so that a repeat by an SDK is recognised."""
+    """Returns the function that reports the ending, so that a repeat by an SDK is recognised."""
     attempt = request.get(SDK_RETRY)
     if attempt is None:
         return None
@@ -147,8 +147,7 @@ async def _stream(
 ) -> web.StreamResponse:
     kind = KeptStream if CLAIMED_KEY in request else EventStream
     writer = plan.writer
-    style = EventStyle(writer.named_events, writer.ends_with_done)
-    stream = kind(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release, style)
+    stream = kind(request, request.app[SETTINGS].write_timeout_s, run.hold, run.release, writer.style)
     finishes: list[str] = []
 
     def closing(settled: Sequence[Settled]) -> list[Any]:

@@ -29,9 +29,9 @@ from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Reserved, Settled
 from gateway.metering.settlement import unstored
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.link import Mailbox
 from gateway.routing.router import Pick, Prompt, Router
-from gateway.routing.upstream.base import Mailbox
-from gateway.routing.upstream.fleet import Fleet
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
 
@@ -231,6 +231,11 @@ class GenerationGroup:
         return _sum([generation.usage() for generation in self.generations])
 
     @property
+    def billed(self) -> Usage:
+        """The usage that the tenant pays for, once the run is settled; nothing before, and nothing of a free run."""
+        return _sum([settled.usage for settled in self.settled])
+
+    @property
     def num_reasoning(self) -> int:
         """The number of output tokens of `usage` that are reasoning."""
         return sum(generation.num_reasoning for generation in self.generations)
@@ -338,8 +343,8 @@ class GenerationGroup:
             self._record.mark("settled")
             # A client that left pays for what the engine counted. If nobody pays, the log has the output that was
             # shown.
-            billed = _sum([settled.usage for settled in endings])
-            self._fill_record(endings, billed if outcome == "client_gone" else self.usage)
+            self.settled = endings
+            self._fill_record(endings, self.billed if outcome == "client_gone" else self.usage)
             if self._ended is not None:
                 await self._ended(charged, outcome == "client_gone")
 
@@ -377,6 +382,8 @@ def _outcome(error: BaseException | None) -> Outcome:
 
 
 def _sum(usages: Sequence[Usage]) -> Usage:
+    if len(usages) == 1:
+        return usages[0]
     return Usage(
         sum(usage.cache_read for usage in usages),
         sum(usage.cache_write for usage in usages),

@@ -1,6 +1,6 @@
 """A request for vectors or scores: this module runs it and writes its one body.
 
-All inputs of a request are one request of the engine: admitted once, charged by one ledger entry, and computed beside
+All inputs of a request are one request of the engine: admitted once, charged by one ledger entry, and computed with
 each other in as many steps as they need.
 """
 

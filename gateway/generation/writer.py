@@ -10,6 +10,7 @@ from accounting.values.types import Usage
 from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
+from gateway.http.sse import EventStyle
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,8 @@ class Writer(Protocol):
     """
 
     @property
-    def named_events(self) -> bool:
-        """Whether each event of the stream has a line `event:` with its own `type`."""
-        ...
-
-    @property
-    def ends_with_done(self) -> bool:
-        """Whether `data: [DONE]` ends the stream."""
+    def style(self) -> EventStyle:
+        """The way in which the events of the stream are written."""
         ...
 
     def opening(self, root: str) -> list[Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
-import logging
 import re
 import time
 from collections import OrderedDict
@@ -26,8 +25,6 @@ from accounting.values.types import Principal
 from gateway.base import errors
 from gateway.base.addresses import Network, networks, within
 from gateway.http.key_lookups import LookupFailed
-
-logger = logging.getLogger(__name__)
 
 FRESH_S = 60.0
 LASTING_S = 3600.0

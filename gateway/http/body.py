@@ -44,6 +44,13 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
     share = request[SHARE]
     share.take_up_to(request.content_length or 0)
     await send_continue(request)
+    content = request.content
+    if content.is_eof() and content.exception() is None:  # all of it came with the head
+        whole = content.read_nowait()
+        if len(whole) > max_bytes:
+            raise _too_large(max_bytes)
+        share.take_up_to(len(whole))
+        return whole
     loop = asyncio.get_running_loop()
     body_s = request.app[SETTINGS].body_s
     started = loop.time()

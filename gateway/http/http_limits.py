@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import LineTooLong
-from aiohttp.streams import EMPTY_PAYLOAD
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
 
 from gateway.base import errors, ids
@@ -31,9 +31,11 @@ MAX_HEADER_LINE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 MAX_QUEUE_BYTES = 256 * 1024
 """The number of unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
-LINGERING_S = 2.0
-"""The time for which the rest of a refused body is read and dropped. A connection that is closed while its client still
-sends is reset, and the client never sees why it was refused."""
+LINGERING_S = 30.0
+"""The longest time for which the rest of a refused body is read and dropped. A connection that is closed while its
+client still sends is reset, and the client never sees why it was refused."""
+LINGERING_IDLE_S = 2.0
+"""The time without a byte of that rest after which the connection is closed. nginx has the same two limits."""
 MAX_FRAMING_BYTES = 16 * 1024
 """The number of bytes that frame the chunks of a body, beside an eighth of the body's own. Each chunk costs the parser a
 microsecond whatever its size, so a body in chunks of one byte would take the loop for seconds."""
@@ -93,7 +95,16 @@ class Addresses:
 class GatewayProtocol(RequestHandler):
     """One connection. It waits a limited time for its first byte and for a complete head of each request."""
 
-    __slots__ = ("_address", "_addresses", "_in_head", "_last_payload", "_limits", "_num_framed", "_timer")
+    __slots__ = (
+        "_address",
+        "_addresses",
+        "_in_head",
+        "_last_data_at",
+        "_last_payload",
+        "_limits",
+        "_num_framed",
+        "_timer",
+    )
 
     def __init__(self, server: GatewayServer, **kwargs: Any) -> None:
         super().__init__(
@@ -111,8 +122,9 @@ class GatewayProtocol(RequestHandler):
         self._addresses = server.addresses
         self._address: str | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """The timer of the first byte, or, if `_in_head`, of the rest of a head."""
+        """The timer of the first byte, of the rest of a head if `_in_head`, or of the rest of a refused body."""
         self._in_head = False
+        self._last_data_at = 0.0
         self._last_payload = EMPTY_PAYLOAD
         self._num_framed: int | None = None
         """The number of bytes that came for the last payload, less those of its body that came with the head. None as
@@ -150,8 +162,10 @@ class GatewayProtocol(RequestHandler):
             self._stop_timer()
             self._in_head = True
             self._timer = self._loop.call_later(self._limits.headers_s, self._head_too_slow)
-        if not is_head and self._num_framed is not None:
-            self._num_framed += len(data)
+        if not is_head:
+            self._last_data_at = self._loop.time()
+            if self._num_framed is not None:
+                self._num_framed += len(data)
         if not self._reading_paused and not self._buffer_paused:  # else a part is not parsed yet
             self._check_framing()
 
@@ -167,6 +181,27 @@ class GatewayProtocol(RequestHandler):
             payload.set_exception(FramingTooLarge())
             payload.feed_eof()
             self.close()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Sends the answer. If the client still sends its body then, the rest has to keep coming."""
+        finished = await super().finish_response(request, resp, start_time)
+        if not request.content.is_eof():
+            self._last_data_at = self._loop.time()
+            self._watch_rest(request.content)
+        return finished
+
+    def _watch_rest(self, rest: StreamReader) -> None:
+        """Closes the connection when nothing of a refused body has come for a while."""
+        if rest.is_eof():
+            return
+        left = self._last_data_at + LINGERING_IDLE_S - self._loop.time()
+        if left <= 0:
+            self.force_close()
+            return
+        self._stop_timer()
+        self._timer = self._loop.call_later(left, self._watch_rest, rest)
 
     def _stop_timer(self) -> None:
         self._in_head = False

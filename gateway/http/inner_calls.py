@@ -1,6 +1,6 @@
 """A request that this process makes of itself, on behalf of one that came from outside.
 
-It passes every middleware, limit and scope, has a record of its own, and belongs to the connection of the outer request.
+It passes every middleware, limit and scope, has its own record, and belongs to the connection of the outer request.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from gateway.telemetry.keys import PAGE_READ
+
 
 async def call(
     outer: web.Request,
@@ -22,8 +24,12 @@ async def call(
     headers: CIMultiDict[str],
     data: bytes,
     writer: AbstractStreamWriter | None = None,
+    *,
+    is_page_read: bool = False,
 ) -> web.StreamResponse:
-    """Returns the answer. A streamed one has gone to `writer` already: the outer connection, unless another is given."""
+    """Returns the answer. A streamed one has gone to `writer` already: the outer connection, unless another is given.
+    `is_page_read` keeps the request out of the request log.
+    """
     if data:
         headers[hdrs.CONTENT_LENGTH] = str(len(data))
     loop = asyncio.get_running_loop()
@@ -35,5 +41,6 @@ async def call(
     raw = CIMultiDictProxy(headers)
     message = RawRequestMessage(method, target.raw_path_qs, HttpVersion11, raw, (), False, None, False, False, target)
     request = web.Request(message, payload, outer.protocol, writer or outer.writer, outer.task, loop, client_max_size=0)
+    request[PAGE_READ] = is_page_read
     # aiohttp has no public way to ask an application from within; its own server calls this one.
     return await outer.app._handle(request)

@@ -25,7 +25,7 @@ from gateway.http.http_limits import stamp
 from gateway.http.last_use import LAST_USE
 from gateway.http.route_table import ROUTES, Route
 from gateway.intake.intake import INTAKE, SHARE
-from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
+from gateway.telemetry.keys import OBSERVERS, PAGE_READ, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     record.client_request_id = _client_id(request)
     record.traceparent = request.headers.get("traceparent", "")[:128]
     record.peer = request.remote or ""
+    record.is_page_read = request.get(PAGE_READ, False)
     count = request.headers.get(RETRY_COUNT, "")
     record.num_retries = int(count) if _COUNT.fullmatch(count) else 0
     request.app[TRACING].start(record)

@@ -1,7 +1,7 @@
 """One event stream to one client: it sends events, sends pings in gaps, and handles a client that does not read.
 
 The connection bounds the queue of unsent bytes (`http_limits.MAX_QUEUE_BYTES`). Above the bound, writing waits and the
-worker is told to park the sequence; after the write timeout the connection is dropped.
+worker is asked to park the sequence; after the write timeout the connection is dropped.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiohttp.http import StreamWriter
 HOLD_EVERY_S = 5.0
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": ping\n\n"
 
 
 CONTENT_TYPE = HEADERS["content-type"]
@@ -36,6 +37,8 @@ class EventStyle:
     """Whether each event has a line `event:` with its own `type`."""
     ends_with_done: bool = True
     """Whether `data: [DONE]` ends the stream."""
+    ping: Mapping[str, Any] | None = None
+    """The event that fills a silence. None stands for a comment."""
 
     def encode(self, events: Iterable[Any]) -> bytes:
         return b"".join(self._name(event) + b"data: %b\n\n" % msgspec.json.encode(event) for event in events)
@@ -47,8 +50,15 @@ class EventStyle:
     def done(self) -> bytes:
         return DONE if self.ends_with_done else b""
 
+    @property
+    def silence(self) -> bytes:
+        """Returns what is sent while there is nothing to send."""
+        return COMMENT if self.ping is None else self.encode([self.ping])
 
-OPENAI = EventStyle()
+
+CHAT = EventStyle()
+RESPONSES = EventStyle(named=True)
+MESSAGES = EventStyle(named=True, ends_with_done=False, ping={"type": "ping"})
 
 
 class EventStream:
@@ -58,7 +68,7 @@ class EventStream:
         timeout_s: float,
         hold: Callable[[], None] = lambda: None,
         release: Callable[[], None] = lambda: None,
-        style: EventStyle = OPENAI,
+        style: EventStyle = CHAT,
     ) -> None:
         self._request = request
         self._timeout_s = timeout_s
@@ -77,7 +87,7 @@ class EventStream:
         await self.write(self._style.encode(events))
 
     async def ping(self) -> None:
-        await self.write(b": ping\n\n")
+        await self.write(self._style.silence)
 
     async def close(self, *events: Any, done: bool = True) -> web.StreamResponse:
         """Sends the last events and the end of the body at once. Without `done` there is no `[DONE]`."""
@@ -126,7 +136,7 @@ class KeptStream(EventStream):
         timeout_s: float,
         hold: Callable[[], None],
         release: Callable[[], None],
-        style: EventStyle = OPENAI,
+        style: EventStyle = CHAT,
     ) -> None:
         super().__init__(request, timeout_s, hold, release, style)
         self._packer = zlib.compressobj(level=1)

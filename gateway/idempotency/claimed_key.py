@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from accounting.values.types import Posting
 from gateway.base import errors
 
@@ -38,7 +38,7 @@ class ClaimedKey:
         for attempt in range(STORE_ATTEMPTS):
             try:
                 async with self._database.write() as conn:
-                    self.is_stored = await replies.store(
+                    self.is_stored = await idempotency_store.store(
                         conn,
                         self._tenant_id,
                         self._key,
@@ -60,7 +60,7 @@ class ClaimedKey:
     async def drop(self) -> None:
         """Drops the key because there is no answer to keep: it may be used again."""
         async with self._database.write() as conn:
-            await replies.drop(conn, self._tenant_id, self._key, self._request_id)
+            await idempotency_store.drop(conn, self._tenant_id, self._key, self._request_id)
 
 
 def not_stored(line: bool) -> errors.ApiError:

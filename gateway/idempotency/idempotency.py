@@ -2,7 +2,7 @@
 
 A keyed request outlives its client. It is charged if and only if its answer was stored. A crash in between is repaired
 by the journal's replay, or by the key's next request, which take the posting from the stored answer. Batch lines have
-keys of their own, which no other request may use.
+their own keys, which no other request may use.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
-from accounting.requests import quotes, request_postings, sdk_retries
+from accounting.requests import idempotency_store, quotes, request_postings, sdk_retries
 from accounting.responses import stored as responses
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
@@ -36,6 +35,7 @@ from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
 
+REPLAYED = {"idempotent-replayed": "true"}
 RUNNING_RETRY_MS = 1_000
 MAX_KEY_LENGTH = 255
 PIECE_BYTES = 256 * 1024
@@ -46,7 +46,7 @@ LOST_S = 60
 
 @dataclass(frozen=True)
 class _Replay:
-    stored: replies.Stored
+    stored: idempotency_store.Stored
     body: bytes
 
 
@@ -59,7 +59,7 @@ async def once(
     """Calls `run`, unless the request's key has run or is running. `line` is the batch line that the key names. Raises
     `ApiError`.
     """
-    key = _own_key(request) if line is None else replies.line_key(*line)
+    key = own_key(request) if line is None else idempotency_store.line_key(*line)
     if key is None:
         # the fingerprint's method, not the request itself: the request holds this object
         known_by = request[FINGERPRINT].digest
@@ -75,8 +75,8 @@ async def once(
     return await _replay(request, ended) if isinstance(ended, _Replay) else ended
 
 
-def _own_key(request: web.Request) -> str | None:
-    """Returns the tenant's own key. Raises `ApiError` 400."""
+def own_key(request: web.Request) -> str | None:
+    """Returns the tenant's own key, or None if the request has none. Raises `ApiError` 400."""
     values = request.headers.getall("idempotency-key", ())
     if not values:
         return None
@@ -134,7 +134,7 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
     try:
         data_key = await request.app[DATA_KEYS].key(tenant_id)
         async with database.write() as conn:
-            known = await replies.take(
+            known = await idempotency_store.take(
                 conn,
                 tenant_id,
                 key,
@@ -147,34 +147,42 @@ async def _claim(request: web.Request, key: str, body: bytes, line: tuple[str, i
             stored = None if known is None else known.stored
             if stored is not None:
                 await _settle(conn, tenant_id, key, stored)
-    except replies.KeyClosed:
+    except idempotency_store.KeyClosed:
         raise line_ended() from None
-    except replies.NoRoom as refusal:
-        raise _no_room(refusal, tenant_id) from None
+    except idempotency_store.NoRoom as refusal:
+        raise no_room(refusal, tenant_id) from None
     except (SQLAlchemyError, OSError) as error:
         # The key's promise could not be kept, so none is made.
         raise errors.unavailable("database_unavailable", "Idempotency keys cannot be checked now.") from error
     if known is None:
         return ClaimedKey(database, tenant_id, key, request_id, data_key)
+    return _Replay(*stored_answer(known, body, data_key, key))
+
+
+def stored_answer(
+    known: idempotency_store.Known, body: bytes, data_key: bytes, key: str
+) -> tuple[idempotency_store.Stored, bytes]:
+    """Returns the answer of a key that is taken, for the request with the fingerprint `body`. Raises `ApiError`."""
     if known.fingerprint != body:
         raise errors.ApiError(422, "The Idempotency-Key was used with another request.", code="idempotency_mismatch")
-    if stored is None:
+    if known.stored is None:
         raise errors.ApiError(
             409,
             "A request with this Idempotency-Key is running.",
             code="idempotency_in_progress",
             headers=errors.retry_headers(RUNNING_RETRY_MS),
         )
-    return _Replay(stored, sealing.unseal(data_key, stored.body, key.encode()))
+    return known.stored, sealing.unseal(data_key, known.stored.body, key.encode())
 
 
-async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: replies.Stored) -> None:
+async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: idempotency_store.Stored) -> None:
     """Settles a stored answer, if a crash came between the answer and its settlement."""
-    if owed := await replies.owed(conn, tenant_id, key, stored):
+    if owed := await idempotency_store.owed(conn, tenant_id, key, stored):
         await request_postings.post_stored(conn, owed)
 
 
-def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
+def no_room(refusal: idempotency_store.NoRoom, tenant_id: str) -> errors.ApiError:
+    """Returns the error for a tenant that may have no more keys now."""
     wait_ms = max(1, refusal.until - int(time.time())) * 1000
     return errors.ApiError(
         429,
@@ -196,7 +204,7 @@ def _no_room(refusal: replies.NoRoom, tenant_id: str) -> errors.ApiError:
 async def _replay(request: web.Request, replay: _Replay) -> web.StreamResponse:
     stored, body = replay.stored, replay.body
     request[RECORD].replayed = stored.request_id
-    headers = {"idempotent-replayed": "true"}
+    headers = dict(REPLAYED)
     if stored.content_type is None:
         return web.Response(status=stored.status, body=body, content_type="application/json", headers=headers)
     stream = sse.EventStream(request, request.app[SETTINGS].write_timeout_s)
@@ -216,8 +224,8 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
     """
     now = time.time()
     async with database.write() as conn:
-        await replies.purge(conn, int(now))
-        await replies.drop_lost(conn, slot, keyed, int(now) - LOST_S)
+        await idempotency_store.purge(conn, int(now))
+        await idempotency_store.drop_lost(conn, slot, keyed, int(now) - LOST_S)
         await sdk_retries.forget(conn, int(now * 1000))
         await quotes.forget(conn, int(now * 1000))
         await responses.purge(conn, int(now))

@@ -32,6 +32,18 @@ def fingerprint_in_pieces(path: str, value: dict[str, Any]) -> bytes:
     return digest.digest()
 
 
+def fingerprint_of_lines(path: str, lines: bytes) -> bytes:
+    """Returns the digest of lines of JSON, each whatever the order of its members; for a thread. Raises what the
+    decoder raises.
+    """
+    digest = hashlib.sha256(path.encode() + b"\0")
+    for line in lines.splitlines():
+        for piece in _pieces(msgspec.json.decode(line)):
+            digest.update(piece)
+        digest.update(b"\n")
+    return digest.digest()
+
+
 class Fingerprint:
     """The digest of one request. It is made when it is first asked for, unless it was made where the
     body was decoded.

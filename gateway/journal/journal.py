@@ -26,7 +26,7 @@ import msgspec
 
 from accounting.values import clock
 from accounting.values.types import Opened, Posting
-from gateway.journal import journal_records as records
+from gateway.journal import journal_records
 from workers.protocol.ballast import BALLAST_BYTES, is_full
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
 from workers.protocol.segments import Left, Log, recover, take_slot
@@ -44,7 +44,7 @@ class _Entry(NamedTuple):
     kind: Kind
     payload: bytes
     request_id: str
-    done: asyncio.Future[None] | None
+    done: asyncio.Future[None]
     durable: bool
 
 
@@ -105,21 +105,14 @@ class Journal:
 
     async def open(self, opened: Opened) -> None:
         """Writes an OPEN, before dispatch. It is then in the file, not yet on the disk."""
-        await self._append(Kind.OPEN, records.encode(opened), opened.request_id, durable=False)
+        await self._append(Kind.OPEN, journal_records.encode(opened), opened.request_id, durable=False)
 
     async def end(self, posting: Posting) -> None:
         """Writes an ending durably, before the client sees the end of its reply."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
         began = time.perf_counter()
-        await self._append(kind, records.encode(posting), posting.request_id, durable=True)
+        await self._append(kind, journal_records.encode(posting), posting.request_id, durable=True)
         self._committed(time.perf_counter() - began)
-
-    def progress(self, request_id: str, num_received: int, bound: int) -> None:
-        """Notes progress. If the machine is lost with this note, only the knowledge is lost."""
-        self._note(Kind.PROGRESS, records.Progress(request_id, num_received, bound))
-
-    def attempt(self, request_id: str, attempt: int, num_handed_over: int) -> None:
-        self._note(Kind.ATTEMPT, records.Attempted(request_id, attempt, num_handed_over))
 
     def forget(self, request_id: str) -> None:
         """Forgets a request that was ended without this journal, because the journal had failed."""
@@ -136,20 +129,13 @@ class Journal:
         await asyncio.to_thread(self._stop)
 
     async def _append(self, kind: Kind, payload: bytes, request_id: str, *, durable: bool) -> None:
-        done: asyncio.Future[None] = self._loop.create_future()
-        self._hand_in(_Entry(kind, payload, request_id, done, durable))
-        await done
-
-    def _note(self, kind: Kind, payload: records.Progress | records.Attempted) -> None:
-        if self._failure is None and not self._closing:
-            self._hand_in(_Entry(kind, records.encode(payload), payload.request_id, None, False))
-
-    def _hand_in(self, entry: _Entry) -> None:
         if self._failure is not None or self._closing:
             raise JournalPoisoned("journal is not writable") from self._failure
-        self._handed_in.append(entry)
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._handed_in.append(_Entry(kind, payload, request_id, done, durable))
         if len(self._handed_in) == 1:
             self._loop.call_soon(self._wake_writer)
+        await done
 
     def _wake_writer(self) -> None:
         """Hands the writer what came in one turn of the loop, so that it wakes once for all of it."""
@@ -182,14 +168,13 @@ class Journal:
         for entry in batch:
             if entry.kind == Kind.OPEN:
                 self._open[entry.request_id] = entry.payload
-            elif entry.kind in (Kind.SETTLE, Kind.VOID):
+            else:
                 self._open.pop(entry.request_id, None)
-        self._tell([e.done for e in batch if e.done is not None and not e.durable], None)
+        self._tell([e.done for e in batch if not e.durable], None)
         with self._written:
-            self._waiting += [e.done for e in batch if e.done is not None and e.durable]
-            if any(entry.done is not None for entry in batch):
-                self._unsynced_seq = self._log.chain.next_seq - 1
-                self._written.notify()
+            self._waiting += [e.done for e in batch if e.durable]
+            self._unsynced_seq = self._log.chain.next_seq - 1
+            self._written.notify()
 
     def _rotate(self) -> None:
         """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
@@ -216,7 +201,7 @@ class Journal:
         self._log.write(self._log.chain.encode(Kind.SEAL, self._sealed()))
 
     def _sealed(self) -> bytes:
-        return records.encode(records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
+        return journal_records.encode(journal_records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
 
     # The syncer thread
 
@@ -254,7 +239,7 @@ class Journal:
 
     # Both
 
-    def _poison(self, failure: OSError, waiting: Iterable[asyncio.Future[None] | None]) -> None:
+    def _poison(self, failure: OSError, waiting: Iterable[asyncio.Future[None]]) -> None:
         with self._written:
             first = self._failure is None
             self._failure = self._failure or failure
@@ -322,7 +307,7 @@ async def open_journal(
     chain = left.chain if left.chain.next_seq >= min_next_seq else Chain(min_next_seq)
     unended = _unended(left)
     # They are copied into the new segment, so that a crash before the VOIDs below loses none of them.
-    running = {request_id: records.encode(opened) for request_id, opened in unended.items()}
+    running = {request_id: journal_records.encode(opened) for request_id, opened in unended.items()}
     header = SegmentHeader(f"gateway-{slot}", uuid.uuid4().hex, left.boot + 1)
     log = Log(directory, lock, chain, ballast_bytes=ballast_bytes, sync=sync)
     journal = Journal(log, header, running, segment_bytes, sync, committed)
@@ -337,10 +322,10 @@ def _unended(left: Left) -> dict[str, Opened]:
     running: dict[str, Opened] = {}
     for record in left.records:
         if record.kind == Kind.OPEN:
-            opened = records.opened(record.payload)
+            opened = journal_records.opened(record.payload)
             running[opened.request_id] = opened
         elif record.kind in (Kind.SETTLE, Kind.VOID):
-            running.pop(records.posting(record.payload).request_id, None)
+            running.pop(journal_records.posting(record.payload).request_id, None)
     return running
 
 

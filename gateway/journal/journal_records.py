@@ -11,22 +11,6 @@ import msgspec
 from accounting.values.types import Opened, Posting
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """PROGRESS: output tokens received, and the bound granted."""
-
-    request_id: str
-    num_received: int
-    bound: int
-
-
-class Attempted(msgspec.Struct, frozen=True, array_like=True):
-    """ATTEMPT: the request goes on at another worker."""
-
-    request_id: str
-    attempt: int
-    num_handed_over: int
-
-
 class Sealed(msgspec.Struct, frozen=True, array_like=True):
     """SEAL: it follows the OPENs that a segment takes over from the one before, and it is the last
     record of a segment.
@@ -36,18 +20,14 @@ class Sealed(msgspec.Struct, frozen=True, array_like=True):
     num_open: int
 
 
-def encode(payload: Opened | Progress | Attempted | Sealed | Posting) -> bytes:
+def encode(payload: Opened | Sealed | Posting) -> bytes:
     return msgspec.msgpack.encode(payload)
 
 
 def opened(payload: bytes) -> Opened:
-    """Decodes an OPEN. Raises `msgspec.DecodeError`, like the functions below."""
+    """Decodes an OPEN. Raises `msgspec.DecodeError`, like the function below."""
     return msgspec.msgpack.decode(payload, type=Opened)
 
 
 def posting(payload: bytes) -> Posting:
     return msgspec.msgpack.decode(payload, type=Posting)
-
-
-def sealed(payload: bytes) -> Sealed:
-    return msgspec.msgpack.decode(payload, type=Sealed)

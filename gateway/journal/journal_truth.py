@@ -16,7 +16,7 @@ from accounting.books import equations
 from accounting.books.equations import EquationResult
 from accounting.requests import request_postings
 from accounting.values.types import LedgerRow, Posting
-from gateway.journal import journal_records as records
+from gateway.journal import journal_records
 from workers.protocol.journal import Kind, scan
 from workers.protocol.segments import list_segments
 
@@ -35,7 +35,7 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
             if found.state == "corrupt":
                 failures.append(f"slot {slot}: {segment.path.name} is damaged")
             shipped = [
-                records.posting(record.payload)
+                journal_records.posting(record.payload)
                 for record in found.records
                 if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq <= offset
             ]

@@ -28,8 +28,8 @@ from accounting.values.errors import AccountingError
 from accounting.values.types import Posting, Usage, WitnessRecord
 from gateway.journal import journal_records
 from gateway.journal.reader import Reader
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, ResidencyReport
 from workers.protocol.journal import Kind, Record
-from workers.protocol.messages import EngineAck, EngineRecord, EngineRecords, ResidencyReport
 
 log = logging.getLogger(__name__)
 

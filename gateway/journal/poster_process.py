@@ -1,4 +1,4 @@
-"""A poster in a process of its own, so that a posting's statements block nothing on the gateway's loop.
+"""A poster in a separate process, so that a posting's statements block nothing on the gateway's loop.
 
 The two processes share one socket, with one call at a time. The poster's process ends when the socket does. If a call
 is under way it ends at once, because the gateway has died or has given it up; for SQL this is an unknown COMMIT like
@@ -25,8 +25,8 @@ from accounting.database.db import Database
 from gateway.base.lifecycle import uninterrupted
 from gateway.journal.poster import Posted, Poster
 from workers.process import logs
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import Frames
-from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
 
 CLOSE_S = 5.0
 NICENESS = 5

@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.journal.journal import Journal
 from gateway.journal.poster import MAX_RECORDS, Posts
-from workers.protocol.messages import EngineAck, EngineRecords, ResidencyReport
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.segments import drop_old
 
 log = logging.getLogger(__name__)

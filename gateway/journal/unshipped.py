@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from accounting.values.types import Posting
-from gateway.journal import journal_records as records
+from gateway.journal import journal_records
 from workers.protocol.journal import MAX_PAYLOAD_BYTES, Kind, Record, Scan, num_bytes_until, scan
 from workers.protocol.segments import Segment, list_segments
 
@@ -44,9 +44,9 @@ def unshipped(directory: Path, offset: int) -> Unshipped:
     for segment in _segments_from(directory, offset):
         for record in _records(segment.path):
             if record.kind == Kind.OPEN:
-                running.add(records.opened(record.payload).request_id)
+                running.add(journal_records.opened(record.payload).request_id)
             elif record.kind in (Kind.SETTLE, Kind.VOID):
-                posting = records.posting(record.payload)
+                posting = journal_records.posting(record.payload)
                 running.discard(posting.request_id)
                 if record.seq > offset:
                     ended.setdefault(posting.request_id, posting)
@@ -59,7 +59,7 @@ def ended_behind(directory: Path, offset: int) -> list[Posting]:
     for segment in _segments_from(directory, offset):
         for record in _records(segment.path, offset):
             if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq > offset:
-                posting = records.posting(record.payload)
+                posting = journal_records.posting(record.payload)
                 ended.setdefault(posting.request_id, posting)
     return list(ended.values())
 

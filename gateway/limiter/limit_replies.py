@@ -6,7 +6,7 @@ Formats are OpenAI's, and Anthropic's for its endpoints (api.md section 7). Know
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from accounting.values import time_zones
@@ -28,6 +28,7 @@ WORDS = {
 
 ANTHROPIC = "/v1/messages"
 """Endpoints that begin with this have Anthropic's headers."""
+_OPENAI_NAMES = {"requests_per_minute": "requests", "tokens_per_minute": "tokens"}
 _ANTHROPIC_NAMES = {
     "requests_per_minute": "requests",
     "tokens_per_minute": "tokens",
@@ -40,15 +41,23 @@ def headers(holder: LimitSubject, verdict: Verdict, endpoint: str = "") -> dict[
     """Returns the headers for requests and tokens of the tightest level in force, and for the tenant's own tokens."""
     if endpoint.startswith(ANTHROPIC):
         return _anthropic_headers(holder, verdict)
-    rules = [rule for rule in holder.window_rules if not rule.shadow]
-    requests = [rule for rule in rules if rule.dimension == "requests_per_minute"]
-    tokens = [rule for rule in rules if rule.dimension == "tokens_per_minute"]
-    project = [rule for rule in tokens if rule.level in ("tenant", "model")]
-    return (
-        _headers("requests", requests, verdict)
-        | _headers("tokens", tokens, verdict)
-        | _headers("project-tokens", project, verdict)
-    )
+    tightest: dict[str, tuple[int, Rule, Window]] = {}
+    for rule in holder.window_rules:
+        if rule.shadow or rule.dimension not in _OPENAI_NAMES:
+            continue
+        window = verdict.windows[rule.window]
+        left = _remaining(rule, window)
+        is_project = rule.dimension == "tokens_per_minute" and rule.level in ("tenant", "model")
+        for name in (_OPENAI_NAMES[rule.dimension], "project-tokens")[: 1 + is_project]:
+            known = tightest.get(name)
+            if known is None or (left, rule.limit) < (known[0], known[1].limit):
+                tightest[name] = (left, rule, window)
+    found: dict[str, str] = {}
+    for name, (left, rule, window) in tightest.items():
+        found[f"x-ratelimit-limit-{name}"] = str(rule.limit)
+        found[f"x-ratelimit-remaining-{name}"] = str(left)
+        found[f"x-ratelimit-reset-{name}"] = duration(window.empty_in_ms)
+    return found
 
 
 def _anthropic_headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]:
@@ -124,8 +133,8 @@ def _over_limit(
 
 def _told(wait_ms: int) -> int:
     """Returns the wait to send to the client. A window counts by buckets, so a minute takes up to a second more to
-    pass. If SDKs are told more than a minute, they use their own short waits instead and are refused until they give
-    up. If they are told a minute, they come back once more at worst.
+    pass. If SDKs get a wait of more than a minute, they use their own short waits instead and are refused until they give
+    up. If they get a minute, they come back once more at worst.
     """
     return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 
@@ -213,18 +222,6 @@ def duration(milliseconds: int) -> str:
     if hours:
         return f"{hours}h{minutes}m{seconds}"
     return f"{minutes}m{seconds}" if minutes else seconds
-
-
-def _headers(name: str, rules: Sequence[Rule], verdict: Verdict) -> dict[str, str]:
-    found = [(rule, verdict.windows[rule.window]) for rule in rules]
-    if not found:
-        return {}
-    tightest, window = min(found, key=lambda pair: (_remaining(*pair), pair[0].limit))
-    return {
-        f"x-ratelimit-limit-{name}": str(tightest.limit),
-        f"x-ratelimit-remaining-{name}": str(_remaining(tightest, window)),
-        f"x-ratelimit-reset-{name}": duration(window.empty_in_ms),
-    }
 
 
 def _remaining(rule: Rule, window: Window) -> int:

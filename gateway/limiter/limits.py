@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,7 @@ from accounting.values.errors import InvalidError
 from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
 from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
-from gateway.limiter.redis_keys import LIFE_PREFIX, open_key, reservation_key, state_key, window_key
+from gateway.limiter.redis_keys import LIFE_PREFIX, script_keys
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule, budget_uses
 
 Ladder = Sequence[tuple[int, int]]
@@ -33,8 +33,7 @@ class ReservationEnded(Exception):
     """The limiter knows that this request has ended: nothing more may be spent."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The sum that counts against one limit now, and the time until it is empty."""
 
     sum: int = 0
@@ -43,8 +42,7 @@ class Window:
     """Tokens of those requests of the window's place that still run."""
 
 
-@dataclass(frozen=True)
-class Money:
+class Money(NamedTuple):
     """Micro-units of one budget row."""
 
     used: int = 0
@@ -144,21 +142,19 @@ class Limiter:
         """Reserves at all levels or at none. Raises LimiterUnavailable; it is then unknown whether Redis reserved, so
         the caller must release.
         """
-        windows = holder.windows
-        rules = holder.window_rules
         ask = {
             "id": holder.request_id,
             "slot": self.open_reservations.slot,
             "places": holder.places,
-            "limits": [_limit(windows, rule) for rule in rules],
-            "running": [(r.place, r.limit, int(r.shadow)) for r in holder.running_rules],
+            "limits": holder.limits,
+            "running": holder.running,
             "budgets": [use.at(holder.opened_ms) for use in holder.budgets],
             "prompt": prompt_tokens,
             "cost": prompt_cost,
             "term": TERM_MS,
             "ladder": ladder,
         }
-        answer = await self._run("reserve", holder, windows, ask)
+        answer = await self._run("reserve", holder, holder.windows, ask)
         if answer[0] == "ended":
             raise ReservationEnded(holder.request_id)
         verdict = _verdict(holder, answer)
@@ -191,18 +187,18 @@ class Limiter:
         held = self.open_reservations.held.get(holder.request_id)
         if held is None:
             raise ReservationEnded(holder.request_id)
-        windows, uses = holder.windows, self.fresh.uses(holder)
+        uses = self.fresh.uses(holder)
         ask = {
             "id": holder.request_id,
             "seq": seq,
-            "limits": [_limit(windows, rule) for rule in holder.window_rules],
+            "limits": holder.limits,
             "budgets": [use.at(now_ms) for use in uses],
             "known": self.fresh.known(holder),
             "counted": counted_prompt,
             "term": TERM_MS,
             "ladder": ladder,
         }
-        answer = await self._run("extend", holder, windows, ask)
+        answer = await self._run("extend", holder, holder.windows, ask)
         if answer[0] == "ended":
             raise ReservationEnded(holder.request_id)
         bound, wait_ms, reserved, row = answer[1:]
@@ -285,13 +281,7 @@ class Limiter:
     async def _call(
         self, script: str, holder: LimitSubject, windows: Iterable[str], epoch: int, ask: dict[str, Any]
     ) -> list[Any]:
-        tenant_id = holder.tenant_id
-        keys = [
-            state_key(tenant_id),
-            open_key(tenant_id),
-            reservation_key(tenant_id, holder.request_id),
-            *(window_key(tenant_id, window) for window in windows),
-        ]
+        keys = script_keys(holder.tenant_id, holder.request_id, windows)
         now: Argument = "" if self._now_ms is None else self._now_ms()
         body = msgspec.json.encode({"epoch": epoch, **ask})
         return await self._link.script(script, keys, (now, body))
@@ -301,10 +291,6 @@ def limiter_link(
     url: str, *, timeout_s: float = TIMEOUT_S, script_ran: Callable[[str, float], None] = lambda *_: None
 ) -> RedisLink:
     return RedisLink(url, life_key=LIFE_PREFIX, timeout_s=timeout_s, script_ran=script_ran)
-
-
-def _limit(windows: Sequence[str], rule: Rule) -> tuple[int, int, int]:
-    return windows.index(rule.window) + 1, rule.limit, int(rule.shadow)
 
 
 def _verdict(holder: LimitSubject, answer: list[Any]) -> Verdict:

@@ -6,6 +6,8 @@ Names are built only from fixed words and from ids that accounting made: no text
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 LIFE_PREFIX = "hg:life:"
 """Prefix of a key that ends in the server's run id; its value names the data life."""
 REVOKED_CHANNEL = "hg:revoked"
@@ -41,6 +43,12 @@ def reservation_key(tenant_id: str, request_id: str) -> str:
 def window_key(tenant_id: str, window: str) -> str:
     """Returns the key of a window. `window` is a name made by `rules.window_of`."""
     return f"{tenant_space(tenant_id)}:w:{window}"
+
+
+def script_keys(tenant_id: str, request_id: str, windows: Iterable[str]) -> list[str]:
+    """Returns the keys of a script that knows one request: state, open requests, its reservation, windows."""
+    space = tenant_space(tenant_id)
+    return [f"{space}:s", f"{space}:open", f"{space}:r:{request_id}", *[f"{space}:w:{window}" for window in windows]]
 
 
 def tenant_of(name: str) -> str:

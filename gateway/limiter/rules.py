@@ -1,7 +1,7 @@
 """The limits and budgets that bind a request, and the names under which the limiter counts them. Pure.
 
 A place is anything that is counted separately: an API key, the tenant, one of its models, one of its end users. Tier
-`batch` has places of its own, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a
+`batch` has its own places, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a
 client.
 """
 
@@ -30,6 +30,8 @@ COUNTED: dict[Dimension, tuple[str, int]] = {
 _LEVELS: tuple[Level, ...] = ("key", "tenant", "model", "end_user")
 _DIMENSIONS: tuple[Dimension, ...] = (*COUNTED, "concurrency")
 TENANT = "t"
+MAX_SUBJECTS = 4096
+"""The most keys whose rules are remembered, about 2 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,56 @@ class LimitSubject:
     def windows(self) -> tuple[str, ...]:
         """The windows of all limits, each of them once."""
         return self.counted_in or tuple(dict.fromkeys(rule.window for rule in self.window_rules))
+
+    @cached_property
+    def limits(self) -> list[tuple[int, int, int]]:
+        """The window rules as the scripts take them: the number of the window, the limit, 1 for a shadow."""
+        return [(self.windows.index(rule.window) + 1, rule.limit, int(rule.shadow)) for rule in self.window_rules]
+
+    @cached_property
+    def running(self) -> list[tuple[str, int, int]]:
+        """The rules of concurrency as the scripts take them: the place, the limit, 1 for a shadow."""
+        return [(rule.place, rule.limit, int(rule.shadow)) for rule in self.running_rules]
+
+    def of_request(self, request_id: str, opened_ms: int, budgets: tuple[BudgetUse, ...]) -> LimitSubject:
+        """Returns the subject of another request of the same key, model and tier. It shares what was made of the rules,
+        which a new object would make anew.
+        """
+        made = object.__new__(LimitSubject)
+        vars(made).update(vars(self), request_id=request_id, opened_ms=opened_ms, budgets=budgets)
+        return made
+
+
+class Subjects:
+    """What binds the requests of a key is the same until the key is read anew, so it is made once. A limit on end users
+    depends on each request.
+    """
+
+    def __init__(self, most: int = MAX_SUBJECTS) -> None:
+        self._most = most
+        self._known: dict[tuple[str, str, Tier], tuple[Principal, LimitSubject]] = {}
+
+    def of(
+        self, request_id: str, principal: Principal, model: str, tier: Tier, *, now_ms: int, end_user: str = ""
+    ) -> LimitSubject:
+        """Returns what `LimitSubject.of` returns."""
+        if end_user and any(quota.level == "end_user" for quota in principal.quotas):
+            return LimitSubject.of(request_id, principal, model, tier, now_ms=now_ms, end_user=end_user)
+        key = (principal.key_id, model, tier)
+        known = self._known.get(key)
+        if known is None or known[0] is not principal:
+            known = self._known[key] = (principal, _first(principal, model, tier))
+            if len(self._known) > self._most:
+                del self._known[next(iter(self._known))]
+        budgets = budget_uses(principal.budgets, principal.key_id, model, tier, now_ms)
+        return known[1].of_request(request_id, now_ms, budgets)
+
+
+def _first(principal: Principal, model: str, tier: Tier) -> LimitSubject:
+    """Returns the subject of no request, with everything made that is made of its rules."""
+    subject = LimitSubject.of("", principal, model, tier)
+    _ = subject.limits, subject.running
+    return subject
 
 
 def window_of(place: str, unit: str, width_s: int) -> str:

@@ -10,7 +10,7 @@ import logging
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
@@ -77,7 +77,7 @@ class Upkeep:
         """
         fresh, tenants = self._limiter.fresh, self._limiter.open_reservations.tenants
         async with self._database.read() as conn:
-            version = await changes.auth_epoch(conn)
+            version = await auth_epoch.auth_epoch(conn)
             if version == fresh.version and tenants <= fresh.by_tenant.keys():
                 return
             found = await budgets.of_tenants(conn, tenants)

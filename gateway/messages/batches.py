@@ -16,6 +16,7 @@ from accounting.batches.batches import BatchInfo
 from accounting.batches.files import ENDED
 from accounting.batches.message_batches import ENDPOINT
 from gateway.base import errors
+from gateway.intake.fingerprints import fingerprint_of_lines
 from gateway.schema.convert import of_validation
 
 MAX_REQUESTS = 50_000
@@ -25,7 +26,7 @@ _STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 _UNRUN = {"failed": "errored", "cancelled": "canceled", "expired": "expired"}
-"""How the requests of a batch end that ended before its lines were read."""
+"""The results of requests whose batch ended before its lines were read."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):
@@ -66,6 +67,14 @@ def read(body: bytes) -> tuple[str, bytes]:
         raise errors.invalid(f"'{where}' must be the model of the first request: a batch runs on one model.", where)
     _check_ids(requests)
     return models[0], b"".join(_line(request) for request in requests)
+
+
+def fingerprint(lines: bytes) -> bytes:
+    """Returns what makes two bodies the same one: their requests in order. Raises `ApiError` 400."""
+    try:
+        return fingerprint_of_lines(PATH, lines)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        raise errors.invalid("The request body is not valid JSON.", code="invalid_json") from None
 
 
 def _model(request: BatchRequest, where: str) -> str:

@@ -84,6 +84,19 @@ UNSUPPORTED: Mapping[str, str] = {
     "compaction": "Shorten the conversation in your own program.",
     "fallbacks": "Send the request again with another model.",
     "thread": "Send the whole conversation as 'messages'.",
+    "diagnostics": "The 'headgate' object of the answer says what became of the cache.",
+    "fallback_credit_token": "Send the request again with another model.",
+}
+PARTS: Mapping[str, type[msgspec.Struct]] = {
+    "metadata": Metadata,
+    "thinking": Thinking,
+    "tool_choice": ToolChoice,
+    "output_config": OutputConfig,
+    "output_format": OutputFormat,
+    "context_management": ContextManagement,
+}
+UNSUPPORTED_INSIDE: Mapping[str, str] = {
+    "output_config.task_budget": "Use 'max_tokens', and 'thinking.budget_tokens' for the thinking."
 }
 OF_CHAT = parameters.names_of("chat")
 """Fields of the chat API: whoever sends one here expects an effect that it would not have."""
@@ -95,6 +108,7 @@ def read(value: Mapping[str, Any]) -> tuple[MessagesFields, list[str]]:
     ignored = _check_others(value, MessagesFields.__struct_fields__)
     if fields.service_tier not in {None, "auto", "standard_only"}:
         raise errors.invalid("'service_tier' must be 'auto' or 'standard_only'.", "service_tier")
+    ignored = (ignored + parameters.unknown_inside(value, PARTS, UNSUPPORTED_INSIDE))[:MAX_IGNORED_NAMES]
     if fields.speed not in {None, "standard"}:
         raise errors.invalid("'speed' must be 'standard': there is one speed.", "speed", "unsupported_parameter")
     return fields, ignored
@@ -104,6 +118,7 @@ def read_count(value: Mapping[str, Any]) -> CountFields:
     """Reads the body of a count. Fields that do not change the prompt are ignored. Raises `ApiError` 400."""
     fields = convert(value, CountFields)
     _check_others(value, MessagesFields.__struct_fields__)
+    parameters.unknown_inside(value, PARTS, UNSUPPORTED_INSIDE)
     return fields
 
 

@@ -27,7 +27,7 @@ def model_info(id: str, created_at: int, max_len: int, max_output: int | None) -
 
 
 def page(models: Sequence[dict[str, Any]], asked: query.Query) -> dict[str, Any]:
-    """Returns a page of the models: `limit` of them, behind `after_id` or in front of `before_id`. Raises `ApiError`."""
+    """Returns a page of the models: `limit` of them, after `after_id` or in front of `before_id`. Raises `ApiError`."""
     limit = query.limit(asked, 20, MOST)
     after, before = query.text(asked, "after_id"), query.text(asked, "before_id")
     if after is not None and before is not None:

@@ -33,7 +33,7 @@ class Reader:
     thinks: Literal["never", "may", "always"] = "never"
     """Whether the model thinks where no switch of the template decides."""
     late_system: bool = True
-    """The template takes a system message behind other messages."""
+    """The template takes a system message after other messages."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Turns of a Messages body become chat messages: text, calls, results of calls and thoughts. Pure.
 
 A turn of one role that follows a turn of the same role goes on with it, as Anthropic defines it. Text blocks of a system
-prompt or of a user are separate paragraphs; text blocks of an assistant stand directly behind each other, because they
+prompt or of a user are separate paragraphs; text blocks of an assistant stand directly after each other, because they
 are pieces of what a model has written.
 """
 
@@ -56,7 +56,7 @@ class Turns:
 
 
 def turns(system: str | Sequence[Any] | None, messages: Sequence[Any], *, late_system: bool) -> Turns:
-    """Returns the chat messages. If `late_system` is False, a system turn behind the first other turn is written as a
+    """Returns the chat messages. If `late_system` is False, a system turn after the first other turn is written as a
     user's text, because the model's template takes no system message there. Raises `ApiError` 400.
     """
     if not messages:

@@ -2,7 +2,7 @@
 
 Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
 of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
-must happen even if the caller goes runs in tasks of its own, which `drain` awaits. Knows prices only as integers handed
+must happen even if the caller goes runs in separate tasks, which `drain` awaits. Knows prices only as integers handed
 on; no HTTP bodies, no frames, no text.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -27,16 +26,13 @@ from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
-from gateway.limiter.rules import BudgetUse, LimitSubject
+from gateway.limiter.rules import BudgetUse, LimitSubject, Subjects
 from gateway.metering.leases import Extension, Lease, ladder
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
-
-PROGRESS_TOKENS = 64
-PROGRESS_S = 0.5
 
 T = TypeVar("T")
 
@@ -95,6 +91,7 @@ class Admission:
         self._database = database
         self._backlog = backlog
         self._slot = slot
+        self._subjects = Subjects()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def admit(self, ask: AdmissionRequest, root: str) -> Admitted:
@@ -111,7 +108,7 @@ class Admission:
         facts = ask.facts
         price = ask.price or await self.price(facts.tenant_id, facts.model, facts.tier, base=ask.base)
         model = ask.base or facts.model
-        holder = LimitSubject.of(
+        holder = self._subjects.of(
             facts.request_id, ask.principal, model, facts.tier, now_ms=_now_ms(), end_user=facts.user
         )
         verdict = await self._reserve(ask, holder, price)
@@ -284,8 +281,6 @@ class Admitted:
         self._price = price
         self._lease = lease
         self._has_ended = False
-        self._noted_tokens = 0
-        self._noted_at = time.monotonic()
 
     @property
     def root(self) -> str:
@@ -313,14 +308,6 @@ class Admitted:
         """
         counted = -1 if cached_tokens is None else self._opened.prompt_tokens - cached_tokens
         return await self._lease.extend(num_received, counted)
-
-    def progress(self, num_received: int) -> None:
-        """Notes progress in the journal every 64 tokens or 500 ms; cheap enough for every delta."""
-        now = time.monotonic()
-        if num_received - self._noted_tokens < PROGRESS_TOKENS and now - self._noted_at < PROGRESS_S:
-            return
-        self._noted_tokens, self._noted_at = num_received, now
-        self._admission.journal.progress(self._opened.request_id, num_received, self._lease.bound)
 
     def posting(
         self,

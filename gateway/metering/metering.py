@@ -17,8 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
-from accounting.requests import request_postings
+from accounting.requests import idempotency_store, request_postings
 from accounting.values.types import Posting
 from gateway.base.redis_link import TIMEOUT_S, RedisLink
 from gateway.journal.journal import Journal, open_journal
@@ -67,13 +66,13 @@ async def metering(
 
     async def stored(request_ids: Collection[str]) -> Mapping[str, Posting]:
         async with database.read() as conn:
-            return await replies.postings(conn, request_ids)
+            return await idempotency_store.postings(conn, request_ids)
 
     journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored, committed=metrics.committed)
     async with database.write() as conn:
         # The journal is replayed: the requests that the dead process left running have ended now, and their keys may be
         # used again.
-        await replies.drop_running(conn, slot)
+        await idempotency_store.drop_running(conn, slot)
     link = limiter_link(redis_url, timeout_s=limiter_timeout_s, script_ran=metrics.script_ran)
     poster = _poster(database, directory, slot, offset)
     shipper = Shipper(journal, poster, shipped=shipped)
@@ -102,7 +101,7 @@ async def metering(
 
 
 def _poster(database: Database, directory: Path, slot: int, offset: int) -> Posts:
-    """Returns the poster, which is a process of its own for a database server.
+    """Returns the poster, which is a separate process for a database server.
 
     SQLite's writers take turns best within one process.
     """

@@ -37,6 +37,8 @@ class MeteringMetrics:
         self._model_label = model_label
         self._tenants = FirstSeen(MAX_TENANTS)
         self._series = Series()
+        self._charged: dict[tuple[str, str, str], list[Counter]] = {}
+        """The series that an ending counts in: tokens by kind, and the charge. The key is tenant, model, currency."""
         self._shadow_refusals = Counter(
             "headgate_shadow_refusals",
             "Requests that a limit or budget in shadow mode would have refused.",
@@ -99,15 +101,16 @@ class MeteringMetrics:
             return
         tenant, usage = self._tenants.label(posting.tenant_id), posting.usage
         model = self._model_label(posting.model)
-        kinds = {
-            "cache_read": usage.cache_read,
-            "cache_write": usage.cache_write,
-            "uncached": usage.uncached,
-            "output": usage.output,
-        }
-        for kind, number in kinds.items():
-            self._series.of(self._tokens, tenant, model, kind).inc(number)
-        self._series.of(self._charge, tenant, posting.currency).inc(posting.charge.total)
+        series = self._charged.get((tenant, model, posting.currency))
+        if series is None:
+            kinds = ("cache_read", "cache_write", "uncached", "output")
+            tokens = [self._tokens.labels(tenant, model, kind) for kind in kinds]
+            series = [*tokens, self._charge.labels(tenant, posting.currency)]
+            self._charged[tenant, model, posting.currency] = series
+        numbers = (usage.cache_read, usage.cache_write, usage.uncached, usage.output, posting.charge.total)
+        for one, number in zip(series, numbers, strict=True):
+            if number:
+                one.inc(number)
 
     def script_ran(self, script: str, seconds: float) -> None:
         self._series.of(self._scripts, script).observe(seconds)

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.parsers import harmony, llama, marked, tagged, thinking
+from gateway.parsers import gemma, harmony, invoked, llama, marked, tagged, thinking
+from gateway.parsers.gemma import GemmaMarks
+from gateway.parsers.invoked import InvokeTags
 from gateway.parsers.parts import MakeParser
 from gateway.parsers.plain import PlainText
 from gateway.parsers.scan import Format, Parser, Scan, Wait
@@ -53,8 +55,31 @@ _TAGS = (tagged.OPEN, tagged.CLOSE)
 _XML = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 
 
-def _listed(first: str) -> Spelling:
-    return Spelling(_JSON.before, _JSON.between, _JSON.after, _JSON.separator, f"{first}[", "]")
+def _listed(first: str, last: str = "") -> Spelling:
+    return Spelling(_JSON.before, _JSON.between, _JSON.after, _JSON.separator, f"{first}[", f"]{last}")
+
+
+def _list(marks: tuple[str, str], calls: Format | None = None) -> Dialect:
+    """Returns a dialect whose calls are a list between two marks."""
+    return Dialect(calls or marked.listed(marks), _listed(*marks), tuple(filter(None, marks)))
+
+
+def _tagged(tags: tuple[str, str], also: tuple[str, ...] = ()) -> Dialect:
+    begin, end = tags
+    spelling = Spelling(f'{begin}\n{{"name": "', HERMES.between, f"}}\n{end}", HERMES.separator)
+    return Dialect(tagged.reader(*tags), spelling, (*tags, *also))
+
+
+def _invoked(tags: InvokeTags) -> Dialect:
+    begin, end = tags.blocks[0]
+    spelling = Spelling(tags.invoke, '">\n', f"\n{tags.invoke_end}", "\n", f"{begin}\n", f"\n{end}")
+    blocks = [tag for block in tags.blocks for tag in block]
+    return Dialect(invoked.reader(tags), spelling, (*blocks, *filter(None, (tags.mark,))))
+
+
+def _gemma(marks: GemmaMarks) -> Dialect:
+    spelling = Spelling(f"{marks.open}call:", "", marks.close)
+    return Dialect(gemma.reader(marks), spelling, (marks.open, marks.close, marks.quote))
 
 
 def _sections(marks: marked.Marks, prefix: str = "") -> Spelling:
@@ -66,9 +91,11 @@ def _marks(marks: marked.Marks) -> tuple[str, ...]:
 
 
 DIALECTS: Mapping[str, Dialect] = {
-    "hermes": Dialect(tagged.tagged, HERMES, _TAGS),
-    "qwen3_coder": Dialect(tagged.tagged, HERMES, _TAGS),
-    "glm": Dialect(tagged.tagged, HERMES, (*_TAGS, *_XML)),
+    "hermes": _tagged(_TAGS),
+    "qwen3_coder": _tagged(_TAGS),
+    "glm": _tagged(_TAGS, _XML),
+    "seed_oss": _tagged(tagged.SEED),
+    "longcat": _tagged(tagged.LONGCAT),
     "llama": Dialect(llama.llama, Spelling('{"name": "', '", "parameters": ', "}", "; "), (*llama.MARKS, llama.END)),
     "pythonic": Dialect(llama.pythonic, _listed(""), (*llama.MARKS, llama.END)),
     "mistral": Dialect(marked.mistral, _listed(marked.TOOL_CALLS), (marked.TOOL_CALLS, "[ARGS]", "[CALL_ID]")),
@@ -88,8 +115,34 @@ DIALECTS: Mapping[str, Dialect] = {
         _marks(marked.DEEPSEEK),
     ),
     "deepseek_v31": Dialect(marked.deepseek, _sections(marked.DEEPSEEK), _marks(marked.DEEPSEEK)),
+    "deepseek_v32": _invoked(invoked.DSML),
+    "minimax_m2": _invoked(invoked.MINIMAX),
     "kimi": Dialect(marked.kimi, _sections(marked.KIMI, "functions."), _marks(marked.KIMI)),
     "granite": Dialect(marked.granite, _listed(marked.GRANITE), (marked.GRANITE, "<|/tool_call|>")),
+    "cohere": Dialect(
+        marked.cohere,
+        Spelling('{"tool_name": "', '", "parameters": ', "}", ", ", f"{marked.ACTION[0]}[", f"]{marked.ACTION[1]}"),
+        (*marked.ACTION, *marked.COHERE_TEXT),
+    ),
+    "command_r": Dialect(
+        marked.listed(marked.COMMAND_R),
+        Spelling('{"tool_name": "', '", "parameters": ', "}", ", ", f"{marked.COMMAND_R[0]}\n[", "]```"),
+        marked.COMMAND_R[:1],
+    ),
+    "functiongemma": _gemma(gemma.FUNCTION_GEMMA),
+    "gemma4": _gemma(gemma.GEMMA_4),
+    "internlm": Dialect(
+        marked.listed(marked.INTERNLM),
+        Spelling(
+            '{"name": "', '", "parameters": ', "}", ", ", f"{marked.INTERNLM[0]}{marked.PLUGIN}\n", marked.INTERNLM[1]
+        ),
+        (*marked.INTERNLM, marked.PLUGIN),
+    ),
+    "jamba": _list(marked.JAMBA),
+    "nemotron": _list(marked.NEMOTRON),
+    "functools": _list(marked.FUNCTOOLS),
+    "lfm2": _list(llama.LFM2, llama.lfm2),
+    "olmo3": _list(llama.OLMO3, llama.olmo3),
     "harmony": Dialect(
         harmony.harmony,
         Spelling("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", ""),
@@ -103,11 +156,25 @@ STYLES: Mapping[str, Thinking | None] = {
     "think": thinking.THINK,
     "brackets": thinking.BRACKETS,
     "seed": thinking.SEED,
+    "cohere": thinking.COHERE,
+    "longcat": thinking.LONGCAT,
     "phrases": thinking.PHRASES,
 }
 
 _SIGNS = (
     ("<|channel|>", "harmony"),
+    (invoked.DSML_MARK, "deepseek_v32"),
+    (invoked.MINIMAX.blocks[0][0], "minimax_m2"),
+    (marked.ACTION[0], "cohere"),
+    ("Write 'Action:'", "command_r"),
+    (gemma.FUNCTION_GEMMA.open, "functiongemma"),
+    (gemma.GEMMA_4.open, "gemma4"),
+    (tagged.SEED[0], "seed_oss"),
+    (tagged.LONGCAT[0], "longcat"),
+    (marked.NEMOTRON[0], "nemotron"),
+    (marked.INTERNLM[0], "internlm"),
+    (llama.LFM2[0], "lfm2"),
+    (llama.OLMO3[0], "olmo3"),
     ("<arg_key>", "glm"),
     ("<function=", "qwen3_coder"),
     (marked.KIMI.section, "kimi"),
@@ -115,6 +182,8 @@ _SIGNS = (
     (marked.TOOL_CALLS, "mistral"),
     (marked.GRANITE, "granite"),
     ("<tool_call>", "hermes"),
+    (marked.JAMBA[0], "jamba"),
+    ("functools[", "functools"),
     ("<|start_header_id|>", "llama"),
     ("<|header_start|>", "llama"),
     ("<|python_tag|>", "llama"),
@@ -130,7 +199,7 @@ def dialect_of(template: str) -> str:
 
 def style_of(template: str) -> str:
     """Returns the name of the style of reasoning that a chat template shows."""
-    for name in ("brackets", "seed", "think", "phrases"):
+    for name in ("brackets", "seed", "cohere", "longcat", "think", "phrases"):
         style = STYLES[name]
         if style is not None and (style.close in template or style.open in template):
             return name

@@ -14,6 +14,7 @@ from typing import Any
 
 from gateway.base import errors
 from gateway.parsers.dialects import OutputSyntax
+from gateway.schema.custom_tools import arguments_of
 from gateway.schema.tools import FunctionTool, Tools
 from gateway.structured import check
 from gateway.structured.document import ANY_OBJECT, Document, Node, types
@@ -71,6 +72,8 @@ def form_of(wanted: Wanted) -> Form | None:
         )
 
     def keeps_call(name: str, arguments: str) -> bool:
+        if name in tools.custom:
+            arguments = arguments_of(arguments)
         return name not in documents or check.is_valid(documents[name], arguments)
 
     return Form(grammar, answer.is_kept if answer else lambda text: True, keeps_call)
@@ -79,10 +82,15 @@ def form_of(wanted: Wanted) -> Form | None:
 def _documents(tools: Tools) -> dict[str, Document]:
     """Returns the schemas that are enforced, by name: all that may be called if a call is forced, else the strict ones."""
     return {
-        function.name: _arguments(f"tools[{i}].function.parameters", function)
+        function.name: _arguments(_place(i, function, tools), function)
         for i, function in enumerate(tools.functions)
         if function.name in tools.allowed and (tools.is_forced or (function.strict and tools.may_call))
     }
+
+
+def _place(index: int, function: FunctionTool, tools: Tools) -> str:
+    """Returns the place in the body that the schema of a tool comes from."""
+    return f"tools[{index}]." + ("custom.format" if function.name in tools.custom else "function.parameters")
 
 
 def _arguments(where: str, function: FunctionTool) -> Document:

@@ -9,7 +9,8 @@ from typing import Any
 from gateway.parsers.scan import Scan, Wait
 
 ARGUMENTS = ("arguments", "parameters")
-_KEYS = ("name", *ARGUMENTS, "id", "type")
+_NAMES = ("name", "tool_name")
+_KEYS = (*_NAMES, *ARGUMENTS, "id", "tool_call_id", "type")
 """The members of a call. An object with any other is none, so that other JSON does not wait for its end."""
 
 
@@ -100,7 +101,7 @@ def call(scan: Scan) -> Wait[bool]:
         if key not in _KEYS or not (yield from scan.accept(":")):
             return has_begun
         yield from scan.spaces()
-        if key == "name" and not has_begun:
+        if key in _NAMES and not has_begun:
             name = (yield from string(scan)) or ""
             if not scan.may_begin(name):
                 return False

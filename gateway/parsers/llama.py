@@ -1,5 +1,5 @@
-"""Calls of Llama 3 and 4, which are the whole answer: JSON objects, or a list in Python's notation, behind an optional
-mark.
+"""Calls that are the whole answer, behind an optional mark: JSON objects, or calls in Python's notation (Llama 3 and 4,
+LFM2, OLMo 3).
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from gateway.parsers.scan import Scan, Wait
 
 MARKS = ("<|python_tag|>", "<|python_start|>")
 END = "<|python_end|>"
+LFM2 = ("<|tool_call_start|>", "<|tool_call_end|>")
+OLMO3 = ("<function_calls>", "</function_calls>")
 MAX_CHARS = 64 * 1024
 """The longest call in Python's notation; a longer one is text."""
 MAX_DEPTH = 32
@@ -26,6 +28,47 @@ def llama(scan: Scan) -> Wait[None]:
 def pythonic(scan: Scan) -> Wait[None]:
     """Reads `[f(a=1), g(b="x")]` at the begin of the answer; a JSON call is one, too."""
     yield from _rest(scan, _either)
+
+
+def lfm2(scan: Scan) -> Wait[None]:
+    """Reads `[f(a=1), g(b="x")]` between two marks."""
+    yield from _between(scan, LFM2, _either)
+
+
+def olmo3(scan: Scan) -> Wait[None]:
+    """Reads calls between two tags, one on each line."""
+    yield from _between(scan, OLMO3, _lines)
+
+
+def _between(scan: Scan, marks: tuple[str, str], read: Callable[[Scan, bool], Wait[bool]]) -> Wait[None]:
+    begin, end = marks
+    while tag := (yield from scan.up_to((begin,), scan.text)):
+        scan.keep(tag)
+        yield from scan.spaces()
+        if (yield from read(scan, True)):
+            yield from scan.spaces()
+            yield from scan.accept(end)
+        else:
+            scan.text(scan.restore())
+        if scan.is_over:
+            return
+
+
+def _lines(scan: Scan, is_marked: bool) -> Wait[bool]:
+    if (yield from scan.peek()) in ("{", "["):
+        return (yield from _either(scan, is_marked))
+    num = 0
+    while (yield from _python_call(scan)):
+        num += 1
+        if scan.is_over:
+            return True
+        scan.keep()
+        if "\n" not in (yield from scan.spaces()) or (yield from scan.peek()) in ("<", ""):
+            scan.drop()
+            return True
+    if num:
+        scan.text(scan.restore())
+    return num > 0
 
 
 def _rest(scan: Scan, read: Callable[[Scan, bool], Wait[bool]]) -> Wait[None]:

@@ -1,13 +1,22 @@
-"""Calls behind marks of their own: Mistral, Granite, DeepSeek and Kimi."""
+"""Calls as JSON behind marks of their own: Mistral, Granite, DeepSeek, Kimi, Cohere, and lists between two marks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Scan, Wait
+from gateway.parsers.scan import Format, Scan, Wait
 
 TOOL_CALLS = "[TOOL_CALLS]"
+ACTION = ("<|START_ACTION|>", "<|END_ACTION|>")
+COHERE_TEXT = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+COMMAND_R = ("Action: ```json", "```")
+PLUGIN = "<|plugin|>"
+INTERNLM = ("<|action_start|>", "<|action_end|>")
+NEMOTRON = ("<TOOLCALL>", "</TOOLCALL>")
+JAMBA = ("<tool_calls>", "</tool_calls>")
+FUNCTOOLS = ("functools", "")
 GRANITE = "<|tool_call|>"
 
 
@@ -50,18 +59,29 @@ def _list(scan: Scan, end: str) -> Wait[bool]:
     return True
 
 
-def granite(scan: Scan) -> Wait[None]:
-    """Reads `<|tool_call|>[{…}, …]`, as Granite 3 and Phi-4-mini write it; Granite 3.3 wraps a text in `<response>`."""
-    tags = (GRANITE, "<response>", "</response>")
-    while tag := (yield from scan.up_to(tags, scan.text)):
-        if tag != GRANITE:
+def listed(marks: tuple[str, str], around_text: tuple[str, ...] = ()) -> Format:
+    """Returns the format of a list of calls, or of one call, between two marks. Tags around a text are no part of it."""
+    return partial(_listed, *marks, around_text)
+
+
+def _listed(begin: str, end: str, around_text: tuple[str, ...], scan: Scan) -> Wait[None]:
+    while tag := (yield from scan.up_to((begin, *around_text), scan.text)):
+        if tag != begin:
             continue
         scan.keep(tag)
         yield from scan.spaces()
-        if not (yield from _list(scan, "<|/tool_call|>")):
+        if (yield from scan.accept(PLUGIN)):
+            yield from scan.spaces()
+        if not (yield from _list(scan, end)):
             scan.text(scan.restore())
         if scan.is_over:
             return
+
+
+granite = listed((GRANITE, "<|/tool_call|>"), ("<response>", "</response>"))
+"""The format of Granite 3 and Phi-4-mini; Granite 3.3 wraps a text in `<response>`."""
+cohere = listed(ACTION, COHERE_TEXT)
+"""The format of Command R7B and later, with the members `tool_name` and `parameters`."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,19 @@ class CallBegin:
     index: int
     id: str
     name: str
+    is_custom: bool = False
+    """Whether the tool takes a text. What follows is then the text, and not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A fragment of the JSON text of a call's arguments. The fragments of a call add up to one JSON object."""
+    """A fragment of the JSON text of a call's arguments, or of the text that a custom tool gets. The fragments of a call
+    add up to one JSON object, or to the text.
+    """
 
     index: int
     text: str
+    is_custom: bool = False
 
 
 Part = Text | Reasoning | CallBegin | CallArguments
@@ -80,7 +85,7 @@ class Folded:
     text: str
     reasoning: str
     calls: Sequence[tuple[CallBegin, str]]
-    """Each call with the JSON text of its arguments."""
+    """Each call with the JSON text of its arguments, or with the text for a custom tool."""
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Folded:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Span, Text, new_call_id
+from gateway.schema.custom_tools import InputText
 from gateway.schema.tools import Tools
 
 T = TypeVar("T")
@@ -34,6 +35,8 @@ class Scan:
         """The number of characters that were read."""
         self._kept: list[str] | None = None
         self._num_begun = 0
+        self._input: InputText | None = None
+        """Reads the text for a custom tool, while its call is written."""
         self._blank = ""
         """White space that is no text yet: it is dropped in front of a call."""
         self._has_text = False
@@ -173,13 +176,17 @@ class Scan:
     def begin(self, name: str) -> None:
         """Begins a call; the text in front of it is over."""
         self._blank, self._has_text, self._kept = "", False, None
-        self.out.append(CallBegin(self._num_begun, new_call_id(), name))
+        is_custom = name in self.tools.custom
+        self._input = InputText() if is_custom else None
+        self.out.append(CallBegin(self._num_begun, new_call_id(), name, is_custom))
         self._num_begun += 1
 
     def argument(self, text: str) -> None:
         """Writes a fragment of the arguments of the call that was begun last."""
+        if self._input is not None:
+            text = self._input.push(text)
         if text:
-            self.out.append(CallArguments(self._num_begun - 1, text))
+            self.out.append(CallArguments(self._num_begun - 1, text, self._input is not None))
 
     def complete(self) -> None:
         """Notes that the arguments of the last call are complete."""
@@ -250,7 +257,7 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
             case Reasoning(before), Reasoning(text):
                 joined[-1] = Reasoning(before + text)
             case CallArguments(index, before), CallArguments(same, text) if index == same:
-                joined[-1] = CallArguments(index, before + text)
+                joined[-1] = CallArguments(index, before + text, last.is_custom)
             case _:
                 joined.append(part)
     return joined

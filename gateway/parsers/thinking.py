@@ -21,6 +21,8 @@ class Thinking:
 
 THINK = Thinking("<think>", "</think>")
 BRACKETS = Thinking("[THINK]", "[/THINK]")
+COHERE = Thinking("<|START_THINKING|>", "<|END_THINKING|>")
+LONGCAT = Thinking("<longcat_think>", "</longcat_think>")
 SEED = Thinking("<seed:think>", "</seed:think>")
 PHRASES = Thinking("Here is my thought process:", "Here is my response:")
 

@@ -33,7 +33,7 @@ from gateway.responses import store
 from gateway.responses.texts import ResponseTexts
 from gateway.telemetry.keys import RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
-from gateway.writers.responses import ResponseWriter, failed_fields
+from gateway.writers.responses import Bill, ResponseWriter, failed_fields, usage_of
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ NUM_WAITING = 2
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that may begin. Its request has a record of its own, and so an id of its own in the ledger."""
+    """A run that may begin. Its request has its own record, and so its own id in the ledger."""
 
     request: web.Request
     plan: AnswerPlan
@@ -169,15 +169,17 @@ class _Run:
         self._events: list[Any] = []
         self._has_ended = asyncio.Event()
         self._verdict: Literal["cancelled", "lost"] | None = None
+        self._group: GenerationGroup | None = None
 
     async def run(self) -> None:
         """Raises `ApiError` if the run failed; it is free then."""
         self._record.stream = True
         self._record.asked = self._plan.orders[0].asked(1)
-        # A run goes on behind the events of the wait. Where an earlier run has told more, it begins anew behind that.
+        # The numbers of a run's events follow those of the wait, or of an earlier run that sent more.
         number = self._claim.response.next_number
         self._writer.go_on(number, is_open=number <= NUM_WAITING)
         group = self._request.app[GENERATION].run(self._plan.orders, self._record)
+        self._group = group
         try:
             async with group as run:
                 await self._generate(run)
@@ -215,13 +217,29 @@ class _Run:
         await run.settle(postings)
 
     async def fail(self, error: errors.ApiError) -> None:
-        body = self._writer.failure(error, self._record.request_id)
-        await self._finish(body, self._writer.failed(error, self._record.request_id))
+        """Writes the failure. A run that ended with its key has been charged, and says so."""
+        await self._has_settled()
+        body, events = self._writer.ended(error, self._record.request_id, self._bill())
+        await self._finish(body, events)
+
+    def _bill(self) -> Bill | None:
+        group = self._group
+        if group is None or not group.billed.total:
+            return None
+        charge, currency = self._record.charge_micro_units, self._record.currency
+        return Bill(
+            usage_of(group.billed, min(group.num_reasoning, group.billed.output)),
+            {"charge_micro_units": charge, "currency": currency},
+        )
+
+    async def _has_settled(self) -> None:
+        """Waits for the settlement of a run that did not end by itself."""
+        if self._record.settling is not None:
+            await asyncio.shield(self._record.settling)
 
     async def _stopped(self, group: GenerationGroup) -> None:
         """Waits for the settlement of a run that was stopped, and writes what it cost."""
-        if self._record.settling is not None:
-            await asyncio.shield(self._record.settling)
+        await self._has_settled()
         if self._verdict == "cancelled":
             body, events = self._writer.cancelled(self._record.usage, group.num_reasoning)
             await self._finish(body, events)

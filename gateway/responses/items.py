@@ -50,7 +50,9 @@ class Conversation:
                 self._add_reasoning(item, where)
             case "function_call":
                 self._add_call(item, where)
-            case "function_call_output":
+            case "custom_tool_call":
+                self._add_custom_call(item, where)
+            case "function_call_output" | "custom_tool_call_output":
                 self._add_output(item, where)
             case "compaction":
                 self._add_compaction(item, where)
@@ -59,7 +61,7 @@ class Conversation:
             case _:
                 shown = f" '{kind}'" if isinstance(kind, str) and kind.isidentifier() and len(kind) <= 64 else ""
                 message = f"Items of type{shown} are not supported: only message, reasoning, function_call, "
-                message += "function_call_output, compaction and item_reference are."
+                message += "custom_tool_call, the outputs of both, compaction and item_reference are."
                 raise errors.invalid(message, f"{where}.type", "unsupported_parameter")
 
     def _add_message(self, item: dict[str, Any], where: str) -> None:
@@ -92,20 +94,29 @@ class Conversation:
             raise errors.invalid("The encrypted content was not made here for this project.", where) from None
 
     def _add_call(self, item: dict[str, Any], where: str) -> None:
-        function = {name: _string(item.get(name), f"{where}.{name}") for name in ("name", "arguments")}
+        self._add_call_of(item, where, {"type": "function", "function": self._named(item, where, "arguments")})
+
+    def _add_custom_call(self, item: dict[str, Any], where: str) -> None:
+        self._add_call_of(item, where, {"type": "custom", "custom": self._named(item, where, "input")})
+
+    def _named(self, item: dict[str, Any], where: str, content: str) -> dict[str, str]:
+        """Returns the name that the model knows, and what the tool was called with."""
+        called = {name: _string(item.get(name), f"{where}.{name}") for name in ("name", content)}
         if item.get("namespace"):
-            function["name"] = qualified(_string(item["namespace"], f"{where}.namespace"), function["name"])
+            called["name"] = qualified(_string(item["namespace"], f"{where}.namespace"), called["name"])
+        return called
+
+    def _add_call_of(self, item: dict[str, Any], where: str, call: dict[str, Any]) -> None:
         call_id = _string(item.get("call_id"), f"{where}.call_id")
         self._called.add(call_id)
-        call = {"id": call_id, "type": "function", "function": function}
-        self._assistant(where).setdefault("tool_calls", []).append(call)
+        self._assistant(where).setdefault("tool_calls", []).append({"id": call_id, **call})
 
     def _add_output(self, item: dict[str, Any], where: str) -> None:
         output = item.get("output")
         content = output if isinstance(output, str) else _content(output, f"{where}.output")
         call_id = _string(item.get("call_id"), f"{where}.call_id")
         if call_id not in self._called:
-            raise errors.invalid("No function call before this output has its call_id.", f"{where}.call_id")
+            raise errors.invalid("No call before this output has its call_id.", f"{where}.call_id")
         self._begin(where, {"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _add_compaction(self, item: dict[str, Any], where: str) -> None:

@@ -1,11 +1,11 @@
-"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is told in the caller's words. Pure."""
+"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is reported with the caller's field names. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gateway.base import errors
 from gateway.responses.items import Conversation, Unseal, qualified
@@ -14,7 +14,7 @@ from gateway.schema.responses import PASSED_ON, ResponseFields
 HISTORY = "previous_response_id"
 
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
-_TOOL = re.compile(r"tools\[(\d+)\](?:\.function)?")
+_TOOL = re.compile(r"tools\[(\d+)\](?:\.function|\.custom)?")
 _NAMES: Mapping[str, str] = {
     "messages": "input",
     "response_format.json_schema": "text.format",
@@ -23,6 +23,7 @@ _NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "tool_choice.function": "tool_choice",
+    "tool_choice.custom": "tool_choice",
 }
 """The names of chat with those of Responses. The longer of two that begin alike stands first."""
 
@@ -52,7 +53,7 @@ class Translated:
             # Instructions are a text, and history is no field of this body: neither has a path inside.
             return path + param[match.end() :] if path.startswith("input[") else path.partition("[")[0]
         if (match := _TOOL.match(param)) and int(match[1]) < len(self.tool_paths):
-            return self.tool_paths[int(match[1])] + param[match.end() :]
+            return self.tool_paths[int(match[1])] + param[match.end() :].replace(".format.grammar", ".format")
         for theirs, ours in _NAMES.items():
             if param == theirs or param.startswith((f"{theirs}.", f"{theirs}[")):
                 return ours + param[len(theirs) :]
@@ -87,7 +88,7 @@ def translate(
     if choice is not None:
         body["tool_choice"] = choice
     if tools:
-        body["tools"] = [{"type": "function", "function": tool.function} for tool in tools]
+        body["tools"] = [{"type": tool.kind, tool.kind: tool.about} for tool in tools]
     return Translated(body, conversation.paths, [tool.path for tool in tools], _names(fields))
 
 
@@ -108,14 +109,15 @@ def _format(fields: ResponseFields) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class _Tool:
-    """A function in chat's form, and the place where the caller named it."""
+    """A tool in chat's form, and the place where the caller named it."""
 
     path: str
-    function: dict[str, Any]
+    kind: Literal["function", "custom"]
+    about: dict[str, Any]
 
     @property
     def name(self) -> Any:
-        return self.function.get("name")
+        return self.about.get("name")
 
 
 def _tools(fields: ResponseFields) -> list[_Tool]:
@@ -139,25 +141,39 @@ def _namespace(tool: dict[str, Any], path: str) -> list[_Tool]:
     found = [_tool(one, f"{path}.tools[{index}]") for index, one in enumerate(tools)]
     for one in found:
         if isinstance(one.name, str):
-            one.function["name"] = qualified(name, one.name)
-        texts = [text for text in (about, one.function.get("description")) if isinstance(text, str) and text]
+            one.about["name"] = qualified(name, one.name)
+        texts = [text for text in (about, one.about.get("description")) if isinstance(text, str) and text]
         if texts:
-            one.function["description"] = "\n".join(texts)
+            one.about["description"] = "\n".join(texts)
     return found
 
 
 def _tool(tool: Any, path: str) -> _Tool:
-    """Returns chat's form of a function, which stands one level deeper."""
+    """Returns chat's form of a tool, which stands one level deeper."""
     if not isinstance(tool, dict):
         raise errors.invalid("A tool must be an object.", path, "invalid_type")
-    if tool.get("type") != "function":
-        message = "Only tools of type 'function' are served; a client can offer its own tools as functions."
+    if tool.get("type") not in ("function", "custom"):
+        message = (
+            "Only tools of type 'function' and 'custom' are served; a client can offer its own tools as functions."
+        )
         raise errors.invalid(message, f"{path}.type", "unsupported_parameter")
     for name in ("defer_loading", "async"):
         if tool.get(name):
             raise errors.invalid(f"'{name}' is not supported.", f"{path}.{name}", "unsupported_parameter")
+    if tool["type"] == "custom":
+        return _custom(tool, path)
     known = ("name", "description", "parameters", "strict")
-    return _Tool(path, {name: tool[name] for name in known if tool.get(name) is not None})
+    return _Tool(path, "function", {name: tool[name] for name in known if tool.get(name) is not None})
+
+
+def _custom(tool: dict[str, Any], path: str) -> _Tool:
+    """Returns chat's form of a custom tool, which has the grammar one level deeper."""
+    about = {name: tool[name] for name in ("name", "description", "format") if tool.get(name) is not None}
+    given = about.get("format")
+    if isinstance(given, dict) and given.get("type") == "grammar":
+        grammar = {name: item for name, item in given.items() if name != "type"}
+        about["format"] = {"type": "grammar", "grammar": grammar}
+    return _Tool(path, "custom", about)
 
 
 def _names(fields: ResponseFields) -> dict[str, tuple[str, str]]:
@@ -174,10 +190,12 @@ def _choice(choice: Any, tools: list[_Tool]) -> tuple[Any, list[_Tool]]:
     match choice.get("type"):
         case "function":
             return {"type": "function", "function": {"name": choice.get("name")}}, tools
+        case "custom":
+            return {"type": "custom", "custom": {"name": choice.get("name")}}, tools
         case "allowed_tools":
             return _allowed(choice, tools)
         case _:
-            message = "Only 'function' and 'allowed_tools' can be chosen."
+            message = "Only 'function', 'custom' and 'allowed_tools' can be chosen."
             raise errors.invalid(message, "tool_choice.type", "unsupported_parameter")
 
 

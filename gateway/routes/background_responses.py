@@ -21,7 +21,7 @@ from gateway.base.app_keys import DETACHED, LIFECYCLE, SETTINGS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.sql import reading, writing
-from gateway.http.sse import EventStream, EventStyle
+from gateway.http.sse import RESPONSES, EventStream
 from gateway.responses import background, past, store
 from gateway.responses.background import Planned, own_request, packet_of
 from gateway.responses.texts import ResponseTexts
@@ -29,7 +29,6 @@ from gateway.routes import common
 from gateway.routes.response_plans import Checked, check, plan_chat, row_of, stores, writer_of
 from gateway.schema import query
 
-STYLE = EventStyle(named=True, ends_with_done=True)
 POLL_S, MAX_POLL_S, PING_S = 0.2, 1.6, 15.0
 """The times between two looks at SQL for more events, and after which a silent stream is pinged."""
 STOP_S = 10.0
@@ -145,12 +144,12 @@ async def _until_it_has_ended(request: web.Request, row: StoredResponse) -> Stor
 
 
 async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts) -> web.StreamResponse:
-    """Streams the events of a response in the background, those behind `starting_after`, until its end."""
+    """Streams the events of a response in the background, those after `starting_after`, until its end."""
     number = query.integer(request.query, "starting_after")
     if not row.is_background:
         raise errors.invalid("Only a response in the background can be streamed again.", "stream")
     number = -1 if number is None else number
-    out = EventStream(request, request.app[SETTINGS].write_timeout_s, style=STYLE)
+    out = EventStream(request, request.app[SETTINGS].write_timeout_s, style=RESPONSES)
     await out.start({})
     silent_s, pause_s = 0.0, POLL_S
     while True:
@@ -180,7 +179,7 @@ def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:
 
 
 async def _events(request: web.Request, row: StoredResponse, texts: ResponseTexts, number: int) -> list[Any]:
-    """Returns some events behind `number`. `row` was read before, so an ended one has all its events."""
+    """Returns some events after `number`. `row` was read before, so an ended one has all its events."""
     async with reading(request) as conn:
         packets = await runs.events_after(conn, row.id, number, PACKETS_AT_ONCE)
     request[NUM_BODY_BYTES] = sum(len(packet.events) for packet in packets)

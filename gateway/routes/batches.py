@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batches
 from accounting.batches.batches import BatchInfo
@@ -16,10 +17,13 @@ from accounting.requests import batch_results
 from accounting.requests.batch_results import LineFailures
 from gateway.base import errors
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
+from gateway.base.lifecycle import uninterrupted
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
+from gateway.idempotency import creations
+from gateway.intake.fingerprints import fingerprint
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
 from gateway.schema.convert import convert
@@ -33,13 +37,17 @@ SCOPES = {"/v1/embeddings": "embeddings"}
 
 
 async def create(request: web.Request) -> web.Response:
-    fields = convert(decode_object(await body.read(request, MAX_BODY_BYTES)), NewBatch)
+    value = decode_object(await body.read(request, MAX_BODY_BYTES))
+    fields = convert(value, NewBatch)
     principal = request[PRINCIPAL]
     if SCOPES.get(fields.endpoint, "chat") not in principal.scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
-    traceparent = request[RECORD].outgoing_traceparent
     expiry = fields.output_expires_after
-    async with writing(request, changes_identities=False) as conn:
+
+    async def known_by() -> bytes:
+        return fingerprint(request.path, value)
+
+    async def create_in(conn: AsyncConnection) -> dict[str, Any]:
         batch = await batches.create(
             conn,
             principal.tenant_id,
@@ -50,11 +58,14 @@ async def create(request: web.Request) -> web.Response:
             now=int(time.time()),
             invalid_lines=fields.headgate.invalid_lines,
             metadata=fields.metadata,
-            traceparent=traceparent,
+            traceparent=request[RECORD].outgoing_traceparent,
             output_expires_after_s=expiry.seconds if expiry else None,
         )
-    await request.app[JOBS_NOTIFIER].notify(traceparent)
-    return _reply(request, batch, 0)
+        return _object(request, batch, 0)
+
+    answer, is_replay = await uninterrupted(creations.once(request, known_by, create_in))
+    await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
+    return creations.reply(answer, is_replay)
 
 
 async def retrieve(request: web.Request) -> web.Response:

@@ -82,6 +82,7 @@ def chat_ask(
     one. Raises `ApiError` 400 for what no upstream can be asked.
     """
     _check_fields(fields, "chat")
+    _refuse_custom(fields.tools or ())
     messages = chat.template_messages(fields.messages, lambda text, own: text)
     body = _passed(value, "chat") | {"messages": [_message(message) for message in messages]}
     tools = msgspec.json.encode(fields.tools or [])
@@ -91,6 +92,14 @@ def chat_ask(
     ask = Ask("chat", body, fields.num_choices, most, prompt)
     _check_kinds(link, ask)
     return ask
+
+
+def _refuse_custom(tools: Sequence[Any]) -> None:
+    """Refuses tools whose input is a text: the form of their calls cannot be enforced there. Raises `ApiError` 400."""
+    for i, tool in enumerate(tools):
+        if isinstance(tool, dict) and tool.get("type") == "custom":
+            message = "Tools of the type 'custom' are not served for this model, which an upstream answers for."
+            raise errors.invalid(message, f"tools[{i}].type", "unsupported_parameter")
 
 
 async def chat_plan(

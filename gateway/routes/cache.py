@@ -19,8 +19,8 @@ from gateway.base.app_keys import SETTINGS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import reading
 from gateway.routes.admin import now, route
+from gateway.routing.links.worker_link import WorkerLink
 from gateway.routing.prefix_uses import PrefixUse
-from gateway.routing.upstream.native import WorkerLink
 from gateway.schema import cache as shapes
 from gateway.schema import query
 from gateway.schema.organization import reply

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation import quotes
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import ChatPrompt, ServedModel, kept_prompt, output_bound
 from gateway.generation.reply import AnswerPlan, answer
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
-from gateway.idempotency import idempotency
 from gateway.parsers.forced import Wanted
 from gateway.routes import bought, common
 from gateway.routes.prompt_facts import PromptFacts
@@ -32,18 +30,7 @@ from gateway.writers.chunks import ChunkWriter
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.known_object(request)
-    line = common.batch_line(request)
-    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
-
-
-async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with common.unless_overloaded(request, value):
-        planned = await plan(request, value, line)
-        if quotes.HEADER not in request.headers:
-            return await answer(request, planned)
-        async with quotes.bound(request, planned) as bound:
-            return await answer(request, bound)
+    return await common.answer_once(request, plan, answer)
 
 
 async def plan(

@@ -1,10 +1,10 @@
-"""Helpers that the text routes share: the body, the model, and the separation of tenants' caches."""
+"""Helpers that the text routes share: the body, the model, the order of answering, and the separation of tenants' caches."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -15,13 +15,16 @@ from accounting.values.types import Principal, RequestFacts
 from cache.tree.hashing import region_id
 from gateway.base import errors
 from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
+from gateway.generation import quotes
 from gateway.generation.models import MODELS, ServedModel
 from gateway.generation.prefixes import PREFIXES
-from gateway.generation.reply import Work
+from gateway.generation.reply import AnswerPlan, Work
 from gateway.generation.stream import GENERATION
+from gateway.generation.vectors import VectorPlan
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
+from gateway.idempotency import idempotency
 from gateway.intake.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
 from gateway.intake.text_work import TEXT_WORK
 from gateway.parsers import forced
@@ -56,6 +59,7 @@ _ROUTES_OF: dict[Task, str] = {
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Q = TypeVar("Q", AnswerPlan, VectorPlan)
 S = TypeVar("S", bound=msgspec.Struct)
 
 _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
@@ -122,6 +126,28 @@ async def fingerprint_of(request: web.Request, path: str, value: dict[str, Any])
     if request[NUM_BODY_BYTES] <= INLINE_BYTES:
         return Fingerprint(path, value)
     return Fingerprint(path, value, await in_thread(request, fingerprint_in_pieces, path, value))
+
+
+async def answer_once(
+    request: web.Request,
+    plan: Callable[[web.Request, dict[str, Any], tuple[str, int] | None], Awaitable[Q]],
+    answer: Callable[[web.Request, Q], Awaitable[web.StreamResponse]],
+) -> web.StreamResponse:
+    """Plans and answers a request: a repeat is answered from the store, a tenant whose requests workers refuse is refused
+    here, and a quote that the request names gives its terms. Raises `ApiError`.
+    """
+    value = await known_object(request)
+    line = batch_line(request)
+
+    async def run() -> web.StreamResponse:
+        async with unless_overloaded(request, value):
+            planned = await plan(request, value, line)
+            if quotes.HEADER not in request.headers:
+                return await answer(request, planned)
+            async with quotes.bound(request, planned) as bound:
+                return await answer(request, bound)
+
+    return await idempotency.once(request, value, line, run)
 
 
 @asynccontextmanager

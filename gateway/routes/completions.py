@@ -13,14 +13,12 @@ from aiohttp import web
 
 from accounting.values.types import RequestFacts
 from gateway.base import errors, ids
-from gateway.generation import quotes
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.models import MAX_TOKENS, ServedModel, kept_prompt, output_bound
 from gateway.generation.reply import AnswerPlan, answer
 from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
-from gateway.idempotency import idempotency
 from gateway.routes import bought, common
 from gateway.routes.chat import rules
 from gateway.routes.prompt_facts import PromptFacts, in_turn
@@ -40,17 +38,7 @@ MAX_CHOICES = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.known_object(request)
-    line = common.batch_line(request)
-    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
-
-
-async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with (
-        common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as at_terms,
-    ):
-        return await answer(request, at_terms)
+    return await common.answer_once(request, plan, answer)
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:

@@ -10,30 +10,27 @@ from typing import Any
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation import quotes
+from gateway.generation.embedding_models import EMBEDDING_MODELS
 from gateway.generation.models import ServedModel
 from gateway.generation.vectors import VectorPlan, answer, embeddings_body
 from gateway.http.route_table import Route
-from gateway.idempotency import idempotency
 from gateway.routes import bought, common, pooling
 from gateway.schema import embeddings
 from gateway.schema.embeddings import EmbeddingFields
+from gateway.telemetry.keys import RECORD
 from gateway.text.pairs import cut_text
 from workers.protocol.messages import Hello, PoolingParams
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.known_object(request)
-    line = common.batch_line(request)
-    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
+    return await common.answer_once(request, plan, _answer)
 
 
-async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with (
-        common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as at_terms,
-    ):
-        return await answer(request, at_terms)
+async def _answer(request: web.Request, planned: VectorPlan) -> web.StreamResponse:
+    try:
+        return await answer(request, planned)
+    finally:
+        request.app[EMBEDDING_MODELS].note(request[RECORD].model)  # the one that is billed
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> VectorPlan:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batches, files, message_batches
 from accounting.batches.batches import BatchInfo
@@ -17,11 +18,13 @@ from accounting.batches.file_store import Reader, Writer
 from gateway.base import errors
 from gateway.base.app_keys import FILES, SETTINGS
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
+from gateway.base.lifecycle import uninterrupted
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import MAX_JSON_BYTES, Route
 from gateway.http.sql import reading, writing
+from gateway.idempotency import creations
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.messages import batches as shapes
 from gateway.messages.batches import PATH, NewMessageBatch, batch_object
@@ -42,13 +45,27 @@ async def create(request: web.Request) -> web.Response:
     common.served_model(request, model)
     data_key = await request.app[DATA_KEYS].key(request[PRINCIPAL].tenant_id)
     writer, sha256 = await asyncio.to_thread(_stored, request, data_key, lines)
-    try:
-        batch = await _register(request, writer, sha256)
-    except BaseException:
-        request.app[FILES].delete(writer.storage_key)
-        raise
+    # A client that leaves meanwhile changes nothing: the file is kept if and only if the batch is there.
+    answer, is_replay = await uninterrupted(_create(request, writer, sha256, lines))
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
-    return reply(batch_object(batch, lines.count(b"\n"), {}))
+    return creations.reply(answer, is_replay)
+
+
+async def _create(request: web.Request, writer: Writer, sha256: str, lines: bytes) -> tuple[bytes, bool]:
+    """Makes the batch of the stored lines, once for each Idempotency-Key."""
+
+    async def create_in(conn: AsyncConnection) -> dict[str, Any]:
+        return batch_object(await _register(request, conn, writer, sha256), lines.count(b"\n"), {})
+
+    is_needed = False
+    try:
+        known_by = partial(common.in_thread, request, shapes.fingerprint, lines)
+        answer, is_replay = await creations.once(request, known_by, create_in)
+        is_needed = not is_replay
+        return answer, is_replay
+    finally:
+        if not is_needed:
+            request.app[FILES].delete(writer.storage_key)
 
 
 def _stored(request: web.Request, data_key: bytes, lines: bytes) -> tuple[Writer, str]:
@@ -61,32 +78,31 @@ def _stored(request: web.Request, data_key: bytes, lines: bytes) -> tuple[Writer
         raise
 
 
-async def _register(request: web.Request, writer: Writer, sha256: str) -> BatchInfo:
+async def _register(request: web.Request, conn: AsyncConnection, writer: Writer, sha256: str) -> BatchInfo:
     principal, now = request[PRINCIPAL], int(time.time())
-    async with writing(request, changes_identities=False) as conn:
-        info = await files.create(
-            conn,
-            principal.tenant_id,
-            purpose="batch",
-            name="message_batch.jsonl",
-            num_bytes=writer.num_bytes,
-            sha256=sha256,
-            storage_key=writer.storage_key,
-            now=now,
-            actor=principal.key_id,
-            most_bytes=TENANT_BYTES,
-        )
-        return await batches.create(
-            conn,
-            principal.tenant_id,
-            principal.key_id,
-            input_file_id=info.id,
-            endpoint=message_batches.ENDPOINT,
-            completion_window="24h",
-            now=now,
-            invalid_lines="skip",
-            traceparent=request[RECORD].outgoing_traceparent,
-        )
+    info = await files.create(
+        conn,
+        principal.tenant_id,
+        purpose="batch",
+        name="message_batch.jsonl",
+        num_bytes=writer.num_bytes,
+        sha256=sha256,
+        storage_key=writer.storage_key,
+        now=now,
+        actor=principal.key_id,
+        most_bytes=TENANT_BYTES,
+    )
+    return await batches.create(
+        conn,
+        principal.tenant_id,
+        principal.key_id,
+        input_file_id=info.id,
+        endpoint=message_batches.ENDPOINT,
+        completion_window="24h",
+        now=now,
+        invalid_lines="skip",
+        traceparent=request[RECORD].outgoing_traceparent,
+    )
 
 
 async def retrieve(request: web.Request) -> web.Response:

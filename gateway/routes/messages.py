@@ -12,12 +12,10 @@ from typing import Any, Literal, TypeVar
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation import quotes
 from gateway.generation.models import ServedModel
 from gateway.generation.reply import AnswerPlan, answer
 from gateway.generation.stream import GenerationGroup
 from gateway.http.route_table import Route
-from gateway.idempotency import idempotency
 from gateway.messages import fields as messages
 from gateway.messages.fields import CountFields, MessagesFields
 from gateway.messages.names import renamed
@@ -29,17 +27,7 @@ T = TypeVar("T")
 
 
 async def create(request: web.Request) -> web.StreamResponse:
-    value = await common.known_object(request)
-    line = common.batch_line(request)
-    return await idempotency.once(request, value, line, lambda: _create(request, value, line))
-
-
-async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
-    async with (
-        common.unless_overloaded(request, value),
-        quotes.bound(request, await plan(request, value, line)) as bound,
-    ):
-        return await answer(request, bound)
+    return await common.answer_once(request, plan, answer)
 
 
 async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None = None) -> AnswerPlan:

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.prices import previews, price_lists, prices
 from accounting.values import clock
 from accounting.values.errors import ConflictError, NotFoundError
@@ -76,7 +76,7 @@ async def assign(request: web.Request) -> web.Response:
     until_ms = None if wanted.until is None else wanted.until * 1000
     async with writing(request) as conn:
         if await prices.assign(conn, tenant_id, wanted.sheet, start * 1000, until_ms):
-            await changes.record(
+            await auth_epoch.record(
                 conn,
                 "headgate.price_sheet.assigned",
                 actor=request[PRINCIPAL].key_id,
@@ -117,7 +117,7 @@ async def _create(conn: Any, wanted: shapes.NewSheetVersion, now: int, actor: st
         residency={r.model: (r.cache, r.pinned) for r in wanted.residency},
         now=now,
     )
-    await changes.record(conn, "headgate.price_sheet.version_created", actor=actor, now=now, object_id=price_version)
+    await auth_epoch.record(conn, "headgate.price_sheet.version_created", actor=actor, now=now, object_id=price_version)
     return await price_lists.get(conn, *price_lists.split(price_version))
 
 

@@ -45,7 +45,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 async def _create(request: web.Request, value: dict[str, Any], line: tuple[str, int] | None) -> web.StreamResponse:
     if value.get("background"):
-        if CLAIMED_KEY in request:
+        if CLAIMED_KEY in request and line is None:
             raise errors.invalid("An Idempotency-Key cannot be used with a response in the background.", "background")
         return await background_responses.create(request, value)
     async with (

@@ -1,4 +1,4 @@
-"""`GET /v1/organization/usage/completions` and `/costs`: rollups in OpenAI's shape (api.md 6.2).
+"""`GET /v1/organization/usage/completions`, `/usage/embeddings` and `/costs`: rollups in OpenAI's shape (api.md 6.2).
 
 The operator sees every tenant; a tenant key with `usage:read` sees its own tenant, whatever it filters by.
 """
@@ -32,6 +32,14 @@ async def usage(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         report = await reports.usage(conn, asked, int(time.time()))
     return reply(_page(report, _usage_result))
+
+
+async def usage_of_embeddings(request: web.Request) -> web.Response:
+    """Reports the part of `usage` that is of models for embeddings."""
+    asked = msgspec.structs.replace(_query(request, COMMON | {"models", "user_ids"}), of_embeddings=True)
+    async with reading(request) as conn:
+        report = await reports.usage(conn, asked, int(time.time()))
+    return reply(_page(report, _embeddings_result))
 
 
 async def costs(request: web.Request) -> web.Response:
@@ -86,6 +94,19 @@ def _bucket(bucket: Bucket, shape: Callable[[Any], dict[str, Any]]) -> dict[str,
     }
 
 
+def _embeddings_result(result: UsageResult) -> dict[str, Any]:
+    return {
+        "object": "organization.usage.embeddings.result",
+        "input_tokens": result.usage.prompt,
+        "input_cached_tokens": result.usage.cache_read,
+        "num_model_requests": result.num_requests,
+        "project_id": result.tenant_id,
+        "user_id": None,
+        "api_key_id": result.key_id,
+        "model": result.model,
+    }
+
+
 def _usage_result(result: UsageResult) -> dict[str, Any]:
     tiers = {None: None, "interactive": "default", "batch": "batch"}
     return {
@@ -122,5 +143,6 @@ def _cost_result(result: CostResult) -> dict[str, Any]:
 
 ROUTES = [
     Route("GET", "/v1/organization/usage/completions", usage, "usage:read"),
+    Route("GET", "/v1/organization/usage/embeddings", usage_of_embeddings, "usage:read"),
     Route("GET", "/v1/organization/costs", costs, "usage:read"),
 ]

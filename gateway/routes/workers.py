@@ -16,7 +16,7 @@ from gateway.base.app_keys import SETTINGS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import writing
 from gateway.routes.admin import actor, now, part, route
-from gateway.routing.upstream.native import LinkDown, WorkerLink
+from gateway.routing.links.worker_link import LinkDown, WorkerLink
 from gateway.schema import workers as shapes
 from gateway.schema.organization import listing, reply
 

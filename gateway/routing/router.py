@@ -16,10 +16,10 @@ import msgspec
 
 from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
+from gateway.routing.links.cache_view import Group
+from gateway.routing.links.link import Link
 from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, alone, place
 from gateway.routing.prefix_uses import PrefixUses
-from gateway.routing.upstream.base import Link
-from gateway.routing.upstream.cache_view import Group
 from workers.protocol.messages import Finished, Region
 
 ASSUMED_AT_LEAST_S = 0.5

@@ -9,9 +9,9 @@ from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.worker_link import WorkerState
 from gateway.routing.router import Router
-from gateway.routing.upstream.fleet import Fleet
-from gateway.routing.upstream.native import WorkerState
 
 STATES = get_args(WorkerState)
 

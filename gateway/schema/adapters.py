@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from accounting.tenants.adapters import AdapterInfo
 from gateway.schema import forms
-from workers.protocol.messages import AdapterState
+from workers.protocol.reports import AdapterState
 
 
 class NewAdapter(msgspec.Struct, frozen=True):

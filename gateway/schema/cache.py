@@ -8,8 +8,8 @@ from typing import Any
 from accounting.billing.residency_sums import TenantKept
 from accounting.ledger.rollups import TenantSums
 from gateway.schema.workers import cache
-from workers.protocol.messages import EngineReport
 from workers.protocol.registry import Registration
+from workers.protocol.reports import EngineReport
 
 
 def tenant(used: TenantSums, kept: TenantKept | None, blocks: Mapping[str, int]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from msgspec import Meta
 from gateway.base import errors
 from gateway.schema import parameters
 from gateway.schema.convert import of_validation, refuse_deep
+from gateway.schema.custom_tools import arguments_of
 from gateway.schema.sampling import Bound, SamplingFields, check_shared
 from gateway.schema.search import check_search
 
@@ -62,10 +63,25 @@ class Function(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class CustomCall(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    input: str
+
+
 class ToolCall(msgspec.Struct, frozen=True):
     id: Annotated[str, Meta(min_length=1, max_length=256)]
-    function: Function
+    function: Function | None = None
     type: str = "function"
+    custom: CustomCall | None = None
+
+    def as_function(self, where: str) -> Function:
+        """Returns the call as the model wrote it: a custom tool is a function for it. Raises `ApiError` 400."""
+        if self.type == "custom" and self.custom is not None:
+            return Function(self.custom.name, arguments_of(self.custom.input))
+        if self.function is None or self.type == "custom":
+            param = f"{where}.{'custom' if self.type == 'custom' else 'function'}"
+            raise errors.invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
+        return self.function
 
 
 @dataclass(frozen=True)
@@ -181,14 +197,17 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str], form:
         plain["tool_call_id"] = break_up(_id(message.tool_call_id, form), False)
     if message.tool_calls and not own:
         raise errors.invalid("Only an assistant message has tool calls.", f"{where}.tool_calls")
-    return plain | _own(message, plain["content"], break_up, form) if own else plain
+    return plain | _own(where, message, plain["content"], break_up, form) if own else plain
 
 
-def _own(message: Message, content: str, break_up: Callable[[str, bool], str], form: TurnForm) -> dict[str, Any]:
+def _own(
+    where: str, message: Message, content: str, break_up: Callable[[str, bool], str], form: TurnForm
+) -> dict[str, Any]:
     """Returns the calls and the reasoning of an assistant message."""
     found: dict[str, Any] = {}
     if message.tool_calls:
-        found["tool_calls"] = [_tool_call(call, break_up, form) for call in message.tool_calls]
+        calls = enumerate(message.tool_calls)
+        found["tool_calls"] = [_tool_call(f"{where}.tool_calls[{i}]", call, break_up, form) for i, call in calls]
         found["content"] = content or (None if form.null_content else "")
     if thought := message.reasoning_content or message.reasoning:
         found["reasoning_content"] = break_up(thought, False)
@@ -237,11 +256,12 @@ def _part(where: str, part: Any) -> str:
     raise errors.invalid("Unknown type of content part.", f"{where}.type")
 
 
-def _tool_call(call: ToolCall, break_up: Callable[[str, bool], str], form: TurnForm) -> dict[str, Any]:
-    arguments = _object(call.function.arguments) if form.as_objects else None
+def _tool_call(where: str, call: ToolCall, break_up: Callable[[str, bool], str], form: TurnForm) -> dict[str, Any]:
+    called = call.as_function(where)
+    arguments = _object(called.arguments) if form.as_objects else None
     function = {
-        "name": call.function.name,
-        "arguments": break_up(call.function.arguments, False) if arguments is None else broken_up(arguments, break_up),
+        "name": called.name,
+        "arguments": break_up(called.arguments, False) if arguments is None else broken_up(arguments, break_up),
     }
     return {"id": break_up(_id(call.id, form), False), "type": "function", "function": function}
 

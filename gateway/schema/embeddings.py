@@ -23,12 +23,28 @@ UNSUPPORTED = {
     "output_dtype": "Vectors are float32.",
     "endianness": "Base64 is little endian.",
     "prompt_name": "Put the prompt in front of the input.",
+    "input_type": "Put the prompt in front of the input.",
+    "task": "Put the prompt in front of the input.",
+    "task_type": "Put the prompt in front of the input.",
+    "late_chunking": "Each input is read by itself.",
+    "embedding_type": "Vectors are float32.",
+    "embedding_types": "Vectors are float32.",
+    "output_dimension": "Use 'dimensions' instead.",
+    "truncate": "Use 'truncate_prompt_tokens' instead.",
+    "truncation": "Use 'truncate_prompt_tokens' instead.",
+    "pooling": "The model's own configuration says it.",
+    "pooling_type": "The model's own configuration says it.",
+    "lora_path": "Name the adapter in 'model', as '<model>:<adapter>'.",
     "max_tokens_per_doc": "Use 'truncate_prompt_tokens' instead.",
     "max_chunks_per_doc": "Use 'truncate_prompt_tokens' instead.",
     "softmax": "",
     "activation": "",
     "use_activation": "",
 }
+
+
+_OFF = (False, "", "NONE")
+"""The values of unsupported fields that ask for nothing."""
 
 
 class VectorFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,8 +93,8 @@ F = TypeVar("F", bound=VectorFields)
 
 def read(kind: type[F], value: dict[str, Any]) -> tuple[F, list[str]]:
     """Reads a body. Returns (the request, names of ignored fields). Raises `ApiError` 400."""
-    unsupported = {name: hint for name, hint in UNSUPPORTED.items() if value.get(name) is not False}
-    ignored = check_others(value, frozenset(kind.__struct_fields__), unsupported)
+    honoured = frozenset(kind.__struct_fields__)
+    ignored = check_others(value, honoured | {name for name in UNSUPPORTED if value.get(name) in _OFF}, UNSUPPORTED)
     fields = convert(value, kind)
     if fields.truncate_prompt_tokens == 0:
         raise errors.invalid("An input keeps at least 1 token; -1 keeps as many as fit.", "truncate_prompt_tokens")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from accounting.ledger.rollups import TenantSums
 from accounting.requests.request_log_figures import Queued, Refused
 from accounting.values.types import Usage
-from workers.protocol.messages import TenantReport
+from workers.protocol.reports import TenantReport
 
 COMPUTED_COST, CACHED_COST, OUTPUT_COST = 1.0, 0.1, 2.0
 """The amounts that workers charge a tenant's counter for a token. A test compares the numbers with the scheduler's."""

@@ -119,8 +119,9 @@ def _check_shape(body: bytes) -> int:
     num_members = num_values = num_strings = num_brackets = depth = 0
     tail = b""
     for structure in _structure(body):
-        num_members += structure.count(b":")
-        num_values += sum(structure.count(char) for char in (b":", b",", b"{", b"["))
+        num_colons = structure.count(b":")
+        num_members += num_colons
+        num_values += num_colons + structure.count(b",") + structure.count(b"{") + structure.count(b"[")
         num_strings += structure.count(b'"')
         brackets = structure.translate(None, _NOT_BRACKETS)
         num_brackets += len(brackets)

@@ -21,7 +21,7 @@ def micro_units(text: str) -> int:
     """Returns 25,000,000 for `25.00`. Raises ValueError with a sentence for the person who typed it."""
     match = _AMOUNT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no amount like 25.00: digits and one decimal point alone.")
+        raise ValueError(f"{text!r} is not an amount like 25.00: only digits and one decimal point are allowed.")
     whole, places = match["whole"], match["places"]
     if places is None and int(whole) > LARGEST_BARE:
         meant = decimal(int(whole), 2)
@@ -50,7 +50,7 @@ def tax_rate(percent: str) -> int:
     match = _PERCENT.fullmatch(percent)
     rate = 0 if match is None else int(match["whole"]) * MILLIONTHS + int((match["places"] or "").ljust(4, "0"))
     if match is None or rate > 100 * MILLIONTHS:
-        raise ValueError(f"{percent!r} is no percentage from 0 to 100 with at most 4 decimals, like 19 or 8.1.")
+        raise ValueError(f"{percent!r} is not a percentage from 0 to 100 with at most 4 decimals, like 19 or 8.1.")
     return rate
 
 

@@ -47,16 +47,17 @@ class Parameter:
         """Returns whether the value asks for nothing: absent, switched off, or the default."""
         if item is None:
             return True
-        if any(_same(item, one) for one in self.off):
+        if self.off and _is_among(item, self.off):
             return True
         if self.empty_counts or (item is False and True in self.off):
             return False
-        return any(_same(item, one) for one in _EMPTY)
+        return not item and _is_among(item, _EMPTY)
 
 
-def _same(item: Any, other: Any) -> bool:
-    """Compares JSON values: true is not 1, and 1 is 1.0."""
-    return isinstance(item, bool) == isinstance(other, bool) and bool(item == other)
+def _is_among(item: Any, others: tuple[Any, ...]) -> bool:
+    """Compares a JSON value with others: true is not 1, and 1 is 1.0."""
+    is_bool = item is True or item is False
+    return any(item == other and (other is True or other is False) == is_bool for other in others)
 
 
 def _honoured(

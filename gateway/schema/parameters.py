@@ -42,10 +42,13 @@ def read(value: Mapping[str, Any], kind: type[T], endpoint: Endpoint) -> tuple[T
     return convert(honoured, kind), ignored[:MAX_IGNORED_NAMES]
 
 
-def check_others(value: Mapping[str, Any], honoured: frozenset[str], unsupported: Mapping[str, str]) -> list[str]:
+def check_others(
+    value: Mapping[str, Any], honoured: frozenset[str], unsupported: Mapping[str, str], *, generates: bool = False
+) -> list[str]:
     """Checks the fields of a body that has a struct of its own and is not read by the table: refuses those in
     `unsupported` (name → what to do instead), type-checks those that have no effect in chat either, and returns the
-    names of unknown ones. Raises `ApiError` 400.
+    names of unknown ones. An endpoint that `generates` refuses every other parameter of chat: it would change the
+    answer. Raises `ApiError` 400.
     """
     ignored: list[str] = []
     for name, item in value.items():
@@ -57,6 +60,9 @@ def check_others(value: Mapping[str, Any], honoured: frozenset[str], unsupported
             raise errors.invalid(sentence, name, "unsupported_parameter")
         if known is not None and known.treatment == "no effect":
             _check_type(name, item, known.kind)
+        elif known is not None and generates:
+            if not known.is_off(item):
+                raise _refusal(known)
         elif _NAME.fullmatch(name):
             ignored.append(name)
     return ignored[:MAX_IGNORED_NAMES]
@@ -93,8 +99,30 @@ def _honoured(
     return found
 
 
+def unknown_inside(
+    value: Mapping[str, Any], parts: Mapping[str, type[msgspec.Struct]], unsupported: Mapping[str, str]
+) -> list[str]:
+    """Returns the unknown fields of a body's objects as `object.field`; `parts` has the struct of each object. Refuses
+    those in `unsupported`, by the same names. Raises `ApiError` 400.
+    """
+    found: list[str] = []
+    for parent, kind in parts.items():
+        part = value.get(parent)
+        for name, item in part.items() if isinstance(part, dict) else ():
+            path = f"{parent}.{name}"
+            if name in kind.__struct_fields__ or item in (None, False, "", [], {}):
+                continue
+            if path in unsupported:
+                sentence = f"The parameter '{path}' is not supported. {unsupported[path]}".rstrip()
+                raise errors.invalid(sentence, path, "unsupported_parameter")
+            if _NAME.fullmatch(name):
+                found.append(path)
+    return found
+
+
 def _refusal(parameter: Parameter) -> errors.ApiError:
-    sentence = f"The parameter '{parameter.path}' is not supported. {parameter.note}".rstrip()
+    note = "It is a parameter of /v1/chat/completions." if parameter.treatment == "honoured" else parameter.note
+    sentence = f"The parameter '{parameter.path}' is not supported. {note}".rstrip()
     return errors.invalid(sentence, parameter.path, "unsupported_parameter")
 
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import convert
-from gateway.schema.parameters import check_others
+from gateway.schema.parameters import MAX_IGNORED_NAMES, check_others, unknown_inside
 from gateway.schema.sampling import Bound
 
 MAX_ITEMS = 10_000
@@ -39,6 +39,8 @@ UNSUPPORTED = {
     "prompt": "Prompt templates are not offered: send 'instructions' and 'input'.",
     "context_management": "Use POST /v1/responses/compact, or send fewer items.",
     "moderation": "",
+    "enable_response_messages": "Use /tokenize to see the prompt.",
+    "previous_input_messages": "Send the items as 'input'.",
     "image": "Only text is served.",
     "access_programs": "",
     "personality": "",
@@ -88,6 +90,8 @@ PASSED_ON = frozenset(
         "safety_identifier",
         "parallel_tool_calls",
         "chat_template_kwargs",
+        "enable_thinking",
+        "thinking_token_budget",
     }
 )
 """The fields that mean the same in chat. Chat checks them."""
@@ -148,15 +152,26 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         return ENCRYPTED_REASONING in (self.include or ())
 
 
+PARTS: dict[str, type[msgspec.Struct]] = {
+    "reasoning": Reasoning,
+    "text": TextOptions,
+    "stream_options": ResponseStreamOptions,
+}
+UNSUPPORTED_INSIDE = {
+    "reasoning.max_tokens": "Use 'thinking_token_budget' instead.",
+    "reasoning.exclude": "The reasoning is an item of its own, which a client may leave out.",
+    "reasoning.enabled": "Use 'reasoning.effort' instead.",
+}
 HONOURED = frozenset(ResponseFields.__struct_fields__) | PASSED_ON
 
 
 def read(value: Mapping[str, Any]) -> tuple[ResponseFields, list[str]]:
     """Reads a body. Returns (the request, names of ignored fields). Raises `ApiError` 400."""
-    ignored = check_others(value, HONOURED | _switched_off(value), UNSUPPORTED)
+    ignored = check_others(value, HONOURED | _switched_off(value), UNSUPPORTED, generates=True)
+    ignored += unknown_inside(value, PARTS, UNSUPPORTED_INSIDE)
     fields = convert(value, ResponseFields)
     _check(fields)
-    return fields, ignored
+    return fields, ignored[:MAX_IGNORED_NAMES]
 
 
 def _switched_off(value: Mapping[str, Any]) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""The tools of a chat body: functions that the model may call, and how it may choose among them."""
+"""The tools of a chat body: functions and custom tools that the model may call, and how it may choose among them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import of_validation
+from gateway.schema.custom_tools import CustomTool, parameters_of
 
 MAX_TOOLS = 128
 MAX_BYTES = 512 * 1024
@@ -31,6 +32,7 @@ class FunctionTool(msgspec.Struct, frozen=True):
 class Tool(msgspec.Struct, frozen=True):
     type: str
     function: FunctionTool | None = None
+    custom: CustomTool | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Tools:
     """The names that may be called."""
     parallel: bool = True
     """Whether one answer may hold several calls."""
+    custom: frozenset[str] = frozenset()
+    """The names of those whose input is a text. They are functions for the model."""
 
     @property
     def may_call(self) -> bool:
@@ -75,13 +79,15 @@ def _plain(function: FunctionTool) -> dict[str, Any]:
 
 def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
     """Reads `tools`, `tool_choice` and `parallel_tool_calls`. Raises `ApiError` 400."""
-    functions = [_function(f"tools[{i}]", tool) for i, tool in enumerate(_bounded(tools or ()))]
+    given = [_function(f"tools[{i}]", tool) for i, tool in enumerate(_bounded(tools or ()))]
+    functions = [function for function, _ in given]
+    custom = frozenset(function.name for function, is_custom in given if is_custom)
     names = [function.name for function in functions]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise errors.invalid(f"There are two tools with the name '{name}'.", f"tools[{i}].function.name")
     mode, allowed = _choice(choice, names)
-    return Tools(functions, mode, allowed, parallel is not False and mode != "named")
+    return Tools(functions, mode, allowed, parallel is not False and mode != "named", custom)
 
 
 def _bounded(tools: Sequence[Any]) -> Sequence[Any]:
@@ -102,16 +108,22 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return depth == 0 or any(_is_deeper(one, depth - 1) for one in inner)
 
 
-def _function(where: str, value: Any) -> FunctionTool:
+def _function(where: str, value: Any) -> tuple[FunctionTool, bool]:
+    """Returns a function, and whether it stands for a tool of the type `custom`."""
     if not isinstance(value, dict):
         raise errors.invalid("A tool must be an object.", where, "invalid_type")
     tool: Tool = _converted(where, value)
-    if tool.type != "function":
-        raise errors.invalid("Only tools of the type 'function' are served.", f"{where}.type", "unsupported_parameter")
-    if tool.function is None:
-        param = f"{where}.function"
+    if tool.type == "custom" and tool.custom is not None:
+        custom = tool.custom
+        parameters = parameters_of(custom, f"{where}.custom.format")
+        return FunctionTool(custom.name, custom.description, parameters, strict=True), True
+    if tool.type not in ("function", "custom"):
+        message = "Only tools of the types 'function' and 'custom' are served."
+        raise errors.invalid(message, f"{where}.type", "unsupported_parameter")
+    if tool.function is None or tool.type == "custom":
+        param = f"{where}.{tool.type}"
         raise errors.invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    return tool.function
+    return tool.function, False
 
 
 def _converted(where: str, value: Any) -> Tool:
@@ -126,8 +138,9 @@ def _converted(where: str, value: Any) -> Tool:
 def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
     """Returns a tool in which a null counts as absent; a schema keeps its nulls."""
     present = {name: item for name, item in value.items() if item is not None}
-    if isinstance(present.get("function"), dict):
-        present["function"] = {name: item for name, item in present["function"].items() if item is not None}
+    for kind in ("function", "custom"):
+        if isinstance(present.get(kind), dict):
+            present[kind] = {name: item for name, item in present[kind].items() if item is not None}
     return present
 
 
@@ -143,6 +156,8 @@ def _choice(choice: Any, names: Sequence[str]) -> tuple[Mode, frozenset[str]]:
             return "required", known
         case {"type": "function", "function": {"name": str() as name}} | {"type": "function", "name": str() as name}:
             return "named", frozenset([_known(name, known, "tool_choice.function.name")])
+        case {"type": "custom", "custom": {"name": str() as name}}:
+            return "named", frozenset([_known(name, known, "tool_choice.custom.name")])
         case {
             "type": "allowed_tools",
             "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list() as tools},
@@ -163,13 +178,16 @@ def _allowed(mode: Mode, tools: Sequence[Any], known: frozenset[str]) -> tuple[M
     names: list[str] = []
     for i, tool in enumerate(tools):
         match tool:
-            case {"type": "function", "function": {"name": str() as name}} | {
-                "type": "function",
-                "name": str() as name,
-            }:
+            case (
+                {"type": "function", "function": {"name": str() as name}}
+                | {"type": "function", "name": str() as name}
+                | {"type": "custom", "custom": {"name": str() as name}}
+            ):
                 names.append(_known(name, known, f"{where}[{i}]"))
             case _:
-                raise errors.invalid("An allowed tool must be a function with a name.", f"{where}[{i}]")
+                raise errors.invalid(
+                    "An allowed tool must be a function or a custom tool, with a name.", f"{where}[{i}]"
+                )
     if not names:
         raise errors.invalid("At least one allowed tool is needed.", where)
     return mode, frozenset(names)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from workers.protocol.messages import (
+from workers.protocol.messages import Hello
+from workers.protocol.registry import Registration
+from workers.protocol.reports import (
     AdapterState,
     EngineReport,
-    Hello,
     KernelReport,
     StepReport,
     StepTimes,
     TenantReport,
     WorkerStatus,
 )
-from workers.protocol.registry import Registration
 
 LEAST_STEPS = 8
 """The worker predicts nothing from fewer steps."""

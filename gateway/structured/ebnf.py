@@ -210,7 +210,7 @@ def _code(match: re.Match[str]) -> int:
     if escaped is None:
         code = int(next(number for number in numbers if number), 16)
         if code > _LAST:
-            raise EbnfError(f"the escape {match[0]} is no character")
+            raise EbnfError(f"the escape {match[0]} is not a character")
         return code
     if escaped in _ITSELF:
         return ord(escaped)

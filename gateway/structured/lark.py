@@ -15,7 +15,7 @@ from gateway.structured.charset import one_of
 from gateway.structured.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
 
 _DEPTH = 8
-"""Largest depth of parentheses in a rule. A deeper part gets a rule of its own, because the library bounds the
+"""Largest depth of parentheses in a rule. A deeper part gets its own rule, because the library bounds the
 depth."""
 _SCHEMA_OPTIONS = {
     "whitespace_flexible": False,

@@ -183,7 +183,7 @@ class _Parser:
                 self._take()
                 high = self._class_item()
                 if len(low) != 1 or len(high) != 1 or low[0][0] > high[0][1]:
-                    raise RegexError("A range in a class is not one.")
+                    raise RegexError("A range in a character class ends before it begins, or has a class as an end.")
                 low = charset.common(((low[0][0], high[0][1]),), charset.ALL)
             found += low
         ranges = charset.union(found)
@@ -225,5 +225,5 @@ class _Parser:
 
     def _code(self, code: int) -> Ranges:
         if 0xD800 <= code <= 0xDFFF:
-            raise RegexError("A surrogate is no character.")
+            raise RegexError("A surrogate is not a character.")
         return ((code, code),)

@@ -17,3 +17,5 @@ TRACING = web.AppKey("tracing", Tracing)
 OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
 """Functions that are called once per request after its end: access log, metrics, request log, tracing."""
 RECORD = web.RequestKey("record", RequestRecord)
+PAGE_READ = web.RequestKey("page_read", bool)
+"""Set on a request that a page of the console makes for what it shows."""

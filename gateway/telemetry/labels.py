@@ -1,4 +1,4 @@
-"""Labels whose values come from outside: only so many values become series, and all others share one."""
+"""Labels whose values come from outside: a bounded number of values become series, and all others share one."""
 
 from __future__ import annotations
 

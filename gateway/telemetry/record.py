@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from accounting.values.types import Principal, RequestFacts, Usage
-from workers.protocol.messages import CacheReport, TimelineEvent, TokenUsage
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import CacheReport, TimelineEvent
 
 Cut = Literal["client_gone", "worker_lost", "lease_lost", "drained", "failed"]
 """The cause that ended a request before its worker did, or instead of it."""
@@ -90,6 +91,10 @@ class RequestRecord:
     principal: Principal | None = None
     client_request_id: str = ""
     peer: str = ""
+    is_page_read: bool = False
+    """Whether a page of the console asks for what it shows. Such a request has no row in the request log: its key's
+    owner looks at the log and has sent nothing.
+    """
     traceparent: str = ""
     """The client's own header: tracing links or continues it; it is never trusted here."""
     model: str = ""

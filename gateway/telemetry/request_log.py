@@ -67,8 +67,8 @@ class RequestLogWriter:
         )
 
     def observe(self, record: RequestRecord) -> None:
-        """Takes an ended request. Requests without a known key have no row."""
-        if record.principal is None:
+        """Takes an ended request. Requests without a known key have no row, nor has what a page of the console reads."""
+        if record.principal is None or record.is_page_read:
             return
         tenant_id = record.principal.tenant_id
         if self._by_tenant[tenant_id] >= self._max_waiting - len(self._waiting) - len(self._ended):

@@ -1,5 +1,5 @@
-"""The OpenTelemetry SDK's side of tracing: planned spans become spans with the ids that were told before, and a thread of
-the SDK sends them by OTLP. What has no room, and what the collector does not take, is dropped and counted.
+"""Planned spans get the ids that were sent before, and wait for the thread that sends them by OTLP. What has no room, and
+what the collector does not take, is dropped and counted.
 """
 
 from __future__ import annotations
@@ -7,30 +7,50 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
+from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.telemetry import names
+from gateway.telemetry.made_span import Exporter, MadeSpan
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.spans import Kind, PlannedSpan
 
 MAX_QUEUED_SPANS = 2048
-_KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-_SCOPE = InstrumentationScope("headgate")
-_UNSET, _FAILED = Status(StatusCode.UNSET), Status(StatusCode.ERROR)
+SCOPE = "headgate"
 _W3C = TraceContextTextMapPropagator()
 _ids = RandomIdGenerator()
 
 
-def exporter(environ: Mapping[str, str] = os.environ) -> SpanExporter | None:
+class OtlpExporter:
+    """Sends spans by OTLP/HTTP."""
+
+    def __init__(self, environ: Mapping[str, str], slot: int) -> None:
+        from gateway.telemetry import otlp  # it loads protobuf, about 10 MB, which few gateways need
+
+        resource = Resource.create(
+            {
+                "service.name": environ.get("OTEL_SERVICE_NAME") or "headgate-gateway",
+                "service.instance.id": f"gateway-{slot}",
+            }
+        )
+        self._attributes = dict(resource.attributes)
+        self._encoded = otlp.encoded
+        self._collector = otlp.Collector(environ)
+
+    def export(self, spans: Sequence[MadeSpan]) -> bool:
+        return self._collector.send(self._encoded(spans, self._attributes, SCOPE))
+
+    def close(self) -> None:
+        self._collector.close()
+
+
+def exporter(environ: Mapping[str, str] = os.environ, *, slot: int = 0) -> Exporter | None:
     """Returns the exporter that the standard OTEL_* variables describe, or None if no exporter is configured."""
     endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
@@ -39,10 +59,7 @@ def exporter(environ: Mapping[str, str] = os.environ) -> SpanExporter | None:
         return None
     if not any(environ.get(name) for name in endpoints):
         return None
-    # It loads protobuf, about 10 MB, which few gateways need.
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-    return OTLPSpanExporter()
+    return OtlpExporter(environ, slot)
 
 
 def parse(traceparent: str) -> SpanContext | None:
@@ -56,7 +73,7 @@ def parse(traceparent: str) -> SpanContext | None:
 
 @dataclass(frozen=True)
 class TraceIds:
-    """The two spans of a request whose ids were told before the spans were made."""
+    """The two spans of a request whose ids were sent before the spans were made."""
 
     server: SpanContext
     client: SpanContext
@@ -81,42 +98,36 @@ class _Counted(SpanExporter):
     that the collector did not take.
     """
 
-    def __init__(self, inner: SpanExporter) -> None:
+    def __init__(self, inner: Exporter) -> None:
         self._inner = inner
         self.num_taken = 0
         self.num_lost = 0
 
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+    def export(self, spans: Sequence[Any]) -> SpanExportResult:
         self.num_taken += len(spans)
-        result = SpanExportResult.FAILURE
+        is_taken = False
         try:
-            result = self._inner.export(spans)
+            is_taken = self._inner.export(spans)
         finally:
-            if result is not SpanExportResult.SUCCESS:
+            if not is_taken:
                 self.num_lost += len(spans)
-        return result
+        return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
 
     def shutdown(self) -> None:
-        self._inner.shutdown()
+        self._inner.close()
 
 
 class SpanExport:
-    """The SDK's side: it takes ended spans, and its own thread sends them by OTLP. A full queue drops whole requests and
-    counts them.
+    """The SDK's queue, whose own thread hands ended spans to the exporter. A full queue drops whole requests and counts
+    them.
 
-    Spans are made as the SDK's exporters read them. The SDK's tracer is for spans that are still open: it draws ids, and
-    it locks, checks and copies at each step. It takes five times as long.
+    The queue holds spans as they were planned, with their ids. The SDK's spans are for work that is still open: their
+    ids are drawn, and each step is locked, checked and copied.
     """
 
-    def __init__(self, export_to: SpanExporter, slot: int) -> None:
+    def __init__(self, export_to: Exporter) -> None:
         self._counted = _Counted(export_to)
         self._queue = BatchSpanProcessor(self._counted, max_queue_size=MAX_QUEUED_SPANS)
-        self._resource = Resource.create(
-            {
-                "service.name": os.environ.get("OTEL_SERVICE_NAME") or "headgate-gateway",
-                "service.instance.id": f"gateway-{slot}",
-            }
-        )
         self._num_sent = 0
         self.num_refused = 0
         """Spans for which there was no room."""
@@ -125,7 +136,9 @@ class SpanExport:
     def num_dropped(self) -> int:
         return self.num_refused + self._counted.num_lost
 
-    def send(self, top: PlannedSpan, ids: TraceIds, parent: SpanContext | None, links: Sequence[Link] = ()) -> bool:
+    def send(
+        self, top: PlannedSpan, ids: TraceIds, parent: SpanContext | None, links: Sequence[SpanContext] = ()
+    ) -> bool:
         """Takes a span with those below it. Returns False if there is no room, and counts them as dropped."""
         num_spans = _size(top)
         if self._num_sent - self._counted.num_taken + num_spans > MAX_QUEUED_SPANS:
@@ -135,30 +148,14 @@ class SpanExport:
         self._make(top, ids, parent, links)
         return True
 
-    def _make(self, planned: PlannedSpan, ids: TraceIds, parent: SpanContext | None, links: Sequence[Link]) -> None:
+    def _make(
+        self, planned: PlannedSpan, ids: TraceIds, parent: SpanContext | None, links: Sequence[SpanContext]
+    ) -> None:
         span_id = ids.preset(planned.kind) or _ids.generate_span_id()
         context = SpanContext(ids.server.trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
-        attributes, status = planned.attributes, _UNSET
-        if planned.error:
-            attributes, status = {**attributes, names.ERROR_TYPE: planned.error}, _FAILED
         for child in planned.children:
             self._make(child, ids, context, ())
-        self._queue.on_end(
-            ReadableSpan(
-                planned.name,
-                context,
-                parent,
-                self._resource,
-                attributes,
-                [Event(name, given, at) for name, at, given in planned.events],
-                links,
-                _KINDS[planned.kind],
-                status=status,
-                start_time=planned.start_ns,
-                end_time=planned.end_ns,
-                instrumentation_scope=_SCOPE,
-            )
-        )
+        self._queue.on_end(MadeSpan(planned, context, parent, links))  # type: ignore[arg-type]  # it reads `context`
 
     def shutdown(self) -> None:
         self._queue.shutdown()  # type: ignore[no-untyped-call]

@@ -18,12 +18,12 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-from opentelemetry.trace import Link, SpanContext
+from opentelemetry.trace import SpanContext
 
 from gateway.telemetry import spans
+from gateway.telemetry.made_span import Exporter
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.span_export import SpanExport, TraceIds, parse
 
@@ -45,14 +45,13 @@ class Tracing:
         self,
         ratio: float,
         parents_from: Sequence[Network],
-        export_to: SpanExporter | None,
+        export_to: Exporter | None,
         *,
-        slot: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
         self._parents_from = tuple(parents_from)
-        self._out = SpanExport(export_to, slot) if export_to is not None else None
+        self._out = SpanExport(export_to) if export_to is not None else None
         self._slowest = _Slowest(clock)
         self._rounds: deque[tuple[int, int]] = deque(maxlen=MAX_SHIP_ROUNDS)
         """Rounds of the shipper: SQL has what was durable at the first of the two times since the second one."""
@@ -132,7 +131,7 @@ class Tracing:
         assert self._out is not None
         parent = self._continued(record)
         client = None if parent else parse(record.traceparent)
-        if not self._out.send(spans.plan(record), TraceIds.of(record), parent, [Link(client)] if client else []):
+        if not self._out.send(spans.plan(record), TraceIds.of(record), parent, [client] if client else []):
             return
         if record.settled_mono_ns is None:
             return

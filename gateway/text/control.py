@@ -16,6 +16,8 @@ class ControlTokens:
         self._longest = max((len(text) for text in texts), default=0)
         self._heads = frozenset(text[:size] for text in texts for size in range(1, len(text)))
         self._tails = frozenset(text[-size:] for text in texts for size in range(1, len(text)))
+        self._firsts = frozenset(text[0] for text in texts)
+        self._lasts = frozenset(text[-1] for text in texts)
 
     def tokens(self, text: str) -> Iterator[tuple[int, str]]:
         """Yields (place, token) without overlaps: leftmost, then longest, as the tokenizer itself matches."""
@@ -33,10 +35,14 @@ class ControlTokens:
 
     def begins_in(self, text: str) -> bool:
         """Returns whether the end of `text` is the beginning of a token."""
+        if self._firsts.isdisjoint(text[-self._longest :]):
+            return False
         return any(text[-size:] in self._heads for size in range(1, min(len(text), self._longest) + 1))
 
     def ends_in(self, text: str) -> bool:
         """Returns whether the beginning of `text` is the end of a token."""
+        if self._lasts.isdisjoint(text[: self._longest]):
+            return False
         return any(text[:size] in self._tails for size in range(1, min(len(text), self._longest) + 1))
 
     def _search(self, text: str, start: int) -> re.Match[str] | None:

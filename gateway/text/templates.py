@@ -156,7 +156,7 @@ class ChatTemplate:
 
     @functools.cached_property
     def takes_late_system(self) -> bool:
-        """Whether a system message behind another message reaches the prompt. Some templates refuse it or drop it."""
+        """Whether a system message after another message reaches the prompt. Some templates refuse it or drop it."""
         mark = "late system message"
         messages = [{"role": "user", "content": "question"}, {"role": "system", "content": mark}]
         try:

@@ -32,7 +32,7 @@ CACHED_WORDS = 1_000
 8 KB. Its own bound is 10,000. Usual words are met early, so a tenth of them is nearly as fast.
 """
 _SPARE_TOKENS = 64
-"""Tokens that are encoded beyond a cut, because the last ones depend on the text behind them."""
+"""Tokens that are encoded beyond a cut, because the last ones depend on the text after them."""
 # Private-use characters of plane 15: valid Unicode that no tokenizer treats specially.
 _PRIVATE = range(0xF0000, 0xFFFFE)
 

@@ -19,7 +19,6 @@ class Breaker:
     def __init__(self) -> None:
         self.num_failures = 0
         """Failures in a row."""
-        self.num_opened = 0
         self.reason = ""
         """The reason why it opened last; a fixed word."""
         self._open_until = 0.0
@@ -52,12 +51,10 @@ class Breaker:
 
     def failed(self, now: float, reason: str, *, at_once: bool = False) -> None:
         """Counts a failure. `at_once` opens it without waiting for more: the credential is refused."""
-        was_open = self.num_failures >= MOST_FAILURES
         self._tries = False
         self.num_failures = max(self.num_failures + 1, MOST_FAILURES if at_once else 0)
         if self.num_failures < MOST_FAILURES:
             return
-        self.num_opened += not was_open
         self.reason = reason
         wait_s = FIRST_WAIT_S * 2 ** min(10, self.num_failures - MOST_FAILURES)
         self._open_until = now + min(LONGEST_WAIT_S, wait_s)

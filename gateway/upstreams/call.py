@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from accounting.values.types import BoughtAttempt, Usage
-from gateway.routing.upstream.base import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
+from gateway.routing.links.link import CallPiece, Event, Lost, Mailbox, Refused, TextDelta
 from gateway.upstreams import answer as answers
 from gateway.upstreams import exchange, outcomes
 from gateway.upstreams.answer import Answer
@@ -27,7 +27,8 @@ from gateway.upstreams.place import Place
 from gateway.upstreams.wires import kinds
 from gateway.upstreams.wires.values import Ask, Chunk, Counter
 from gateway.upstreams.witness import Judged
-from workers.protocol.messages import Finished, TimelineEvent, TokenDelta, TokenUsage
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import Finished, TimelineEvent, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class UpstreamCall:
         number: int,
         ended: Callable[[UpstreamCall], None],
     ) -> None:
-        """`places` chooses the next place, given those that were tried; `ended` is told once nothing more comes."""
+        """`places` chooses the next place, given those that were tried; `ended` is called once nothing more comes."""
         self.worker = f"upstream:{order.served}"
         self.bought: list[BoughtAttempt] = []
         self._order, self._places, self._session = order, places, session
@@ -158,7 +159,7 @@ class UpstreamCall:
         self._tell(chunk.index, answer.shown, chunk.text, chunk.reasoning, calls)
 
     async def _covered(self, num_tokens: int) -> None:
-        """Waits until the lease covers so many tokens. Raises `LeaseEnded` if it never will."""
+        """Waits until the lease covers that number of tokens. Raises `LeaseEnded` if it never will."""
         while num_tokens > self._bound:
             if self._is_last or self._bound >= self._wanted:
                 raise LeaseEnded

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 import aiohttp
 from aiohttp import web
 
-from gateway.routing.upstream.base import Mailbox
-from gateway.routing.upstream.cache_view import CacheView
+from gateway.routing.links.cache_view import CacheView
+from gateway.routing.links.link import Mailbox
 from gateway.upstreams.call import Order, UpstreamCall
 from gateway.upstreams.place import Place
 from gateway.upstreams.wires.values import Ask, Counter, Upstream
-from workers.protocol.messages import PROTOCOL_VERSION, AdapterState, GenerateRequest, Hello, WorkerStatus
+from workers.protocol.messages import PROTOCOL_VERSION, GenerateRequest, Hello
 from workers.protocol.registry import Registration
+from workers.protocol.reports import AdapterState, WorkerStatus
 
 ROOT = "upstream:"
 """The roots of requests that were bought begin so."""

@@ -41,10 +41,6 @@ def unavailable(wait_s: float = 1.0) -> errors.ApiError:
     return errors.unavailable("upstream_unavailable", "This model's provider cannot answer now.", wait_ms)
 
 
-def broken_off() -> errors.ApiError:
-    return errors.unavailable("upstream_lost", "The provider that ran this request was lost.")
-
-
 def client_error(fault: Fault) -> errors.ApiError:
     """Returns what the tenant sees once no attempt is left."""
     if fault.error is not None:
@@ -94,7 +90,7 @@ def _said(body: bytes) -> str:
     """Returns code and message of an error body in lower case, to be searched and never to be shown."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     error = value.get("error", value) if isinstance(value, dict) else {}
     if not isinstance(error, dict):

@@ -1,4 +1,4 @@
-"""Our own count beside the provider's statement: what is billed, and how a difference is called. Pure.
+"""Our own count compared with the provider's statement: what is billed, and the name of a difference. Pure.
 
 The tenant is billed what the provider states, within what we can have seen: never more than the highest number of tokens
 that the bytes can be, and never less than the lowest. What is left is drift, which has a name and is the operator's.
@@ -30,7 +30,7 @@ def likely(num_bytes: int) -> int:
 
 
 def of_bytes(num_bytes: int, overhead: int) -> Interval:
-    """Returns the tokens that a text of so many bytes can have, with so many more that have no text."""
+    """Returns the tokens that a text of that many bytes can have, plus those that have no text."""
     return Interval(num_bytes // MOST_BYTES_PER_TOKEN, likely(num_bytes), num_bytes + overhead)
 
 

@@ -100,18 +100,22 @@ def _delta(part: Part) -> dict[str, Any]:
             return {"content": text}
         case Reasoning(text):
             return {"reasoning_content": text, "reasoning": text}
-        case CallBegin(index, id, name):
-            function = {"name": name, "arguments": ""}
-            return {"tool_calls": [{"index": index, "id": id, "type": "function", "function": function}]}
+        case CallBegin(index):
+            return {"tool_calls": [{"index": index, **_call(part, "")}]}
+        case CallArguments(index, text, is_custom=True):
+            return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
         case CallArguments(index, text):
             return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
+def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:
+    if begin.is_custom:
+        return {"id": begin.id, "type": "custom", "custom": {"name": begin.name, "input": arguments}}
+    return {"id": begin.id, "type": "function", "function": {"name": begin.name, "arguments": arguments}}
+
+
 def _message(folded: Folded, with_reasoning: bool, echo: str) -> dict[str, Any]:
-    calls = [
-        {"id": begin.id, "type": "function", "function": {"name": begin.name, "arguments": arguments}}
-        for begin, arguments in folded.calls
-    ]
+    calls = [_call(begin, arguments) for begin, arguments in folded.calls]
     message: dict[str, Any] = {"role": "assistant", "content": echo + folded.text, "refusal": None}
     if calls:
         message |= {"content": echo + folded.text or None, "tool_calls": calls}

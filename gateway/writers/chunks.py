@@ -16,6 +16,7 @@ from gateway.generation.generation import ChoicePiece
 from gateway.generation.models import fingerprint
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.http.sse import CHAT
 from gateway.parsers.parts import Text
 from gateway.schema.sampling import SamplingFields
 from gateway.text.choice import Piece
@@ -59,8 +60,7 @@ class ChoiceForm(Protocol):
 class ChunkWriter:
     """The writer (`gateway/generation/writer.py`) of one answer. The very last closing chunk waits for the settlement."""
 
-    named_events = False
-    ends_with_done = True
+    style = CHAT
 
     def __init__(self, form: ChoiceForm, fields: SamplingFields, num_choices: int) -> None:
         self._form = form
@@ -76,7 +76,7 @@ class ChunkWriter:
         """Returns the usage so far, which each chunk then has."""
         self._usage: dict[str, Any] | None = None
         self._around: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and behind the text in a chunk with nothing but text, by the index of its choice."""
+        """The bytes before and after the text in a chunk with nothing but text, by the index of its choice."""
 
     def opening(self, root: str) -> list[Any]:
         self._root = root

@@ -10,6 +10,7 @@ from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.http.sse import RESPONSES
 from gateway.parsers.parts import Text
 from gateway.writers.response_items import Seal
 from gateway.writers.responses import usage_of
@@ -18,8 +19,7 @@ from gateway.writers.responses import usage_of
 class CompactionWriter:
     """The writer (`gateway/generation/writer.py`) of a compaction, which has a body and no stream."""
 
-    named_events = True
-    ends_with_done = True
+    style = RESPONSES
 
     def __init__(self, response_id: str, kept: Sequence[Any], seal: Seal) -> None:
         """`kept` are the items that stay as they are."""

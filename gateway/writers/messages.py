@@ -18,6 +18,7 @@ from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
 from gateway.http.dialects import anthropic_error
+from gateway.http.sse import MESSAGES
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text
 from gateway.writers.partial_json import complete_prefix
 
@@ -108,8 +109,7 @@ class Blocks:
 class MessageWriter:
     """The writer (`gateway/generation/writer.py`) of one message. `prompt` is to be set before the first event."""
 
-    named_events = True
-    ends_with_done = False
+    style = MESSAGES
 
     def __init__(self, model: str, tier: str, *, fills_context: bool = False) -> None:
         """Takes the model's name as it was asked for. If `fills_context`, an output that ends at its bound has reached
@@ -125,7 +125,7 @@ class MessageWriter:
 
     def opening(self, root: str) -> list[Any]:
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, self._usage(self.prompt, 0))
-        return [{"type": "message_start", "message": message}]
+        return [{"type": "message_start", "message": message}, MESSAGES.ping]
 
     def of(self, found: Sequence[Numbered]) -> list[Any]:
         return self._events(numbered.piece for numbered in found)

@@ -48,5 +48,5 @@ def _closed(text: str) -> str:
             is_value, at_key = False, False
         if is_value:
             end = place
-    # A bracket is part of a value, so none was opened or closed behind the last value.
+    # A bracket is part of a value, so none was opened or closed after the last value.
     return text[:end] + "".join(reversed(open_brackets))

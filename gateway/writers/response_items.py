@@ -1,6 +1,6 @@
 """The output of a response as it grows: parts of a choice become items, and each change of an item is an event. Pure.
 
-An item is a message, a piece of reasoning, or a call of a function. At most one item is open at a time.
+An item is a message, a piece of reasoning, or a call of a function or of a custom tool. At most one item is open at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ Event = dict[str, Any]
 Seal = Callable[[str], str]
 """Returns the encrypted form of a reasoning text."""
 
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+Kind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
+_PREFIXES: Mapping[Kind, str] = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_CALLED_WITH: Mapping[Kind, tuple[str, str]] = {
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
+"""The events of what a tool is called with, and the field that has it."""
 
 
 @dataclass
 class Item:
-    kind: Literal["message", "reasoning", "function_call"]
+    kind: Kind
     id: str
     index: int
     call: dict[str, str] | None = None
@@ -45,7 +51,7 @@ class Item:
         """Returns the item as clients see it."""
         own: dict[str, Any] = {"id": self.id, "type": self.kind, "status": self.status}
         if self.call is not None:
-            return own | self.call | {"arguments": self.text}
+            return own | self.call | {_CALLED_WITH[self.kind][1]: self.text}
         content = [self.part()] if self.texts or self.status != "in_progress" else []
         if self.kind == "message":
             return own | {"role": "assistant", "content": content}
@@ -76,12 +82,13 @@ class ResponseItems:
                     logprobs = ()
                 case Reasoning(text):
                     events += self._grow("reasoning", text)
-                case CallBegin():
-                    events += [*self._close("completed"), *self._begin("function_call", part)]
+                case CallBegin(is_custom=is_custom):
+                    kind: Kind = "custom_tool_call" if is_custom else "function_call"
+                    events += [*self._close("completed"), *self._begin(kind, part)]
                 case CallArguments(_, text):
                     assert self._open is not None
                     self._open.texts.append(text)
-                    events.append(self._event("response.function_call_arguments.delta", self._open, delta=text))
+                    events.append(self._event(f"{_CALLED_WITH[self._open.kind][0]}.delta", self._open, delta=text))
         return events
 
     def end(self, *, is_whole: bool) -> list[Event]:
@@ -104,9 +111,7 @@ class ResponseItems:
         more = {"content_index": 0, "delta": text, "logprobs": list(logprobs)}
         return [*events, self._event("response.output_text.delta", item, **more)]
 
-    def _begin(
-        self, kind: Literal["message", "reasoning", "function_call"], begin: CallBegin | None = None
-    ) -> list[Event]:
+    def _begin(self, kind: Kind, begin: CallBegin | None = None) -> list[Event]:
         index = len(self.items)
         call = None if begin is None else self._call(begin)
         item = self._open = Item(kind, f"{_PREFIXES[kind]}_{self._key}{index:04x}", index, call)
@@ -135,8 +140,9 @@ class ResponseItems:
         ]
 
     def _done(self, item: Item) -> list[Event]:
-        if item.kind == "function_call":
-            return [self._event("response.function_call_arguments.done", item, arguments=item.text)]
+        if item.kind in _CALLED_WITH:
+            event, name = _CALLED_WITH[item.kind]
+            return [self._event(f"{event}.done", item, **{name: item.text})]
         if item.kind == "reasoning":
             last = self._event("response.reasoning_text.done", item, content_index=0, text=item.text)
         else:

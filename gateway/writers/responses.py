@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from accounting.values.types import Usage
@@ -11,6 +12,7 @@ from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.http.sse import RESPONSES
 from gateway.parsers.parts import Text
 from gateway.text.choice import TokenEntry
 from gateway.text.tokenizer import ModelTokenizer
@@ -21,11 +23,18 @@ Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "
 PREFIX = "resp_"
 
 
+@dataclass(frozen=True)
+class Bill:
+    """The cost of a run that has no whole answer, as clients see it."""
+
+    usage: dict[str, Any]
+    headgate: dict[str, Any]
+
+
 class ResponseWriter:
     """The writer (`gateway/generation/writer.py`) of one response. Body and events are made by one `ResponseItems`."""
 
-    named_events = True
-    ends_with_done = True
+    style = RESPONSES
 
     def __init__(
         self,
@@ -80,11 +89,23 @@ class ResponseWriter:
         return self.response(self._status, ending)
 
     def failed(self, error: ApiError, request_id: str) -> list[Any]:
-        events = [] if self._is_open else self.opening("")
-        return events + self._number([{"type": "response.failed", "response": self.failure(error, request_id)}])
+        return self._failed(self.failure(error, request_id))
 
     def failure(self, error: ApiError, request_id: str) -> dict[str, Any]:
         return self.response("failed") | failed_fields(error, request_id)
+
+    def ended(self, error: ApiError, request_id: str, bill: Bill | None) -> tuple[dict[str, Any], list[Any]]:
+        """Ends a run that failed. Returns the Response object and the last events. A `bill` is told where the failure is
+        not free, as when the key was revoked.
+        """
+        body = self.failure(error, request_id)
+        if bill is not None:
+            body |= {"usage": bill.usage, "headgate": body["headgate"] | bill.headgate}
+        return body, self._failed(body)
+
+    def _failed(self, body: dict[str, Any]) -> list[Any]:
+        events = [] if self._is_open else self.opening("")
+        return events + self._number([{"type": "response.failed", "response": body}])
 
     def response(self, status: Status, ending: Ending | None = None) -> dict[str, Any]:
         """Returns the Response object with the output so far."""

@@ -178,7 +178,7 @@ def _normed(job, weight, eps, private, thread, stage):
     while piece < pieces:
         first = piece * _NORMED_AT_ONCE
         _norm_lines(job, weight, eps, shared, first, min(lines, first + _NORMED_AT_ONCE))
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
     return shared
@@ -208,7 +208,7 @@ def _project(job, layer, x, thread, stage):
         panel_product(kind, panel, x, x_stride, hidden, out, 4 * width, lines)
         if bias != 0:
             add_bias(out, 4 * width, lines, bias + PANEL_BYTES * piece)
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 
@@ -224,7 +224,7 @@ def _store(job, layer, numbers, private, thread, stage):
             for kv_head in range(integer_at(job + _KV_HEADS)):
                 to = place + line - first
                 _store_head(job, layer, numbers, private, line, to, integer_at(part + _TABLE), kv_head)
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 
@@ -246,7 +246,7 @@ def _attend(job, layer, numbers, private, thread, stage):
         else:
             for line in range(first, end):
                 _attend_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 
@@ -384,7 +384,7 @@ def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
                 for at in range(0, PANEL_BYTES, 64):
                     store(to + at, load(to + at) + load(private + PANEL_BYTES * line + at))
                 to += 4 * hidden
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 
@@ -410,7 +410,7 @@ def _gate(job, layer, x, private, thread, stage):
                 add_bias(up, PANEL_BYTES, some, bias + PANEL_BYTES * (pieces + piece))
             to = integer_at(job + _GATED) + (first * inner + PANEL * piece) * (2 if as_pairs else 4)
             _silu_mul_lines(gate, up, to, inner, some, as_pairs)
-        done(stage, threads)
+        done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 

@@ -14,7 +14,6 @@ from typing import Literal
 VARIABLE = "HEADGATE_ENGINE_CPU"
 
 Instruction = Literal["avx512", "bf16", "amx", "amx_fp16"]
-Kind = Literal["auto", "avx2", "avx512", "avx512_bf16", "amx"]
 
 _OF_KIND: dict[str, frozenset[Instruction]] = {
     "avx2": frozenset(),

@@ -16,9 +16,10 @@ from ops.dashboards.jobs import JOBS
 from ops.dashboards.overview import OVERVIEW
 from ops.dashboards.panels import VARIABLES, Dashboard, Panel
 from ops.dashboards.tenants import TENANTS
+from ops.dashboards.upstreams import UPSTREAMS
 
 FOLDER = Path(__file__).resolve().parents[1] / "grafana"
-DASHBOARDS = (OVERVIEW, TENANTS, CACHE, JOBS, ENGINE, FAIRNESS)
+DASHBOARDS = (OVERVIEW, TENANTS, CACHE, JOBS, ENGINE, FAIRNESS, UPSTREAMS)
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 COLUMNS, WIDTH, HEIGHT = 3, 8, 7
 """Panels in a row, and the size of each in cells of Grafana's grid, which is 24 cells wide."""

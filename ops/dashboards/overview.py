@@ -124,6 +124,12 @@ OVERVIEW = Dashboard(
                     ("sum by (state) (max by (worker, state) (headgate_worker_state))", "{{state}}"),
                 ),
                 panel(
+                    "Request log",
+                    "short",
+                    ("sum(rate(headgate_request_log_rows_total[$rate]))", "rows written per second"),
+                    ("sum(increase(headgate_request_log_rows_dropped_total[$rate]))", "rows dropped"),
+                ),
+                panel(
                     "Lost links and dropped spans",
                     "short",
                     ("sum(increase(headgate_worker_links_lost_total[$rate]))", "links"),

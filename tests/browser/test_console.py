@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import console_history
 import pytest
+from console_history import Owner
 from running import Server
 
+from accounting.database.db import Database
 from gateway.console.navigation import screens_of
 
 from .conftest import SHOTS, SIZES
@@ -69,32 +77,80 @@ def visitor(chromium: Any, server: Server, key: str, size: str, **options: Any) 
         context.close()
 
 
+@dataclass(frozen=True)
+class Used:
+    """A server with two months of three tenants, so that no screen is empty."""
+
+    server: Server
+    owner: Owner
+
+    def key_of(self, role: str) -> str:
+        return self.server.ready["admin_key"] if role == "operator" else self.owner.key
+
+
 @pytest.fixture(scope="module")
-def used_server(server: Server) -> Server:
-    """With some requests, so that no screen is empty."""
-    client = server.client()
+def used(server: Server) -> Used:
+    async def fill() -> Sequence[Owner]:
+        database = Database(f"sqlite+aiosqlite:///{server.home / 'headgate.db'}")
+        try:
+            return await console_history.fill(database, (server.home / "secrets" / "pepper").read_bytes(), server.model)
+        finally:
+            await database.close()
+
+    with ThreadPoolExecutor() as pool:  # playwright runs a loop in this thread
+        owner = pool.submit(lambda: asyncio.run(fill())).result()[0]
+    server.admin(
+        "POST",
+        "/admin/v1/budgets",
+        json={"project_id": owner.tenant_id, "period": "month", "limit_micro_units": 150_000_000, "hard": True},
+    )
+    client = server.client(owner.key)
     for number in range(3):
         client.chat.completions.create(
             model=server.model, max_tokens=8, user="maria", messages=[{"role": "user", "content": f"Hello {number}"}]
         )
-    return server
+    return Used(server, owner)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("who", "role"), [("admin_key", "operator"), ("api_key", "admin")])
+@pytest.mark.parametrize("role", ["operator", "admin"])
 def test_every_screen_is_readable_and_stays_on_this_host(
-    chromium: Any, used_server: Server, who: str, role: str, size: str, scheme: str
+    chromium: Any, used: Used, role: str, size: str, scheme: str
 ) -> None:
-    with visitor(chromium, used_server, used_server.ready[who], size, color_scheme=scheme) as one:
+    with visitor(chromium, used.server, used.key_of(role), size, color_scheme=scheme) as one:
         for screen in screens_of(role):
             one.open(screen.path)
             one.check(f"{role}-{size}-{scheme}{screen.path.replace('/', '-') or '-home'}")
 
 
-def test_from_a_new_key_to_a_charge_and_a_batch(chromium: Any, used_server: Server) -> None:
-    """An operator makes a key; its owner chats, finds the request with its waterfall, and lets a batch run."""
-    tenant = used_server.admin("GET", "/v1/organization/projects")["data"][0]["id"]
+@pytest.mark.parametrize(("size", "scheme"), [("desktop", "dark"), ("phone", "light")])
+def test_the_pages_behind_the_tables_are_readable_too(chromium: Any, used: Used, size: str, scheme: str) -> None:
+    tenant = used.owner.tenant_id
+    with visitor(chromium, used.server, used.key_of("operator"), size, color_scheme=scheme) as one:
+        paths = [
+            f"/tenants/{tenant}",
+            f"/tenants/{tenant}/billing",
+            f"/keys?project_id={tenant}",
+            f"/keys/{used.owner.key_id}",
+        ]
+        paths += ["/keys/new", "/issuer", "/prices/edit?like=history-3@1", "/prices/history-3/1", "/cache/prefixes"]
+        paths += [f"/usage/changes?project_id={tenant}", "/usage/labels", f"/usage?group=tenant&project_id={tenant}"]
+        paths += [f"/invoices/draft?project_id={tenant}&period={time.strftime('%Y-%m', time.gmtime())}"]
+        for screen in ("/requests?status_class=2xx&outcome=ok", "/sessions", "/workers"):
+            one.open(screen)
+            link = one.page.locator("tbody td a[href*='/console']").first
+            paths.append(link.get_attribute("href").removeprefix("/console"))
+        for path in paths:
+            one.open(path)
+            one.check(f"page-{size}-{scheme}{re.sub('[^a-z]+', '-', path.partition('?')[0])[:40]}")
+
+
+def test_from_a_new_key_to_a_charge_a_batch_and_an_invoice(chromium: Any, used: Used) -> None:
+    """An operator makes a key and closes a month; the key's owner chats, finds the request with its waterfall, watches a
+    batch to its end and downloads the invoice."""
+    used_server, tenant = used.server, used.owner.tenant_id
+    month = console_history.last_month(time.time())
     with visitor(chromium, used_server, used_server.ready["admin_key"], "desktop") as operator:
         page = operator.page
         operator.open(f"/keys/new?project_id={tenant}")
@@ -105,6 +161,12 @@ def test_from_a_new_key_to_a_charge_and_a_batch(chromium: Any, used_server: Serv
         key = page.locator("pre.copy").inner_text().strip()
         assert key.startswith("hg_live_")
         operator.check("journey-1-key")
+        operator.open("/invoices")
+        page.get_by_label("Month to close (2026-10)").fill(month)
+        page.get_by_label("I know that a closed month is never opened again").check()
+        page.get_by_role("button", name="Close").click()
+        page.get_by_text(f"Closed {month}: 3 invoices were made.").wait_for()
+        operator.check("journey-2-closed")
     with visitor(chromium, used_server, key, "desktop") as owner:
         page = owner.page
         owner.open("/playground")
@@ -112,14 +174,14 @@ def test_from_a_new_key_to_a_charge_and_a_batch(chromium: Any, used_server: Serv
         page.get_by_label("Most tokens of output").fill("16")
         page.get_by_role("button", name="Send").click()
         page.get_by_role("link", name="The request").wait_for(timeout=30_000)
-        owner.check("journey-2-answer")
+        owner.check("journey-3-answer")
         request_id = page.get_by_role("link", name="The request").get_attribute("href").rpartition("/")[2]
         page.wait_for_timeout(2_000)
         owner.open("/requests")
         assert request_id in page.content(), "the request log has a request after two seconds"
         owner.open(f"/requests/{request_id}")
         assert {"prefill", "decode", "settle"} <= set(page.inner_text("table.waterfall").split())
-        owner.check("journey-3-waterfall")
+        owner.check("journey-4-waterfall")
         body = {"model": used_server.model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
         lines = [
             {"custom_id": f"line-{n}", "method": "POST", "url": "/v1/chat/completions", "body": body} for n in range(3)
@@ -127,10 +189,19 @@ def test_from_a_new_key_to_a_charge_and_a_batch(chromium: Any, used_server: Serv
         owner.open("/batches")
         page.get_by_label("Lines of JSON").fill("\n".join(json.dumps(line) for line in lines))
         page.get_by_role("button", name="Submit").click()
-        page.get_by_role("link", name="Results").wait_for(timeout=60_000)  # the page shows itself anew
-        owner.check("journey-4-batch")
+        owner.check("journey-5-running")
+        page.get_by_role("link", name="Results", exact=True).wait_for(timeout=60_000)  # the page shows itself anew
+        owner.check("journey-6-batch")
         with page.expect_download() as download:
-            page.get_by_role("link", name="Results").click()
+            page.get_by_role("link", name="Results", exact=True).click()
         answers = [json.loads(line) for line in download.value.path().read_text().splitlines()]
         assert {answer["custom_id"] for answer in answers} == {"line-0", "line-1", "line-2"}
         assert all(answer["response"]["status_code"] == 200 for answer in answers)
+        owner.open("/invoices")
+        page.get_by_role("link", name="INV-").click()
+        page.get_by_role("link", name="PDF").wait_for()
+        assert used.owner.tenant_id in page.inner_text("main")
+        owner.check("journey-7-invoice")
+        with page.expect_download() as download:
+            page.get_by_role("link", name="PDF").click()
+        assert download.value.path().read_bytes().startswith(b"%PDF-")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import json
@@ -17,6 +18,7 @@ import openai
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_server import ROOT, program, running_prometheus
+from provider import KEY, declared, running_provider
 from running import PATIENT, Server
 
 WINDOW = "10s"
@@ -89,6 +91,11 @@ def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
                 model=server.model, messages=[{"role": "user", "content": "x"}], max_tokens=8, temperature=9
             )
 
+    bought = server.client(_buyer(server), max_retries=0)
+
+    def buy() -> None:
+        bought.chat.completions.create(model="bought", messages=[{"role": "user", "content": "Hello"}], max_tokens=8)
+
     def leave() -> None:
         chunks = streams.chat.completions.create(
             model=server.model, messages=[{"role": "user", "content": "Count."}], max_tokens=100, stream=True
@@ -97,7 +104,34 @@ def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
         chunks.close()
 
     # The long one is extended beyond its first lease of 128 tokens.
-    return partial(stream, 8), partial(stream, 140), answer, refused, leave
+    return partial(stream, 8), partial(stream, 140), answer, refused, leave, buy
+
+
+def _buyer(server: Server) -> str:
+    """The key of a tenant that may buy the upstream's model."""
+    tenant, key = server.tenant_key("buys")
+    rates = {"cache_read": 100_000, "cache_write": 1_000_000, "uncached": 1_000_000, "output": 2_000_000}
+    sheet = {"sheet": "bought", "rates": [{"model": "bought", "tier": "interactive", **rates}]}
+    server.admin("POST", "/admin/v1/price-sheets", json=sheet)
+    server.admin("PUT", f"/admin/v1/tenants/{tenant}/price-sheet", json={"sheet": "bought"})
+    return key
+
+
+@contextlib.contextmanager
+def provider_of_others() -> Iterator[dict]:
+    """A provider in a loop of its own; its declaration as an upstream."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    running = running_provider()
+    found = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(10)
+    try:
+        yield declared(found)
+    finally:
+        asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 def submit_batch(server: Server) -> None:
@@ -117,13 +151,17 @@ def test_no_panel_is_empty_under_mixed_load(start_server, tmp_path):
     program("prometheus")
     wanted = expressions()
     assert len(wanted) > 80
-    server = start_server("--gateways", "2", env={**PATIENT, "HEADGATE_TRACE_RATIO": "1"})
     directory = tmp_path / "prometheus"
     directory.mkdir()
-    with running_prometheus(directory, server.ready["metrics"]) as prometheus:
+    with contextlib.ExitStack() as stack:
+        upstreams = {"mock": stack.enter_context(provider_of_others())}
+        variables = {"HEADGATE_UPSTREAMS": json.dumps(upstreams), "PROVIDER_KEY": KEY, "HEADGATE_TRACE_RATIO": "1"}
+        server = start_server("--gateways", "2", env=PATIENT | variables)
+        prometheus = stack.enter_context(running_prometheus(directory, server.ready["metrics"]))
+        works = mixed_load(server)
         began = time.time()
         submit_batch(server)
-        with repeated(*mixed_load(server)):
+        with repeated(*works):
             time.sleep(LOAD_S)  # rates need some scrapes
             empty = wanted
             while empty and time.time() < began + LIMIT_S:
@@ -152,7 +190,8 @@ def exemplars(prometheus, since: float) -> int:
 
 def every_family_is_on_the_page(server: Server) -> None:
     """docs/observability.md lists the families that exist, and no other ones."""
-    text = Path(ROOT / "docs" / "observability.md").read_text()
+    page = Path(ROOT / "docs" / "observability.md").read_text()
+    text = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
     listed = set(re.findall(r"^\| `([a-z0-9_:]+)` \|", text, re.MULTILINE))
     live = set()
     for urls in server.ready["metrics"].values():

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
-from kernels.cpu import instructions
+from kernels.cpu import instructions, waiting
 from workers.engine import settings, techniques
 from workers.engine.engine import Engine
 from workers.engine.grammars import library
@@ -54,6 +54,7 @@ def main() -> int:
         told = settings.load()
         logs.configure(told.log_level, worker=told.worker)
         instructions.limit_libraries()
+        waiting.bound()
         meeting = meeting_file(told.run_dir, told.worker)
         with Ranks(told.engine_tensor_parallel, meeting) as ranks:
             return run(told, ranks)

@@ -46,19 +46,17 @@ from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import Row, StepRunner
 from workers.engine.values.queue_figures import QueueFigures
 from workers.engine.values.record import Rate, StepRecord, StepTotals
+from workers.protocol.counts import EngineAck, EngineRecord
 from workers.protocol.messages import (
     AdapterCommand,
-    AdapterState,
     CacheCommand,
     CacheProbe,
     Cancel,
-    EngineAck,
-    EngineRecord,
     ExtendLease,
     GenerateRequest,
     Message,
-    WorkerStatus,
 )
+from workers.protocol.reports import AdapterState, WorkerStatus
 
 logger = logging.getLogger(__name__)
 

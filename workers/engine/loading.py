@@ -50,7 +50,7 @@ def load(
     )
     if _is_encoder(told):
         if size > 1:
-            raise ModelError("An encoder is not split over several ranks.")
+            raise ModelError("An encoder cannot be combined with tensor parallelism.")
         return EncoderRunner(settings)
     runner = ModelRunner(settings, parallel)
     if runner.loaded.adapters is not None:
@@ -104,7 +104,7 @@ def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
 def load_heads(told: WorkerSettings, target: StepRunner) -> Heads:
     """Loads the heads onto the model's device, in its dtype. Raises ModelError."""
     if not isinstance(target, ModelRunner):
-        raise ModelError("Heads and several ranks do not go together.")
+        raise ModelError("Heads cannot be combined with tensor parallelism.")
     assert told.engine_heads is not None
     weight = hf.embedding_weight(target.loaded.model)
     size = weight.shape[1]

@@ -15,7 +15,7 @@ from workers.engine.reports.occupancy_metrics import OccupancyMetrics
 from workers.engine.reports.queue_metrics import QueueMetrics
 from workers.engine.reports.step_metrics import StepMetrics
 from workers.engine.values.plan import KernelState
-from workers.protocol.messages import WorkerStatus
+from workers.protocol.reports import WorkerStatus
 
 
 class Metrics:

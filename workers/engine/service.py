@@ -1,9 +1,7 @@
-"""The worker's I/O on one asyncio loop: links to gateways, the engine thread beside it, the registration in Redis,
-drain.
+"""The worker's I/O on one asyncio loop: links to gateways, the engine thread, the drain.
 
 The module knows messages, and links by number. It knows no sequence and no block. It reaches the engine thread by one
-queue, which answers by `call_soon_threadsafe`; there is no lock. Redis only stores where this worker is. Without Redis
-everything goes on.
+queue, and the thread answers by `call_soon_threadsafe`; there is no lock.
 """
 
 from __future__ import annotations
@@ -22,35 +20,30 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
-import redis.asyncio
-import redis.exceptions
 
 from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
 from workers.engine.journal.shipping import Shipper
 from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
+from workers.engine.registration import keep_registered
 from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
-from workers.process.rounds import heed_cancellation, repeat
+from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
     AdapterCommand,
-    AdapterReport,
-    AdapterState,
     CacheEvent,
     DrainCommand,
-    EngineAck,
-    EngineRecord,
-    EngineRecords,
     Hello,
     Message,
     StepFrame,
-    WorkerStatus,
 )
+from workers.protocol.reports import AdapterReport, AdapterState, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -151,9 +144,10 @@ class Service:
             async with self._listening(), asyncio.TaskGroup() as tasks:
                 helpers = [
                     tasks.create_task(repeat(HEARTBEAT_S, self._send_heartbeats)),
-                    tasks.create_task(self._register()),
                     tasks.create_task(repeat(REPORT_EVERY_S, self._tell_residency, waits_first=True)),
                 ]
+                if self.identity.redis_url:
+                    helpers.append(tasks.create_task(keep_registered(self._registration(), self.identity.redis_url)))
                 self.ready = True
                 logger.info(
                     "worker serves",
@@ -372,44 +366,6 @@ class Service:
             if time.monotonic() >= deadline:
                 return
             await asyncio.sleep(0.01)
-
-    # --- registry ---
-
-    async def _register(self) -> None:
-        """Writes this worker's address to Redis every 2 s. If Redis is away, that is logged once and changes
-        nothing."""
-        if not self.identity.redis_url:
-            return
-        key = registry.worker_key(self.identity.worker)
-        value = registry.encode(self._registration())
-        away = False
-        client = redis.asyncio.Redis.from_url(self.identity.redis_url, socket_timeout=1, socket_connect_timeout=1)
-        try:
-            while True:
-                try:
-                    await client.set(key, value, ex=registry.REGISTRATION_TTL_S)
-                    await client.sadd(registry.WORKERS, self.identity.worker)
-                    if away:
-                        logger.info("registered again", extra={"event": "registry_back"})
-                    away = False
-                except (redis.exceptions.RedisError, OSError) as error:
-                    if not away:
-                        logger.warning("registry away: %s", error, extra={"event": "registry_away"})
-                    away = True
-                heed_cancellation()
-                await asyncio.sleep(registry.REGISTRATION_REFRESH_S)
-        finally:
-            await self._deregister(client, key, value)
-
-    async def _deregister(self, client: redis.asyncio.Redis, key: str, value: bytes) -> None:
-        """Deletes the registration, unless a successor in this slot has already written its own."""
-        try:
-            if await client.get(key) == value:
-                await client.delete(key)
-        except (redis.exceptions.RedisError, OSError):
-            pass  # it expires by itself
-        finally:
-            await client.aclose()
 
     def _registration(self) -> registry.Registration:
         return registry.Registration(

@@ -33,7 +33,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     state_dir: Path | None = None
     """Directory of the slots' journals. Unset: `home/state`."""
     slot: int = pydantic.Field(default=0, ge=0)
-    """Number of this worker among those of the state directory. Each has a journal of its own."""
+    """Number of this worker among those of the state directory. Each has its own journal."""
     model: str
     """A Hugging Face directory or a hub id."""
     model_id: str = ""
@@ -128,7 +128,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     own text, which pays where an answer copies from its prompt. suffix: also what its tenant's own namespace computed
     before. tree: as suffix, but several continuations at a time where texts went on differently. draft: a small model,
     `engine_draft_model`. heads: heads trained for the model, `engine_heads`. lookahead: the model itself, which
-    computes guesses beside each token; set 24 proposals for it."""
+    computes guesses together with each token; set 24 proposals for it."""
     engine_draft_model: str = ""
     """Directory or hub id of the draft model, whose vocabulary is the model's. On a GPU the memory share must leave
     memory for it."""
@@ -199,7 +199,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
             return self
         if self.engine_speculate != "off" or self.engine_tensor_parallel > 1:
             raise ValueError(
-                "HEADGATE_ENGINE_KV_SPARSITY goes with neither HEADGATE_ENGINE_SPECULATE nor HEADGATE_ENGINE_TENSOR_PARALLEL"
+                "HEADGATE_ENGINE_KV_SPARSITY cannot be combined with HEADGATE_ENGINE_SPECULATE or HEADGATE_ENGINE_TENSOR_PARALLEL"
             )
         return self
 
@@ -218,7 +218,7 @@ class WorkerSettings(pydantic_settings.BaseSettings):
         if self.engine_shared_cache and 64 % self.engine_block_size:
             raise ValueError("HEADGATE_ENGINE_SHARED_CACHE needs a block size that divides 64")
         if self.engine_host_cache and self.engine_tensor_parallel > 1:
-            raise ValueError("HEADGATE_ENGINE_HOST_CACHE and HEADGATE_ENGINE_TENSOR_PARALLEL do not go together")
+            raise ValueError("HEADGATE_ENGINE_HOST_CACHE cannot be combined with HEADGATE_ENGINE_TENSOR_PARALLEL")
         return self
 
     @property

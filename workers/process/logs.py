@@ -24,10 +24,12 @@ ACCESS = "gateway.access"
 """The logger of lines that are equal to each other and all count."""
 FORM = "HEADGATE_LOG_FORM"
 QUIET = ("aiohttp", "celery", "kombu")
-"""Libraries of which only warnings are told."""
+"""Libraries of which only warnings are logged."""
 
 _KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
 _encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
+_HARMLESS = frozenset({int, float, bool, type(None)})
+"""The types whose every value may appear in a line."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
@@ -70,7 +72,9 @@ class JsonFormatter(logging.Formatter):
             **({"msg": message} if event else {}),
             **self._everywhere,
         }
-        line |= {name: clean(value) for name, value in vars(record).items() if name not in _STANDARD}
+        for name, value in vars(record).items():
+            if name not in _STANDARD:
+                line[name] = value if type(value) in _HARMLESS else clean(value)
         if record.exc_info and record.exc_info[1] is not None:
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {error}" for error in errors))

@@ -35,9 +35,8 @@ _SUFFIX = ".journal"
 class Kind(IntEnum):
     HEADER = 0
     OPEN = 1
-    PROGRESS = 2
-    ATTEMPT = 3
     SETTLE = 4
+    """Numbers 2 and 3 stay free: older gateways wrote notes of progress with 2, which nobody reads."""
     VOID = 5
     SEAL = 6
     COUNTS = 16

@@ -12,7 +12,9 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
+from workers.protocol.base import Frame
+from workers.protocol.counts import EngineAck, EngineRecords, PromptCounts, ResidencyReport, TokenUsage
+from workers.protocol.reports import AdapterReport, EngineReport, WorkerStatus
 
 if TYPE_CHECKING:
     TokenIds = array[int]
@@ -20,8 +22,6 @@ else:
     TokenIds = array  # it takes no parameter at run time before Python 3.12
 
 PROTOCOL_VERSION = 1
-MAX_REPORTED_STEPS = 60
-MAX_REPORTED_TENANTS = 200
 
 Tier = Literal["interactive", "batch"]
 Task = Literal["generate", "embed", "score"]
@@ -29,10 +29,6 @@ FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
 FailCode = Literal[
     "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "disk_full", "wrong_root", "internal"
 ]
-
-
-class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=False, omit_defaults=True):
-    """The base of every struct in a frame. `omit_defaults` keeps a step's frame small."""
 
 
 class Hello(Frame, frozen=True, tag="hello"):
@@ -275,39 +271,11 @@ class TokenDelta(Frame, frozen=True):
     """The result of the input `index` of a request with `pooling`: float32, little endian. A score is one number."""
 
 
-class PromptCounts(Frame, frozen=True):
-    """The disjoint parts of the prompt, fixed when the prefill ends."""
-
-    cache_read: int = 0
-    cache_write: int = 0
-    uncached: int = 0
-
-
 class StepFrame(Frame, frozen=True, tag="step"):
     """All deltas of one step for one gateway."""
 
     step: int
     deltas: tuple[TokenDelta, ...]
-
-
-class TokenUsage(Frame, frozen=True):
-    """The token counts of the engine for one attempt. The first four are disjoint and billable: prompt = cache_read +
-    cache_write + uncached."""
-
-    cache_read: int = 0
-    cache_write: int = 0
-    """Tokens that this request computed and inserted as prefix nodes."""
-    uncached: int = 0
-    """Tokens that were computed and not inserted."""
-    output: int = 0
-    speculated: int = 0
-    """Rejected draft tokens, which are never billed."""
-    recomputed: int = 0
-    """Tokens that were computed again after preemption or resumption; they are never billed."""
-
-    @property
-    def prompt(self) -> int:
-        return self.cache_read + self.cache_write + self.uncached
 
 
 class CacheReport(Frame, frozen=True):
@@ -360,28 +328,6 @@ class Failed(Frame, frozen=True, tag="failed"):
     held_block_ms: int = 0
 
 
-class WorkerStatus(Frame, frozen=True, tag="status"):
-    """The worker's heartbeat on a link, sent each second."""
-
-    running: int = 0
-    waiting: int = 0
-    waiting_tokens: int = 0
-    free_blocks: int = 0
-    evictable_blocks: int = 0
-    prefill_rate: float = 0.0
-    """Prompt tokens per second in full steps, as the forecast of their duration gives it; 0 stands for not known."""
-    decode_rate: float = 0.0
-    """Tokens per second, as a moving average."""
-    last_step_age_ms: int = 0
-    """Milliseconds since the engine thread's last round. An engine without work, or with parked sequences only, still
-    makes two rounds a second, so a large age means a hang."""
-    draining: bool = False
-    cache_seq: int = -1
-    """The number of the last `CacheEvent`; -1 if nobody has asked for events."""
-    disk_full: bool = False
-    """The disk of the worker's journal is full: running requests end, and no new ones are accepted."""
-
-
 class CacheProbed(Frame, frozen=True, tag="peeked"):
     peek_id: int
     num_cached_tokens: int = 0
@@ -401,88 +347,9 @@ class AdapterCommand(Frame, frozen=True, tag="adapter_command"):
     """A directory in PEFT's format, on the worker's machine."""
 
 
-class AdapterState(Frame, frozen=True):
-    name: str
-    state: Literal["loading", "loaded", "unloading", "failed"]
-    identity: bytes = b""
-    """A digest of the adapter that was loaded. Equal identities mean equal KV."""
-    reason: str = ""
-
-
-class AdapterReport(Frame, frozen=True, tag="adapters"):
-    """All LoRA adapters of a worker. It is sent after the worker's hello, and whenever one changes."""
-
-    adapters: tuple[AdapterState, ...] = ()
-
-
 class DrainCommand(Frame, frozen=True, tag="drain"):
     """The worker takes nothing new from now on and finishes what runs. It is idempotent. The process stays until its
     operator ends it."""
-
-
-class KernelReport(Frame, frozen=True, array_like=True):
-    """The implementation that runs for an op, and how its comparison with the op's twin at the start ended: `twin`,
-    `equal`, `differs` or `unchecked`."""
-
-    op: str
-    implementation: str
-    state: str
-
-
-class StepReport(Frame, frozen=True, array_like=True):
-    """One step that ran recently."""
-
-    step: int
-    age_ms: int
-    """Milliseconds from its end to the report."""
-    execute_us: int
-    num_sequences: int
-    num_prefill_tokens: int
-    num_decode_tokens: int
-
-
-class TenantReport(Frame, frozen=True, array_like=True):
-    """The requests and blocks that one tenant has in the worker now."""
-
-    tenant: str
-    weight: float = 1.0
-    running: int = 0
-    waiting: int = 0
-    oldest_wait_ms: int = 0
-    held_blocks: int = 0
-    """Blocks of the prefix tree under a running sequence or a pin."""
-    retained_blocks: int = 0
-    """Blocks of the prefix tree that could be evicted."""
-    pinned_blocks: int = 0
-    evicted_blocks: int = 0
-    """Blocks that the tenant lost to anybody's need since the process began."""
-
-
-class StepTimes(Frame, frozen=True):
-    """The costs of steps, as they were seen: fixed seconds, seconds per token, seconds per token of KV that is read."""
-
-    num_steps: int = 0
-    """Steps that were seen. Below eight nothing is predicted from them."""
-    fixed_s: float = 0.0
-    token_s: float = 0.0
-    kv_token_s: float = 0.0
-
-
-class EngineReport(Frame, frozen=True, tag="engine_report"):
-    """The report of a worker for its operator, sent each second."""
-
-    wait_ms: int = 0
-    """The forecast of the waiting time of a request that comes now."""
-    step_times: StepTimes = StepTimes()
-    cache_nodes: int = 0
-    pinned_blocks: int = 0
-    evicted_blocks: dict[str, int] = {}
-    """Blocks that were evicted since the process began, by cause."""
-    kernels: tuple[KernelReport, ...] = ()
-    steps: tuple[StepReport, ...] = ()
-    """The last steps, the oldest first."""
-    tenants: tuple[TenantReport, ...] = ()
-    """The tenants with most requests, then most blocks, in the worker; at most `MAX_REPORTED_TENANTS`."""
 
 
 class Alive(Frame, frozen=True, tag="alive"):
@@ -501,52 +368,6 @@ class CacheEvent(Frame, frozen=True, tag="cache_event"):
     inserted: tuple[bytes, ...] = ()
     evicted: tuple[bytes, ...] = ()
     tier: Literal["device", "host", "shared"] = "device"
-
-
-class EngineRecord(Frame, frozen=True):
-    """One finished attempt in the engine's own journal: the independent count for metering."""
-
-    seq: int
-    request_id: str
-    attempt: int
-    tenant: str
-    root: str
-    usage: TokenUsage
-    lease_bound: int = 0
-    reason: str = ""
-
-
-class EngineRecords(Frame, frozen=True, tag="records"):
-    """Records that are sent through any connected gateway. The worker keeps them until `EngineAck`."""
-
-    worker: str
-    records: tuple[EngineRecord, ...]
-
-
-class EngineAck(Frame, frozen=True, tag="ack"):
-    worker: str
-    seq: int
-    """The last record that is committed in SQL."""
-
-
-class TenantHour(Frame, frozen=True, array_like=True):
-    """Byte-milliseconds of one hour so far: `pinned` counts KV that pins kept in the tree, `cache` all other KV
-    there."""
-
-    hour: int
-    """The first Unix second of the hour."""
-    tenant: str
-    cache: int
-    pinned: int
-
-
-class ResidencyReport(Frame, frozen=True, tag="residency"):
-    """Sums of this process for this hour and the one before, which only rise. It is sent each minute and not
-    acknowledged."""
-
-    process: str
-    model: str
-    hours: tuple[TenantHour, ...]
 
 
 ToWorker = (

@@ -85,7 +85,7 @@ def _columns(viewer: Viewer) -> Sequence[Column]:
         Column("api_key", "Key", link=_key_page if viewer.sees_all or manages else None),
         *act,
         *suspend,
-        Column("why", "Why"),
+        Column("why", "Why", "words"),
         Column("cause", "First cause of the cost"),
         Column("new_models", "New models"),
         Column("requests", "Requests, usually"),

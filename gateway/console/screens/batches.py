@@ -12,17 +12,18 @@ from typing import Any
 from aiohttp import web
 from multidict import MultiMapping
 
-from gateway.console import charts, pages
+from gateway.console import charts, choices, pages
 from gateway.console.calls import Refused
 from gateway.console.formats import NONE
 from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
 
 PAGE_ROWS = 50
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")
 FILES = ("input_file_id", "output_file_id", "error_file_id")
 _EMPTY = "There is no batch yet. Submit one below: a line of JSON for each request."
+_NONE = "No batch was found. Tenants submit them with their own keys."
 _EXAMPLE = (
     '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": '
     '{"model": "MODEL", "max_tokens": 50, "messages": [{"role": "user", "content": "Hello"}]}}'
@@ -38,15 +39,17 @@ async def _show_list(
 ) -> web.StreamResponse:
     asked = {name: request.query[name] for name in _filters(viewer) if request.query.get(name)}
     found = await viewer.get(_path(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
-    rows = [_row(batch) for batch in found["data"]]
+    tenants = await choices.tenants(viewer)
+    rows = choices.named(map(_row, found["data"]), {one["id"]: one["name"] for one in tenants})
     following = {"after": found["last_id"]} if found["has_more"] else {}
-    columns = (*_TENANT, *_COLUMNS) if viewer.sees_all else _COLUMNS
-    empty = "There is no such batch." if viewer.sees_all or asked else _EMPTY
+    columns = (*_COLUMNS[:2], choices.TENANT, *_COLUMNS[2:], choices.TENANT_ID) if viewer.sees_all else _COLUMNS
+    empty = _EMPTY if not asked and not viewer.sees_all else _NONE
     return pages.show(
         request,
         viewer,
         "batches.html",
         table=Table("batches", columns, rows, empty, following),
+        tenants=tenants,
         filters=_filters(viewer),
         endpoints=ENDPOINTS,
         given=given,
@@ -141,15 +144,12 @@ async def _upload(viewer: Viewer, lines: str) -> Any:
     return found
 
 
-_TENANT: Sequence[Column] = (
-    Column("project_id", "Tenant", "code", link=lambda row: f"{pages.ROOT}/tenants/{row['project_id']}"),
-)
 _COLUMNS: Sequence[Column] = (
     Column("created_at", "Created", "moment"),
     Column("id", "Batch", "code", link=lambda row: f"{pages.ROOT}/batches/{row['id']}"),
     Column("model", "Model"),
     Column("endpoint", "Endpoint"),
-    Column("status", "Status"),
+    Column("status", "Status", "state"),
     Column("total", "Lines", "count"),
     Column("completed", "Answered", "count"),
     Column("failed", "Failed", "count"),
@@ -173,7 +173,8 @@ _FAULTS: Sequence[Column] = (
 
 def _row(batch: Mapping[str, Any]) -> dict[str, Any]:
     progress = batch["headgate"]
-    return {**batch, **batch["request_counts"], **progress, "eta": _eta(progress["eta_s"])}
+    status = batch["status"].replace("_", " ")
+    return {**batch, **batch["request_counts"], **progress, "status": status, "eta": _eta(progress["eta_s"])}
 
 
 def _eta(seconds: int | None) -> str:

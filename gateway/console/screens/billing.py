@@ -44,6 +44,8 @@ TERMS = {
     "invoice_prefix": "Prefix of invoices (EU-)",
     "credit_note_prefix": "Prefix of credit notes (EU-CN-)",
 }
+MAX_UPLOAD_BYTES = 128 * 1024
+"""The largest form with a logo. The API says how large a logo may be."""
 TAXES = ("", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "not_subject")
 
 
@@ -56,7 +58,7 @@ async def show_customer(request: web.Request, viewer: Viewer) -> web.StreamRespo
 
 
 async def change(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    """Stores a profile. An empty field sets the default; the logo stays if no file is chosen."""
+    """Stores a profile. An empty field sets the default; the logo has a form of its own."""
     form = await pages.fields_of(request)
     names = [*_fields(request), "tax"]
     wanted: dict[str, Any] = {name: form.get(name) or None for name in names}
@@ -66,12 +68,22 @@ async def change(request: web.Request, viewer: Viewer) -> web.StreamResponse:
             wanted["payment_days"] = int(wanted["payment_days"])
     except ValueError as error:
         return await _profile_page(request, viewer, Refused(400, str(error), ""), form)
-    if form.get("logo") == "none":
-        wanted["logo"] = None
     try:
         await viewer.patch(_api_path(request), wanted)
     except Refused as refused:
         return await _profile_page(request, viewer, refused, form)
+    return pages.see_other(_own_page(request), done="changed")
+
+
+async def change_logo(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Stores the picture of the issuer's documents, or removes it."""
+    form = await pages.fields_of(request)
+    try:
+        if not form.get("logo") and "remove" not in form:
+            raise Refused(400, "Choose a file.")
+        await viewer.patch(_api_path(request), {"logo": None if "remove" in form else form["logo"]})
+    except Refused as refused:
+        return await _profile_page(request, viewer, refused)
     return pages.see_other(_own_page(request), done="changed")
 
 
@@ -149,6 +161,7 @@ def _own_page(request: web.Request) -> str:
 ROUTES = [
     pages.get("/issuer", show_issuer),
     pages.post("/issuer", change),
+    pages.post("/issuer/logo", change_logo, MAX_UPLOAD_BYTES),
     pages.get("/tenants/{id}/billing", show_customer),
     pages.post("/tenants/{id}/billing", change),
     pages.get("/invoices/draft", draft),

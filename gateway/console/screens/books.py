@@ -48,11 +48,11 @@ def _equations(verified: Mapping[str, Any] | None) -> Table:
     columns = (
         Column("id", "Id"),
         Column("name", "Equation"),
-        Column("verdict", "Verdict"),
+        Column("verdict", "Verdict", "state"),
         Column("num_checked", "Checked", "count"),
         Column("num_failures", "Failures", "count"),
         Column("named", "The first of them"),
-        Column("meaning", "Meaning"),
+        Column("meaning", "Meaning", "words"),
     )
     return Table("equations", columns, rows, "The books were not verified since Redis was started. Run the check.")
 

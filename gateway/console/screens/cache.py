@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.console import pages
+from gateway.console import choices, pages
 from gateway.console.calls import Refused
 from gateway.console.formats import money
 from gateway.console.tables import Column, Table
@@ -21,8 +21,11 @@ KINDS = {"system": "System message of a chat", "text": "Start of a prompt for /v
 
 async def show_cache(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     found = await viewer.get("/admin/v1/cache", hours=request.query.get("hours"))
+    names = await choices.tenant_names(viewer)
     tables = {
-        "tenants": Table("cache-tenants", _TENANT_COLUMNS, [_tenant(one) for one in found["tenants"]], _NO_TENANTS),
+        "tenants": Table(
+            "cache-tenants", _TENANT_COLUMNS, choices.named(map(_tenant, found["tenants"]), names), _NO_TENANTS
+        ),
         "workers": Table("cache-workers", _WORKER_COLUMNS, [_worker(one) for one in found["workers"]], _NO_WORKERS),
         "prefixes": Table("cache-prefixes", _PREFIX_COLUMNS, [_prefix(one) for one in found["prefixes"]], _NO_PREFIXES),
     }
@@ -105,7 +108,7 @@ _NONE_PUBLISHED = "No prefix is published. Publish a system prompt that all tena
 
 
 _TENANT_COLUMNS = (
-    Column("project_id", "Tenant", "code"),
+    choices.TENANT,
     Column("num_requests", "Requests", "count"),
     Column("prompt_tokens", "Prompt tokens", "count"),
     Column("cached_tokens", "Cached tokens", "count"),
@@ -116,6 +119,7 @@ _TENANT_COLUMNS = (
     Column("kept_mb_hours", "Kept, MB hours", "count"),
     Column("pinned_mb_hours", "Pinned, MB hours", "count"),
     Column("cost", "Cost of what was kept"),
+    choices.TENANT_ID,
 )
 _WORKER_COLUMNS = (
     Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),

@@ -10,8 +10,8 @@ from gateway.console import pages
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
-_CHECKS = (Column("name", "Check"), Column("state", "State"), Column("message", "What to know"))
-_SETTINGS = (Column("name", "Variable", "code"), Column("value", "Value"), Column("set", "Set by the operator"))
+_CHECKS = (Column("name", "Check"), Column("state", "State", "state"), Column("message", "What to know", "words"))
+_SETTINGS = (Column("name", "Variable"), Column("value", "Value", "words"), Column("set", "Set by the operator"))
 
 
 async def show_doctor(request: web.Request, viewer: Viewer) -> web.StreamResponse:

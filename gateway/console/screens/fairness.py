@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.console import charts, pages
+from gateway.console import charts, choices, pages
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
@@ -18,9 +18,11 @@ NUM_BARS = 20
 async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     asked = {name: request.query[name] for name in ("minutes", "tier") if request.query.get(name)}
     found = await viewer.get("/admin/v1/fairness", **asked)
+    names = await choices.tenant_names(viewer)
+    refusals = choices.named(found["refusals"], names)
     tables = {
-        "shares": Table("fairness", _SHARES, found["tenants"], _NOBODY),
-        "refusals": Table("refusals", _REFUSALS, found["refusals"], "Nobody was refused in these minutes."),
+        "shares": Table("fairness", _SHARES, choices.named(found["tenants"], names), _NOBODY),
+        "refusals": Table("refusals", _REFUSALS, refusals, "Nobody was refused in these minutes."),
     }
     shown = request.query.get("table", "shares")
     shares = [share for one in found["tenants"] for share in (one["promised_share"], one["received_share"])]
@@ -32,13 +34,14 @@ async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamRespo
         tiers=TIERS,
         tables=tables,
         table=tables.get(shown, tables["shares"]),
-        bars=[_bars(one, max(shares)) for one in found["tenants"][:NUM_BARS]],
+        bars=[_bars(one, names, max(shares)) for one in found["tenants"][:NUM_BARS]],
     )
 
 
-def _bars(one: Mapping[str, Any], longest: float) -> Mapping[str, Any]:
+def _bars(one: Mapping[str, Any], names: Mapping[str, str], longest: float) -> Mapping[str, Any]:
     return {
         "project_id": one["project_id"],
+        "name": names.get(one["project_id"], one["project_id"]),
         "received": one["received_share"],
         "promised": one["promised_share"],
         "received_line": charts.line_of([("received", one["received_share"])], longest),
@@ -48,7 +51,7 @@ def _bars(one: Mapping[str, Any], longest: float) -> Mapping[str, Any]:
 
 _NOBODY = "Nobody was served in these minutes. Send a request, or ask for more minutes."
 _SHARES = (
-    Column("project_id", "Tenant", "code", link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}"),
+    choices.TENANT,
     Column("weight", "Weight"),
     Column("promised_share", "Promised", "share"),
     Column("received_share", "Received", "share"),
@@ -59,16 +62,15 @@ _SHARES = (
     Column("running", "Running now", "count"),
     Column("waiting", "Waiting now", "count"),
     Column("oldest_wait_ms", "Oldest wait now", "ms"),
+    choices.TENANT_ID,
 )
 _REFUSALS = (
     Column(
-        "project_id",
-        "Tenant",
-        "code",
-        link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}&outcome=refused",
+        "tenant", "Tenant", link=lambda row: f"{pages.ROOT}/requests?project_id={row['project_id']}&outcome=refused"
     ),
     Column("code", "Reason", "code"),
     Column("num_requests", "Refused requests", "count"),
+    choices.TENANT_ID,
 )
 
 ROUTES = [pages.get("/fairness", show_fairness)]

@@ -10,12 +10,13 @@ from typing import Any
 from aiohttp import web
 
 from accounting.values import periods
-from gateway.console import charts, formats, pages
+from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
 
 NUM_LIMITS = 10
+DAY_S = 86_400
 LIMITER_S = 0.15
 """The longest that the page waits for the limiter. It is asked for 2 s before a request is refused, and a page with the
 money alone is better than a late one.
@@ -30,15 +31,20 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
             raise
         return pages.show(request, viewer, "home.html", found=None)
     windows = [] if viewer.sees_all else await _windows(viewer)
+    caps = {one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]}
+    now = time.time()
     tables = [_limits(found, windows), *([_spenders(found)] if viewer.sees_all else [])]
     return pages.show(
         request,
         viewer,
         "home.html",
         found=found,
-        month_caps={one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]},
+        month_caps=caps,
+        months={one["currency"]: _month_chart(found, one, caps[one["currency"]], now) for one in found["spending"]},
         charts={one["currency"]: _spending_chart(one) for one in found["spending"]},
         first=next(iter(found["caps"]), None),
+        names=await choices.tenant_names(viewer),
+        since=spans.written(found["failures"]["since"]),
         name_of=_name_of,
         tables=tables,
         table=chosen(tables, request.query.get("table")),
@@ -126,9 +132,27 @@ def _spenders(found: Mapping[str, Any]) -> Table:
 
 def _spending_chart(one: Mapping[str, Any]) -> charts.Bars:
     amounts = [(_day(day["start_time"]), {"spent": max(0, day["amount_micro_units"])}) for day in one["days"]]
-    highest = max((parts["spent"] for _, parts in amounts), default=0)
     labelled = [(f"{day}: {formats.money(parts['spent'], one['currency'])}", parts) for day, parts in amounts]
-    return charts.stacked(labelled, ("spent",), formats.money(highest, one["currency"]))
+    return charts.stacked(labelled, ("spent",), formats.short_money, [day[5:] for day, _ in amounts])
+
+
+def _month_chart(
+    found: Mapping[str, Any], one: Mapping[str, Any], cap: Mapping[str, Any] | None, now: float
+) -> charts.Month | None:
+    """Returns what is spent of a month until each day. None before anything is spent in it."""
+    start, end = periods.bounds(found["period"])
+    by_day = {day["start_time"]: max(0, day["amount_micro_units"]) for day in one["days"] if day["start_time"] >= start}
+    # The API tells the last 28 days. What is older stands in the month's sum alone, and is drawn with its first day.
+    total = max(0, one["month_micro_units"]) - sum(by_day.values())
+    sums = []
+    for day in range(start, int(now) + 1, DAY_S):
+        total += by_day.get(day, 0)
+        sums.append(total)
+    if not sums or not total:
+        return None
+    until = min((now - start) / DAY_S, (end - start) / DAY_S)
+    limit = None if cap is None else int(cap["limit_micro_units"])
+    return charts.month(sums, (end - start) // DAY_S, until, one["forecast"], limit)
 
 
 def _day(second: int) -> str:

@@ -5,7 +5,8 @@ export.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from aiohttp import web
 from yarl import URL
 
 from accounting.values import periods
-from gateway.console import pages
+from gateway.console import choices, pages, spans
 from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
@@ -115,7 +116,9 @@ async def _list(
     given = await viewer.get(
         "/admin/v1/credits" if viewer.sees_all else "/v1/credits", limit=PAGE_ROWS, project_id=asked.get("project_id")
     )
-    tables = [_invoices(found, viewer), _credits(given, viewer)]
+    tenants = await choices.tenants(viewer)
+    credits = choices.named(given["data"], {one["id"]: one["name"] for one in tenants})
+    tables = [_invoices(found, viewer), _credits(credits, viewer)]
     page = pages.show(
         request,
         viewer,
@@ -123,6 +126,8 @@ async def _list(
         message=message,
         form=form or {},
         credit_types=CREDIT_TYPES,
+        tenants=tenants,
+        this_month=time.strftime("%Y-%m", time.gmtime()),
         once=(form or {}).get("once") or secrets.token_hex(16),
         filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
         tables=tables,
@@ -139,13 +144,14 @@ def own_path(viewer: Viewer, number: str | None = None) -> str:
 
 
 def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
-    project = [Column("project_name", "Tenant"), Column("project_id", "Id", "code")] if viewer.sees_all else []
+    project = [Column("project_name", "Tenant")] if viewer.sees_all else []
+    project_id = [choices.TENANT_ID] if viewer.sees_all else []
     columns = (
         Column("number", "Number", link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}"),
         Column("period", "Month"),
         *project,
         Column("created_at", "Closed", "moment"),
-        Column("state", "State"),
+        Column("state", "State", "state"),
         Column("num_requests", "Requests", "count"),
         Column("net_micro_units", "Net", "money", currency="currency"),
         Column("tax_micro_units", "Tax", "money", currency="currency"),
@@ -153,18 +159,18 @@ def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
         Column("due_micro_units", "Due", "money", currency="currency"),
         Column("balance_micro_units", "Open", "money", currency="currency"),
         Column("due_at", "Pay by", "moment"),
+        *project_id,
     )
     following = {"after": found["last_id"]} if found["has_more"] else {}
     empty = "There is no invoice yet. A month can be closed 48 hours after its end."
     return Table("invoices", columns, found["data"], empty, following)
 
 
-def _credits(found: Mapping[str, Any], viewer: Viewer) -> Table:
-    project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
+def _credits(rows: Sequence[Mapping[str, Any]], viewer: Viewer) -> Table:
     columns = (
         Column("created_at", "Given", "moment"),
         Column("type", "Kind"),
-        *project,
+        *([choices.TENANT] if viewer.sees_all else []),
         Column("amount_micro_units", "Amount", "money", currency="currency"),
         Column("remaining_micro_units", "Left", "money", currency="currency"),
         Column("expires_at", "Expires", "moment"),
@@ -179,10 +185,11 @@ def _credits(found: Mapping[str, Any], viewer: Viewer) -> Table:
             "Credit note",
             link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}" if row["number"] else None,
         ),
-        Column("note", "Note"),
+        Column("note", "Note", "words"),
+        *([choices.TENANT_ID] if viewer.sees_all else []),
     )
     empty = "No credit was given."
-    return Table("credits", columns, found["data"], empty)
+    return Table("credits", columns, rows, empty)
 
 
 def _lines(found: Mapping[str, Any], viewer: Viewer) -> Table:
@@ -211,7 +218,7 @@ def _requests_of(found: Mapping[str, Any], viewer: Viewer) -> Any:
         if line["kind"] != "usage" or not line["model"]:
             return None
         start, end = periods.bounds(line["period"])
-        asked = owner | {"model": line["model"], "start_time": str(start), "end_time": str(end)}
+        asked = owner | {"model": line["model"], "from": spans.written(start), "until": spans.written(end)}
         return str(URL(pages.ROOT + "/requests").with_query(asked))
 
     return link

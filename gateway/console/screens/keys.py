@@ -39,7 +39,8 @@ PAGE_ROWS = 100
 
 async def list_keys(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     tenant_id = _tenant_of(request, viewer)
-    table = None
+    tenants = await choices.tenants(viewer)
+    table = None if tenant_id or not viewer.sees_all else Table("tenants", _TENANTS, tenants, _NO_TENANT)
     if tenant_id and _reads(viewer):
         after = request.query.get("after")
         found = await viewer.get(_api(viewer), project_id=tenant_id, limit=PAGE_ROWS, after=after)
@@ -52,7 +53,7 @@ async def list_keys(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         "keys.html",
         table=table,
         tenant_id=tenant_id,
-        tenants=await choices.tenants(viewer),
+        tenants=tenants,
         reads=_reads(viewer),
         manages=_manages(viewer),
     )
@@ -110,7 +111,7 @@ async def rotate(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     form = await pages.fields_of(request)
     try:
         made = await viewer.post(
-            f"{_one(request, viewer)}/rotate", {"overlap_seconds": choices.number(form["overlap"])}
+            f"{_one(request, viewer)}/rotate", {"overlap_seconds": choices.number(form.get("overlap"))}
         )
     except Refused as refused:
         return await _key_page(request, viewer, refused)
@@ -201,10 +202,16 @@ def _secret_page(request: web.Request, viewer: Viewer, made: Mapping[str, Any], 
 
 
 _EMPTY = "This tenant has no keys. Make the first one with the button above."
+_NO_TENANT = "There is no tenant yet. Make the first one on the page of tenants."
+_TENANTS: Sequence[Column] = (
+    Column("name", "Tenant", link=lambda row: f"{pages.ROOT}/keys?project_id={row['id']}"),
+    Column("id", "Tenant id", "code"),
+    Column("status", "State", "state"),
+)
 _COLUMNS: Sequence[Column] = (
     Column("name", "Name", link=lambda row: f"{pages.ROOT}/keys/{row['id']}"),
     Column("redacted_value", "Value", "code"),
-    Column("state", "State"),
+    Column("state", "State", "state"),
     Column("scopes", "Scopes"),
     Column("models", "Models"),
     Column("addresses", "Addresses"),

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from gateway.console import pages, rate_lines, spans
+from gateway.console import choices, pages, rate_lines, spans
 from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table, chosen
 from gateway.console.viewer import Viewer
@@ -70,6 +70,7 @@ async def _list(
         "prices.html",
         message=message,
         form=form or {},
+        tenants=await choices.tenants(viewer),
         tenant_id=tenant_id,
         tables=tables,
         table=chosen(tables, request.query.get("table")),
@@ -181,7 +182,7 @@ def _money(name: str, label: str) -> Column:
 
 _VERSIONS = (
     Column("id", "Version", link=lambda row: f"{pages.ROOT}/prices/{quote(row['sheet'], safe='')}/{row['version']}"),
-    Column("state", "State"),
+    Column("state", "State", "state"),
     Column("currency", "Currency"),
     Column("from", "From", "moment"),
     Column("until", "Until", "moment"),

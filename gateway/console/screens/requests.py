@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.base import errors
 from gateway.base.checks import MODEL
-from gateway.console import charts, pages
+from gateway.console import charts, choices, pages
 from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
@@ -35,13 +35,15 @@ _EMPTY = "No request was found. Send one with an API key, or widen the filters."
 
 
 async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    tenants = await choices.tenants(viewer)
+    names = {one["id"]: one["name"] for one in tenants}
     rows: list[dict[str, Any]] = []
     following: dict[str, str] = {}
     chart, message = None, ""
     try:
         asked = _asked(request)
         found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
-        rows = [row_of(one) for one in found["data"]]
+        rows = choices.named(map(row_of, found["data"]), names)
         following = {"after": found["last_id"]} if found["has_more"] else {}
         chart = await _volume(viewer, asked)
     except (Refused, errors.ApiError) as refusal:
@@ -55,6 +57,7 @@ async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamRespo
         table=Table("requests", columns(viewer), rows, _EMPTY, following),
         chart=chart,
         message=message,
+        tenants=tenants,
         models=await models_of(viewer),
         outcomes=OUTCOMES,
         status_classes=STATUS_CLASSES,
@@ -66,22 +69,22 @@ def path_of(viewer: Viewer) -> str:
 
 
 def columns(viewer: Viewer) -> Sequence[Column]:
-    project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
     return [
         Column("started_at", "Time", "moment"),
         Column("id", "Request", "code", link=lambda row: f"{pages.ROOT}/requests/{row['id']}"),
-        *project,
+        *([choices.TENANT] if viewer.sees_all else []),
         Column("model", "Model"),
         Column("status", "Status", "count"),
-        Column("outcome", "Outcome"),
-        Column("ttft_ms", "TTFT", "ms"),
-        Column("duration_ms", "Duration", "ms"),
+        Column("outcome", "Outcome", "state"),
         Column("prompt_tokens", "Prompt", "count"),
         Column("cached_tokens", "Cached", "count"),
         Column("completion_tokens", "Output", "count"),
         Column("charge_micro_units", "Cost", "money", currency="currency"),
+        Column("ttft_ms", "TTFT", "ms"),
+        Column("duration_ms", "Duration", "ms"),
         Column("finish_reason", "Finish"),
         Column("num_retries", "Retries", "count"),
+        *([choices.TENANT_ID] if viewer.sees_all else []),
     ]
 
 

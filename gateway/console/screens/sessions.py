@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.console import charts, pages
+from gateway.console import charts, choices, formats, pages
 from gateway.console.screens.request import MISSES, session_address
 from gateway.console.screens.requests import path_of, row_of
 from gateway.console.tables import Column, Table
@@ -24,12 +24,14 @@ async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamRespo
     root = "/admin/v1/sessions" if viewer.sees_all else "/v1/sessions"
     asked = {name: request.query[name] for name in ("project_id", "model") if request.query.get(name)}
     found = await viewer.get(root, limit=PAGE_ROWS, **asked)
-    rows = [_session(one) for one in found["data"]]
+    tenants = await choices.tenants(viewer)
+    rows = choices.named(map(_session, found["data"]), {one["id"]: one["name"] for one in tenants})
     return pages.show(
         request,
         viewer,
         "sessions.html",
         table=Table("sessions", _session_columns(viewer), rows, _EMPTY),
+        tenants=tenants,
         counted_from=found["counted_from_ms"] and found["counted_from_ms"] / 1000,
     )
 
@@ -39,6 +41,7 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
     asked = {"session_id": session_id, "project_id": project_id, "after": request.query.get("after")}
     found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, **asked)
     turns = turns_of(found["data"][::-1])
+    names = [str(turn["turn"]) for turn in turns]
     return pages.show(
         request,
         viewer,
@@ -49,8 +52,13 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
         older=found["last_id"] if found["has_more"] else None,
         num_broken=sum(bool(turn["broke"]) for turn in turns),
         table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
-        cost=charts.stacked([(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns], ("cost",)),
-        tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS)),
+        cost=charts.stacked(
+            [(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns],
+            ("cost",),
+            formats.short_money,
+            names,
+        ),
+        tokens=charts.stacked([(_label(turn), _tokens(turn)) for turn in turns], tuple(_TOKENS), below=names),
     )
 
 
@@ -108,7 +116,7 @@ _TURNS = (
     Column("completion_tokens", "Output", "count"),
     Column("charge_micro_units", "Cost", "money", currency="currency"),
     Column("ttft_ms", "TTFT", "ms"),
-    Column("broke", "Broke the prefix"),
+    Column("broke", "Broke the prefix", "words"),
 )
 
 
@@ -125,7 +133,6 @@ def _session(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _session_columns(viewer: Viewer) -> Sequence[Column]:
-    project = [Column("project_id", "Tenant", "code")] if viewer.sees_all else []
     return [
         Column("last_at", "Last turn", "moment"),
         Column(
@@ -133,13 +140,14 @@ def _session_columns(viewer: Viewer) -> Sequence[Column]:
             "Conversation",
             link=lambda row: session_address(row["id"], row["project_id"] if viewer.sees_all else None),
         ),
-        *project,
-        Column("first_at", "First turn", "moment"),
+        *([choices.TENANT] if viewer.sees_all else []),
         Column("num_requests", "Turns", "count"),
         Column("prompt_tokens", "Prompt", "count"),
         Column("cached_share", "Cached share", "share"),
         Column("completion_tokens", "Output", "count"),
         Column("charge_micro_units", "Cost", "money", currency="currency"),
+        Column("first_at", "First turn", "moment"),
+        *([choices.TENANT_ID] if viewer.sees_all else []),
     ]
 
 

@@ -21,7 +21,6 @@ LIMITS: dict[str, str] = {
     "max_tokens_per_1_minute": "Tokens a minute",
     "max_running_requests": "Requests at one time",
 }
-MICRO_UNITS_PER_CENT = 10_000
 PERIODS = ("hour", "day", "month")
 KINDS = {"hard": "refuse requests", "soft": "tell only", "shadow": "watch only"}
 PAGE_ROWS = 100
@@ -210,7 +209,7 @@ def _project(request: web.Request) -> str:
 _COLUMNS: Sequence[Column] = (
     Column("name", "Name", link=lambda row: f"{pages.ROOT}/tenants/{row['id']}"),
     Column("id", "Tenant", "code"),
-    Column("status", "State"),
+    Column("status", "State", "state"),
     Column("max_requests_per_1_minute", "Requests a minute", "count"),
     Column("max_tokens_per_1_minute", "Tokens a minute", "count"),
     Column("max_running_requests", "At one time", "count"),

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 from yarl import URL
 
 from gateway.base import errors
-from gateway.console import charts, formats, pages, spans
+from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.spans import Span
 from gateway.console.tables import Column, Kind, Table, chosen
 from gateway.console.usage_sums import GROUPS, Group, Item, Measure, Sums
 from gateway.console.usage_sums import Table as SumsTable
 from gateway.console.viewer import Viewer
 
-PATH = pages.ROOT + "/usage"
 MEASURES: Sequence[Measure] = ("cost", "tokens", "requests")
 FILTERS = ("project_id", "api_key_id", "model", "tier")
 COST_DIMENSIONS: Mapping[str, str] = {"tenant": "project_id", "key": "api_key_id"}
@@ -38,7 +38,7 @@ async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse
         raise errors.invalid("This grouping is not known.", "group")
     sums = await _sums(viewer, span, group, {name: asked[name] for name in FILTERS if asked.get(name)})
     currency = _currency(sums, asked.get("currency", ""))
-    names = await _tenant_names(viewer) if group == "tenant" else {}
+    names = await choices.tenant_names(viewer) if group == "tenant" else {}
     tables = [_by_group(sums, group, names, request.rel_url), _by_time(sums, span, request.rel_url)]
     return pages.show(
         request,
@@ -100,21 +100,26 @@ def _currency(sums: SumsTable, asked: str) -> str:
     return asked if asked in known else next(iter(known), "USD")
 
 
-async def _tenant_names(viewer: Viewer) -> Mapping[str, str]:
-    found = await viewer.get("/v1/organization/projects", limit=100)
-    return {one["id"]: one["name"] for one in found["data"]}
-
-
 def _bars(sums: SumsTable, span: Span, measure: Measure, currency: str, names: Mapping[str, str]) -> charts.Bars:
     starts = _starts(span)
     parts, bars = sums.parts(starts, measure, currency)
-    highest = max((sum(bar.values()) for bar in bars), default=0)
     labels = [
         f"{spans.label(span.width, start)}: {_measured(sum(bar.values()), measure, currency)}"
         for start, bar in zip(starts, bars, strict=True)
     ]
-    drawn = charts.stacked(list(zip(labels, bars, strict=True)), parts, _measured(highest, measure, currency))
-    return charts.Bars(drawn.bars, [names.get(name, name) or "all" for name in parts], drawn.highest)
+    drawn = charts.stacked(
+        list(zip(labels, bars, strict=True)),
+        parts,
+        formats.short_money if measure == "cost" else formats.short_count,
+        [_below(span, start) for start in starts],
+    )
+    return replace(drawn, names=[names.get(name, name) or "all" for name in parts])
+
+
+def _below(span: Span, start: int) -> str:
+    """Returns what stands below a bar: its day, or its time of the day."""
+    label = spans.label(span.width, start)
+    return label[5:] if span.width == "day" else label[-5:]
 
 
 def _measured(value: float, measure: Measure, currency: str) -> str:
@@ -132,7 +137,8 @@ def _into(here: URL, span: Span, start: int) -> str:
     seconds = spans.SECONDS[span.width]
     if span.width == "minute":
         kept = {name: here.query[name] for name in ("project_id", "api_key_id", "model") if here.query.get(name)}
-        return str(URL(pages.ROOT + "/requests").with_query(kept | {"start_time": start, "end_time": start + seconds}))
+        times = {"from": spans.written(start), "until": spans.written(start + seconds)}
+        return str(URL(pages.ROOT + "/requests").with_query(kept | times))
     finer = {"width": spans.FINER[span.width], "start": spans.written(start), "end": spans.written(start + seconds)}
     return str(here.without_query_params("format", "table").update_query(finer))
 

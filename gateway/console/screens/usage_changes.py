@@ -8,6 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
+from accounting.comparison.causes import MEANINGS
 from accounting.values.periods import month_start
 from gateway.base import errors
 from gateway.console import formats, pages, spans
@@ -16,19 +17,6 @@ from gateway.console.viewer import Viewer
 
 TIMES = ("before_start", "before_end", "start", "end")
 FILTERS = ("api_key_id", "model")
-MEANINGS = {
-    "period_length": "the length of the period",
-    "volume": "the number of requests a day",
-    "model_mix": "which models were asked",
-    "tier_mix": "how many requests were lines of batches",
-    "prompt_length": "the length of prompts",
-    "output_length": "the length of answers",
-    "cache": "how much of the prompts was cached",
-    "price": "the rates of the price sheet",
-    "residency": "KV that was kept",
-    "corrections": "credit notes and adjustments",
-    "rounding": "the rounding of each request's charge",
-}
 
 
 async def show_changes(request: web.Request, viewer: Viewer) -> web.StreamResponse:

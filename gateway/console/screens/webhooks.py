@@ -92,7 +92,7 @@ _WEBHOOKS = (
 _DELIVERIES = (
     Column("id", "Event", "code"),
     Column("type", "Type"),
-    Column("state", "State"),
+    Column("state", "State", "state"),
     Column("attempts", "Tries", "count"),
     Column("last_error", "Last error"),
     Column("created_at", "Happened", "moment"),

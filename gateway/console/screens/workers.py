@@ -69,7 +69,7 @@ async def _one(request: web.Request, viewer: Viewer) -> Any:
 _EMPTY = "No worker is linked with this gateway. Start one with `headgate worker` or `headgate up`."
 _COLUMNS = (
     Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),
-    Column("state", "State"),
+    Column("state", "State", "state"),
     Column("model", "Model"),
     Column("running", "Running", "count"),
     Column("waiting", "Waiting", "count"),
@@ -85,7 +85,7 @@ _COLUMNS = (
 )
 _UPSTREAM_COLUMNS = (
     Column("id", "Upstream", "code"),
-    Column("breaker", "Breaker"),
+    Column("breaker", "Breaker", "state"),
     Column("kind", "API"),
     Column("served", "Models"),
     Column("running", "Running", "count"),
@@ -150,8 +150,8 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> charts.Bars | None:
             f" {step['num_prefill_tokens']} prompt and {step['num_decode_tokens']} output tokens"
         )
         values.append((label, {"prompt tokens": prefill, "output tokens": step["execute_ms"] - prefill}))
-    slowest = max(step["execute_ms"] for step in steps)
-    return charts.stacked(values, ("prompt tokens", "output tokens"), f"{slowest:.1f} ms")
+    below = [str(step["step"]) for step in steps]
+    return charts.stacked(values, ("prompt tokens", "output tokens"), lambda ms: f"{ms:,.0f} ms", below)
 
 
 ROUTES = [

@@ -2,7 +2,7 @@
 "use strict";
 
 // Times are written in the viewer's zone; UTC stays in the title.
-const zoned = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+const zoned = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" }); // 2026-11-24 02:44:44
 function showTimes(root) {
   for (const element of root.querySelectorAll("time[datetime]")) {
     element.textContent = zoned.format(new Date(element.dateTime));

@@ -193,5 +193,5 @@ class AnthropicReader:
 def _object(event: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = event.get(name)
     if not isinstance(value, dict):
-        raise Garbage(f"{name} is no object")
+        raise Garbage(f"{name} is not an object")
     return value

@@ -48,7 +48,7 @@ class OpenAIWire:
             for one in objects_of(body.get("data"), "data")
         ]
         if sorted(chunk.index for chunk in found) != list(range(ask.num_choices)):
-            raise Garbage("there is not one vector of each input")
+            raise Garbage("the number of vectors differs from the number of inputs")
         return [*found, Chunk(stated=stated_of(body.get("usage")), is_last_statement=True, provider_id=_id(body))]
 
     def probe(self, upstream: Upstream) -> Outgoing | None:
@@ -63,7 +63,7 @@ class OpenAIWire:
 
 
 class AzureWire(OpenAIWire):
-    """Azure names the deployment in the path, and the key in a header of its own."""
+    """Azure names the deployment in the path, and the key in its own header."""
 
     def probe(self, upstream: Upstream) -> Outgoing | None:
         return Outgoing(
@@ -112,7 +112,7 @@ class OpenAIReader:
             raise Garbage("a choice that was not asked for")
         finish = choice.get("finish_reason")
         if finish is not None and not isinstance(finish, str):
-            raise Garbage("finish_reason is no text")
+            raise Garbage("finish_reason is not text")
         if finish:
             self._finished.add(index)
         ended = FINISHES.get(finish, "stop") if finish else None
@@ -120,7 +120,7 @@ class OpenAIReader:
             return Chunk(index, text_of(choice.get("text"), "text"), finish=ended)
         delta = choice.get("delta") or {}
         if not isinstance(delta, dict):
-            raise Garbage("delta is no object")
+            raise Garbage("delta is not an object")
         reasoning = text_of(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning")
         text = text_of(delta.get("content"), "content") + text_of(delta.get("refusal"), "refusal")
         calls = objects_of(delta.get("tool_calls"), "tool_calls")
@@ -172,7 +172,7 @@ def _vector(value: Any) -> bytes:
         except binascii.Error:
             raise Garbage("an embedding is not base64") from None
     if not isinstance(value, list) or not value or not all(isinstance(one, int | float) for one in value):
-        raise Garbage("an embedding is no list of numbers")
+        raise Garbage("an embedding is not a list of numbers")
     try:
         return array("f", value).tobytes()
     except OverflowError:

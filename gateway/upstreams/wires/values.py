@@ -64,8 +64,6 @@ class Ask:
     """The bound of each choice."""
     prompt: Interval
     """The tokens of the prompt. The highest number is what is reserved, and the most that is billed."""
-    is_short: bool = False
-    """The client named the bound itself."""
 
 
 @dataclass(frozen=True, slots=True)

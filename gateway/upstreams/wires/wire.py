@@ -10,7 +10,8 @@ import msgspec
 from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstream
 
 MAX_TOKENS_STATED = 2**40
-MAX_DEPTH_ERROR = (msgspec.DecodeError, RecursionError)
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that are no JSON, no text, or too deep."""
 
 
 class Failure(Exception):
@@ -52,10 +53,10 @@ def decoded(data: bytes) -> dict[str, Any]:
     """Decodes one JSON object. Raises `Garbage`."""
     try:
         value = msgspec.json.decode(data)
-    except MAX_DEPTH_ERROR:
+    except NOT_JSON:
         raise Garbage("an event is not JSON") from None
     if not isinstance(value, dict):
-        raise Garbage("an event is no object")
+        raise Garbage("an event is not an object")
     return value
 
 
@@ -64,7 +65,7 @@ def text_of(value: Any, what: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise Garbage(f"{what} is no text")
+        raise Garbage(f"{what} is not text")
     return value
 
 
@@ -72,7 +73,7 @@ def objects_of(value: Any, what: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
-        raise Garbage(f"{what} is no list of objects")
+        raise Garbage(f"{what} is not a list of objects")
     return value
 
 
@@ -86,5 +87,5 @@ def number_of(value: Any, what: str) -> int:
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_TOKENS_STATED:
-        raise Garbage(f"{what} is no count")
+        raise Garbage(f"{what} is not a count")
     return value

@@ -9,8 +9,7 @@ import pytest
 from money import posting
 
 from accounting.access import api_keys, principals
-from accounting.database import audit, sealing
-from accounting.database import auth_epoch as changes
+from accounting.database import audit, auth_epoch, sealing
 from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
 from accounting.limits import spend_alerts, spend_limits
@@ -181,4 +180,4 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
         sealing.unseal(another, text, b"place")
     month = spend_limits.month(NOW_MS)
     assert await spend_limits.spent_by_all(conn, month) == 500
-    assert await changes.auth_epoch(conn) > 1
+    assert await auth_epoch.auth_epoch(conn) > 1

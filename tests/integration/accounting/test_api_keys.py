@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from accounting.access import api_keys, principals
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.lifecycle import tenant_status
 from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import ApiKey
@@ -67,9 +67,9 @@ async def test_expired_and_revoked_keys_resolve_to_nothing(conn, tenant, pepper)
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1, expires_at=10)
     assert await principals.resolve(conn, pepper, key.value, 9) is not None
     assert await principals.resolve(conn, pepper, key.value, 10) is None
-    epoch = await changes.auth_epoch(conn)
+    epoch = await auth_epoch.auth_epoch(conn)
     await api_keys.revoke(conn, tenant, key.info.id, now=5)
-    assert await changes.auth_epoch(conn) == epoch + 1
+    assert await auth_epoch.auth_epoch(conn) == epoch + 1
     assert await principals.resolve(conn, pepper, key.value, 6) is None
     with pytest.raises(NotFoundError):
         await api_keys.revoke(conn, tenant, key.info.id, now=7)
@@ -118,13 +118,13 @@ async def test_scopes_and_expiry_change_until_the_key_has_expired(conn, tenant, 
 
 async def test_last_use_is_noted_to_the_minute_and_never_goes_back(conn, tenant, pepper):
     key = (await api_keys.create(conn, pepper, tenant_id=tenant, now=1)).info
-    epoch = await changes.auth_epoch(conn)
+    epoch = await auth_epoch.auth_epoch(conn)
     seen = []
     for at in (1000, 1030, 1060, 500):
         await api_keys.touch(conn, {key.id: at})
         seen.append((await api_keys.get(conn, tenant, key.id)).last_used_at)
     assert seen == [1000, 1000, 1060, 1060]
-    assert await changes.auth_epoch(conn) == epoch
+    assert await auth_epoch.auth_epoch(conn) == epoch
 
 
 @pytest.fixture

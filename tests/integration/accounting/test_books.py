@@ -9,8 +9,7 @@ from sqlalchemy import insert, text
 from accounting.access import api_keys
 from accounting.books import books
 from accounting.prices import prices
-from accounting.requests import idempotency_store as replies
-from accounting.requests import request_postings
+from accounting.requests import idempotency_store, request_postings
 from accounting.tables.models import EngineRecordRow, LedgerEntry, LedgerLeg
 from accounting.tenants import tenants
 from accounting.values.types import Usage
@@ -170,8 +169,8 @@ async def test_I17_a_stored_answer_has_one_settle_behind_it(conn, owner):
     tenant_id = owner["tenant_id"]
     for number in (0, 3, 9):  # settled, void, of nobody
         name = f"req_{number}"
-        await replies.take(conn, tenant_id, name, fingerprint=b"", request_id=name, slot=0, now=10**10)
-        await replies.store(
+        await idempotency_store.take(conn, tenant_id, name, fingerprint=b"", request_id=name, slot=0, now=10**10)
+        await idempotency_store.store(
             conn, tenant_id, name, request_id=name, status=200, body=b"", postings=[posting(name, **owner)]
         )
     assert await failures(conn) == {"I17": ("req_3", "req_9")}

@@ -7,8 +7,7 @@ from money import NOON_MS, posting
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting.books import books_billing
-from accounting.books import day_hashes as day_seals
+from accounting.books import books_billing, day_hashes
 from accounting.ledger import ledger, rollups
 from accounting.requests import request_postings
 
@@ -30,11 +29,11 @@ async def days(conn) -> list[tuple[int, int]]:
     return [((row.day * 1000 - MIDNIGHT_MS) // DAY_MS, row.num_entries) for row in rows]
 
 
-async def seal_all(conn, now_ms: int) -> list[day_seals.Sealed]:
+async def seal_all(conn, now_ms: int) -> list[day_hashes.Sealed]:
     """Seals every day that is over, oldest first."""
     sealed = []
-    while (found := await day_seals.draft(conn, now_ms)) is not None:
-        sealed.append(await day_seals.seal(conn, found, now_ms))
+    while (found := await day_hashes.draft(conn, now_ms)) is not None:
+        sealed.append(await day_hashes.seal(conn, found, now_ms))
     return sealed
 
 
@@ -57,19 +56,19 @@ async def test_nothing_is_posted_into_a_sealed_day(posted):
 
 
 async def test_a_draft_is_void_once_a_row_was_posted_into_its_day(posted):
-    found = await day_seals.draft(posted, MIDNIGHT_MS + 4 * DAY_MS)
+    found = await day_hashes.draft(posted, MIDNIGHT_MS + 4 * DAY_MS)
     await posted.execute(text("DELETE FROM journal_offset"))  # another poster's clock lags
     await request_postings.post(posted, 0, 9, [posting("req_late", opened_at_ms=NOON_MS)], now_ms=NOON_MS)
-    assert await day_seals.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is None
+    assert await day_hashes.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is None
     await seal_all(posted, MIDNIGHT_MS + 4 * DAY_MS)
     assert await days(posted) == [(0, 2), (1, 1), (2, 1)]
     assert (await books_billing.immutability(posted)).failures == ()
 
 
 async def test_a_day_that_another_gateway_sealed_meanwhile_is_not_sealed_again(posted):
-    found = await day_seals.draft(posted, MIDNIGHT_MS + 4 * DAY_MS)
-    assert await day_seals.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is not None
-    assert await day_seals.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is None
+    found = await day_hashes.draft(posted, MIDNIGHT_MS + 4 * DAY_MS)
+    assert await day_hashes.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is not None
+    assert await day_hashes.seal(posted, found, MIDNIGHT_MS + 4 * DAY_MS) is None
     assert await days(posted) == [(0, 1)]
 
 

@@ -7,7 +7,7 @@ from money import RATES, posting, record
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.prices import prices
 from accounting.requests import request_postings
 from accounting.values.types import Usage
@@ -17,7 +17,7 @@ from accounting.values.types import Usage
 async def books(db):
     async with db.write() as conn:
         await prices.bootstrap(conn, "m", {"interactive": RATES}, 1000)
-        await changes.record(conn, "project.created", actor="system", now=1)
+        await auth_epoch.record(conn, "project.created", actor="system", now=1)
         await request_postings.post(conn, 0, 1, [posting("req_1", batch_id="batch_1", line_no=1)])
         await request_postings.post_engine_records(conn, [record("req_1", Usage(16, 32, 5, 120))])
     return db

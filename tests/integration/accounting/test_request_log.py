@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import event
 
 from accounting.database.db import Database
 from accounting.requests import request_log, request_log_pruning, request_volume, sessions
@@ -273,3 +274,28 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
         await pages(db, session_id="talk")
     monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)
     assert await listed(tenant_id="proj_a") == ([late, ("talk", "proj_a", 2, 6, 60, 6)], T0_MS + 2000)
+
+
+async def test_sums_of_sessions_read_the_newest_rows_and_no_index_of_all(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the page of sessions takes no longer when the log grows."""
+    await write(db, *(row(number, session_id=f"talk-{number % 7}") for number in range(400)))
+    async with db.write() as conn:
+        await conn.exec_driver_sql("ANALYZE")
+    monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)
+    statements: list[tuple[str, Any]] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: Any) -> None:
+        statements.append((statement, parameters))
+
+    async with db.read() as conn:
+        event.listen(conn.sync_connection, "before_cursor_execute", note)
+        for wanted in ({}, {"tenant_id": "proj_a"}, {"model": "llama"}):
+            await sessions.list_sessions(conn, RequestFilter(**wanted), 10)
+        event.remove(conn.sync_connection, "before_cursor_execute", note)
+        assert "session_id" in statements[-1][0]
+        if db.dialect == "sqlite":
+            for statement, parameters in statements:
+                plan = [one[3] for one in await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+                assert not any("ix_request_log_session_id" in step for step in plan), plan

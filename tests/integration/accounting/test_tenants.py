@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from accounting.access import api_keys, service_accounts
-from accounting.database import auth_epoch as changes
+from accounting.database import auth_epoch
 from accounting.lifecycle import tenant_status
 from accounting.tables.models import AuditLog
 from accounting.tenants import tenants
@@ -49,7 +49,7 @@ async def test_archiving_is_final_and_leaves_the_tenant_readable(conn):
 
 
 async def test_every_change_raises_the_epoch_and_is_audited(conn):
-    epochs = [await changes.auth_epoch(conn)]
+    epochs = [await auth_epoch.auth_epoch(conn)]
     tenant = await tenants.create(conn, "a", now=1, actor="key_admin")
     account = await service_accounts.create_service_account(conn, tenant.id, "x", now=2)
     steps = (
@@ -62,9 +62,9 @@ async def test_every_change_raises_the_epoch_and_is_audited(conn):
         tenant_status.archive(conn, tenant.id, now=9),
     )
     for step in steps:
-        epochs.append(await changes.auth_epoch(conn))
+        epochs.append(await auth_epoch.auth_epoch(conn))
         await step
-    epochs.append(await changes.auth_epoch(conn))
+    epochs.append(await auth_epoch.auth_epoch(conn))
     assert epochs == sorted(set(epochs))
     events = (await conn.execute(select(AuditLog.event, AuditLog.actor).order_by(AuditLog.id))).all()
     assert [tuple(row) for row in events][:2] == [

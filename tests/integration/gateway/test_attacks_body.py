@@ -377,7 +377,7 @@ async def test_attack_B10_fields_that_would_steer_us_have_no_effect(shared_gatew
     [
         {"chat_template": "{{ 1 }}"},
         {"chat_template_kwargs": {"enable_thinking": True}},
-        {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+        {"tools": [{"type": "web_search", "web_search": {}}]},
         {"messages": [{"role": "user", "content": "x", "chat_template": "{{ 1 }}"}]},
         {"functions": [{"name": "f"}]},
         {"audio": {"voice": "x"}},

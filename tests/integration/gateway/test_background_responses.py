@@ -197,3 +197,40 @@ async def test_a_response_whose_key_has_ended_fails(slow_gateway: RunningGateway
     await slow_gateway.app[DETACHED].join(15)
     rows = await slow_gateway.sql("SELECT state FROM response WHERE id = :r", r=made.id)
     assert [row.state for row in rows] == ["failed"]
+
+
+async def test_a_run_that_ends_with_its_key_says_what_was_charged(slow_gateway: RunningGateway) -> None:
+    tenant_id, leaving = await slow_gateway.new_tenant("charged", ("chat",))
+    async with slow_gateway.session(slow_gateway.keys.admin_key) as session:
+        body = {"project_id": tenant_id, "name": "stays", "scopes": ["chat"]}
+        async with session.post("/admin/v1/keys", json=body) as answer:
+            stays = (await answer.json())["value"]
+    async with slow_gateway.client(leaving) as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+        async for event in await client.responses.retrieve(made.id, stream=True):
+            if event.type == "response.output_text.delta":
+                break
+    async with slow_gateway.session(slow_gateway.keys.admin_key) as session:
+        async with session.get("/admin/v1/keys", params={"project_id": tenant_id}) as answer:
+            key_id = next(one["id"] for one in (await answer.json())["data"] if one["name"] != "stays")
+        async with session.delete(f"/admin/v1/keys/{key_id}") as answer:
+            assert answer.status == 200
+    async with slow_gateway.client(stays) as client:
+        failed = await ended(client, made)
+        events = [event async for event in await client.responses.retrieve(made.id, stream=True)]
+    assert failed.status == "failed"
+    assert failed.usage is not None
+    assert failed.usage.output_tokens > 0
+    told = failed.model_extra["headgate"]
+    await slow_gateway.settled()
+    (row,) = await slow_gateway.sql(
+        "SELECT uncached + cache_write + cache_read AS input, output, charge, currency FROM ledger_entry "
+        "WHERE request_id = :r AND kind = 'settle'",
+        r=told["request_id"],
+    )
+    assert (row.input, row.output) == (failed.usage.input_tokens, failed.usage.output_tokens)
+    assert told["charge_micro_units"] == row.charge > 0
+    assert told["currency"] == row.currency
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.usage == failed.usage
+    await slow_gateway.balanced()

@@ -219,8 +219,14 @@ async def test_an_input_is_cut_only_if_that_is_asked_for(gateway):
 
 
 async def test_unknown_fields_are_named(gateway):
-    _, _, headers = await embed(gateway, "x", input_type="query", user="somebody")
-    assert headers["x-headgate-ignored"] == "input_type"
+    _, _, headers = await embed(gateway, "x", colour="blue", user="somebody", input_type="", truncate="NONE")
+    assert headers["x-headgate-ignored"] == "colour"
+
+
+@pytest.mark.parametrize("name", ["input_type", "task", "late_chunking", "output_dimension", "truncate", "lora_path"])
+async def test_a_field_that_would_change_the_vectors_is_refused_by_name(gateway, name):
+    status, answer, _ = await embed(gateway, "x", **{name: "query"})
+    assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, name, "unsupported_parameter")
 
 
 async def test_a_model_that_gives_vectors_gives_no_text(client):
@@ -243,6 +249,89 @@ async def test_without_the_scope_nothing_is_embedded(gateway):
     for path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
         status, answer, _ = await post(gateway, path, {"model": MODEL}, made.value)
         assert status == 403 and answer["error"]["code"] == "insufficient_scope"
+
+
+# --- quotes and reports ---
+
+
+async def quote(gateway: RunningGateway, body, key: str | None = None):
+    return await post(gateway, "/v1/quotes", {"endpoint": "/v1/embeddings", "body": body}, key)
+
+
+async def test_a_quote_says_what_embeddings_cost_and_binds(gateway):
+    body = {"model": MODEL, "input": ["a text that was never asked for, of some blocks", "quoted", "q" * 100]}
+    status, made, _ = await quote(gateway, body)
+    assert status == 200, made
+    assert (made["max_output_tokens"], made["num_cached_tokens"]) == (0, 0)
+    headers = {"x-headgate-quote": made["id"]}
+    status, other, _ = await post(gateway, "/v1/embeddings", body | {"input": "another"}, None, **headers)
+    assert (status, other["error"]["code"]) == (400, "quote_invalid")
+    status, answer, _ = await post(gateway, "/v1/embeddings", body, None, **headers)
+    assert status == 200
+    assert answer["usage"]["prompt_tokens"] == made["num_prompt_tokens"]
+    told = answer["headgate"]
+    assert told["charge_micro_units"] == made["likely_charge_micro_units"] <= made["max_charge_micro_units"]
+    assert told["price_version"] == made["price_version"]
+    status, again, _ = await post(gateway, "/v1/embeddings", body, None, **headers)
+    assert (status, again["error"]["code"]) == (400, "quote_invalid")
+    _, after, _ = await quote(gateway, body)
+    cached = (await post(gateway, "/v1/embeddings", body))[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert after["num_cached_tokens"] == cached > 0
+    assert after["likely_charge_micro_units"] < made["likely_charge_micro_units"]
+
+
+async def test_a_quote_of_the_most_inputs_is_made(gateway):
+    status, made, _ = await quote(gateway, {"model": MODEL, "input": [f"{n}" for n in range(2048)]})
+    assert (status, made["num_prompt_tokens"]) == (200, sum(len(f"{n}") for n in range(2048)))
+
+
+async def test_a_quote_needs_the_scope_of_its_endpoint(gateway):
+    _, chat_key = await gateway.new_tenant("chats", ("chat",))
+    _, vector_key = await gateway.new_tenant("embeds", ("embeddings",))
+    body = {"model": MODEL, "input": "x"}
+    status, refused, _ = await quote(gateway, body, chat_key)
+    assert (status, refused["error"]["code"]) == (403, "insufficient_scope")
+    assert (await quote(gateway, body, vector_key))[0] == 200
+    chat = {"endpoint": "/v1/completions", "body": {"model": MODEL, "prompt": "x"}}
+    assert (await post(gateway, "/v1/quotes", chat, vector_key))[0] == 403
+
+
+async def test_usage_of_embeddings_is_told_by_itself(gateway):
+    tenant_id, key = await gateway.new_tenant("reads", ("embeddings", "usage:read"))
+    begin = int(time.time())
+    answers = [
+        (await post(gateway, "/v1/embeddings", {"model": MODEL, "input": text}, key))[1] for text in ("a", "bcd")
+    ]
+    await gateway.settled()
+
+    async def results(kind: str, **asked):
+        params = {"start_time": begin, "bucket_width": "1d"} | asked
+        url = f"/v1/organization/usage/{kind}"
+        async with gateway.session(key) as session, session.get(url, params=params) as answer:
+            body = await answer.json()
+            assert answer.status == 200, body
+            return [one for bucket in body["data"] for one in bucket["results"]]
+
+    (found,) = await results("embeddings", group_by="model")
+    assert found == {
+        "object": "organization.usage.embeddings.result",
+        "input_tokens": sum(answer["usage"]["prompt_tokens"] for answer in answers),
+        "input_cached_tokens": 0,
+        "num_model_requests": 2,
+        "project_id": None,
+        "user_id": None,
+        "api_key_id": None,
+        "model": MODEL,
+    }
+    assert (await results("embeddings", group_by="project_id"))[0]["project_id"] == tenant_id
+    assert (await results("completions"))[0]["input_tokens"] == found["input_tokens"]
+    assert await results("embeddings", models="another") == []
+    async with gateway.session(key) as session:
+        url = "/v1/organization/usage/embeddings"
+        async with session.get(url, params={"start_time": begin, "group_by": "batch"}) as answer:
+            assert answer.status == 400
+        async with session.get(url, params={"start_time": begin, "batch": "true"}) as answer:
+            assert answer.status == 400
 
 
 # --- rerank and score ---
@@ -320,6 +409,22 @@ async def test_every_token_has_a_witness(gateway):
 
 
 # --- another gateway, whose model generates ---
+
+
+async def test_a_model_that_generates_has_no_usage_of_embeddings(shared_gateway):
+    begin = int(time.time())
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 2}
+    assert (await post(shared_gateway, "/v1/completions", body))[0] == 200
+    assert (await post(shared_gateway, "/v1/embeddings", {"model": MODEL, "input": "x"}))[0] == 400
+    await shared_gateway.settled()
+    found = {}
+    for kind in ("completions", "embeddings"):
+        async with shared_gateway.session() as session:
+            path = f"/v1/organization/usage/{kind}?start_time={begin}"
+            async with session.get(path) as answer:
+                found[kind] = [one for bucket in (await answer.json())["data"] for one in bucket["results"]]
+    assert len(found["completions"]) == 1
+    assert found["embeddings"] == []
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import anthropic
 import pytest
 from fakes import Fault, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
@@ -212,6 +213,43 @@ async def test_an_idle_stream_is_pinged(
             worker.runner.release()
             seen += await answer.content.read()
         assert seen.endswith(b"data: [DONE]\n\n")
+
+
+async def test_a_stream_of_messages_is_pinged_by_events_while_it_waits(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anthropic's clients read over them, also in front of the first event of the message."""
+    monkeypatch.setattr("gateway.generation.stream.PING_S", 0.2)
+    wanted: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 3,
+        "messages": [{"role": "user", "content": "hello"}],
+        "extra_headers": {"idempotency-key": "pinged"},
+    }
+    async with (
+        slow(tmp_path, redis_url) as worker,
+        anthropic.AsyncAnthropic(
+            base_url=bare_gateway.url, api_key=bare_gateway.keys.api_key, max_retries=0
+        ) as anthropic_client,
+    ):
+        await bare_gateway.workers(1)
+        worker.runner.hang()
+        async with anthropic_client.messages.stream(**wanted) as stream:
+            lines = stream.response.aiter_lines()
+            assert [await anext(lines) for _ in range(3)] == ["event: ping", 'data: {"type":"ping"}', ""]
+            worker.runner.release()
+            rest = [line async for line in lines]
+        assert next(line for line in rest if line.startswith("event: message")) == "event: message_start"
+        worker.runner.hang()
+        changed = wanted | {"max_tokens": 4, "extra_headers": {}}
+        async with anthropic_client.messages.stream(**changed) as stream:
+            asyncio.get_running_loop().call_later(0.7, worker.runner.release)
+            message = await stream.get_final_message()
+        assert message.usage.output_tokens == 4
+        async with anthropic_client.messages.stream(**wanted) as stream:
+            assert stream.response.headers["idempotent-replayed"] == "true"
+            replayed = await stream.get_final_message()
+        assert replayed.usage.output_tokens == 3
 
 
 async def test_b1_a_stream_that_waits_in_the_queue_is_opened_and_pinged(

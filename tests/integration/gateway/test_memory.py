@@ -12,7 +12,7 @@ import redis.asyncio
 from gateways import MODEL, until
 
 from gateway.generation.stream import GENERATION
-from gateway.routing.upstream.fleet import LOOK_EVERY_S
+from gateway.routing.links.fleet import LOOK_EVERY_S
 from gateway.telemetry.record import RequestRecord
 
 pytestmark = pytest.mark.rest

@@ -91,7 +91,8 @@ async def test_events_have_names_and_no_done(shared_gateway: RunningGateway) -> 
     assert answer.headers["request-id"]
     assert "[DONE]" not in raw
     names = [line.removeprefix("event: ") for line in raw.splitlines() if line.startswith("event: ")]
-    assert names[0] == "message_start"
+    assert names[:2] == ["message_start", "ping"]
+    assert 'event: ping\ndata: {"type":"ping"}\n\n' in raw
     assert names[-2:] == ["message_delta", "message_stop"]
 
 

@@ -233,7 +233,7 @@ async def test_tools_are_told_in_the_prompt_and_cannot_forge_control_tokens(shar
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type", "unsupported_parameter"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "invalid_value"),
@@ -309,3 +309,102 @@ async def test_values_that_are_switched_off_are_never_refused(
 
 async def test_every_answer_is_charged_once(shared_gateway: RunningGateway) -> None:
     await shared_gateway.balanced()
+
+
+# --- custom tools: their input is a text ---
+
+SQL: Any = {"type": "custom", "custom": {"name": "run_sql", "description": "Runs a query."}}
+DAY_FORMAT: Any = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "^(Mon|Tues)day [1-9]$"}}
+DAY: Any = {"type": "custom", "custom": {"name": "day", "format": DAY_FORMAT}}
+QUERY = 'SELECT "a"\nFROM t'
+RUN = '<tool_call>\n{"name": "run_sql", "arguments": ' + json.dumps({"input": QUERY}) + "}\n</tool_call>"
+
+
+async def test_a_custom_tool_is_called_with_a_text(shared_gateway: RunningGateway, says: Any) -> None:
+    says(f"Let me look.\n{RUN}\n{PARIS}", "Two rows.")
+    messages: list[Any] = [USER]
+    reply = await chat(shared_gateway, messages, tools=[SQL, WEATHER])
+    choice = reply.choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me look.")
+    own, other = choice.message.tool_calls
+    assert (own.type, own.custom.name, own.custom.input) == ("custom", "run_sql", QUERY)
+    assert (other.type, other.function.name) == ("function", "get_weather")
+    messages.append(choice.message.model_dump(exclude_none=True))
+    messages += [{"role": "tool", "tool_call_id": call.id, "content": "2"} for call in (own, other)]
+    reply = await chat(shared_gateway, messages, tools=[SQL, WEATHER])
+    assert reply.choices[0].message.content == "Two rows."
+
+
+async def test_a_stream_has_the_text_of_a_custom_call(shared_gateway: RunningGateway, says: Any) -> None:
+    says(RUN)
+    body = {"model": MODEL, "messages": [USER], "max_tokens": 300, "tools": [SQL], "stream": True}
+    async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+        lines = (await answer.read()).decode().splitlines()
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    deltas = [one for chunk in chunks for choice in chunk["choices"] for one in choice["delta"].get("tool_calls", ())]
+    first, *rest = deltas
+    assert (first["index"], first["type"], first["custom"]) == (0, "custom", {"name": "run_sql", "input": ""})
+    assert all(set(one) == {"index", "custom"} and set(one["custom"]) == {"input"} for one in rest)
+    assert len(rest) > 3
+    assert "".join(one["custom"]["input"] for one in rest) == QUERY
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("wanted", ["Monday 7", "Sunday 77", 'x"\n'])
+async def test_an_input_has_the_form_of_its_expression(shared_gateway: RunningGateway, says: Any, wanted: str) -> None:
+    """Whatever the model would say: forced by name, and where it calls by itself."""
+    says('<tool_call>\n{"name": "day", "arguments": ' + json.dumps({"input": wanted}) + "}\n</tool_call>")
+    forced = {"type": "custom", "custom": {"name": "day"}}
+    for choice in (forced, "required", "auto"):
+        reply = await chat(shared_gateway, tools=[DAY], tool_choice=choice)
+        (call,) = reply.choices[0].message.tool_calls
+        assert call.custom.input in {f"{day}day {n}" for day in ("Mon", "Tues") for n in range(1, 10)}
+        assert reply.choices[0].finish_reason == ("stop" if choice == forced else "tool_calls")
+        if wanted == "Monday 7":
+            assert call.custom.input == wanted
+
+
+async def test_custom_tools_in_responses(shared_gateway: RunningGateway, says: Any) -> None:
+    says(RUN, "Two rows.")
+    tools: Any = [{"type": "custom", "name": "run_sql", "description": "Runs a query.", "format": {"type": "text"}}]
+    wanted: dict[str, Any] = {"model": MODEL, "input": "How many?", "max_output_tokens": 300, "tools": tools}
+    async with shared_gateway.client() as client:
+        async with client.responses.stream(**wanted) as stream:
+            events = [event async for event in stream]
+        done = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+        deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+        assert [event.input for event in done] == ["".join(deltas)] == [QUERY]
+        first = await client.responses.create(**wanted)
+        (call,) = first.output
+        assert (call.type, call.name, call.input) == ("custom_tool_call", "run_sql", QUERY)
+        assert call.id.startswith("ctc_")
+        output: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "2"}
+        second = await client.responses.create(**wanted | {"input": [output]}, previous_response_id=first.id)
+        assert second.output_text == "Two rows."
+        whole: Any = [{"role": "user", "content": "How many?"}, call.to_dict(), output]
+        stateless = await client.responses.create(**wanted | {"input": whole}, store=False)
+        assert stateless.output_text == "Two rows."
+        forced = await client.responses.create(**wanted, tool_choice={"type": "custom", "name": "run_sql"})
+        assert forced.output[0].type == "custom_tool_call"
+
+
+@pytest.mark.parametrize(
+    ("format", "param", "code"),
+    [
+        ({"type": "grammar", "syntax": "lark", "definition": "start: /a/"}, "syntax", "unsupported_parameter"),
+        ({"type": "grammar", "syntax": "regex", "definition": "(?=a)"}, "definition", "unsupported_schema"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_enforced_is_400(
+    shared_gateway: RunningGateway, format: Any, param: str, code: str
+) -> None:
+    grammar = {name: item for name, item in format.items() if name != "type"}
+    tool: Any = {"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": grammar}}}
+    tools: Any = [{"type": "custom", "name": "f", "format": format}]
+    with pytest.raises(openai.BadRequestError) as chats:
+        await chat(shared_gateway, tools=[tool])
+    assert (chats.value.param, chats.value.code) == (f"tools[0].custom.format.grammar.{param}", code)
+    async with shared_gateway.client() as client:
+        with pytest.raises(openai.BadRequestError) as responses:
+            await client.responses.create(model=MODEL, input="x", tools=tools)
+    assert (responses.value.param, responses.value.code) == (f"tools[0].format.{param}", code)

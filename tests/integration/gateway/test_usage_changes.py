@@ -202,7 +202,7 @@ async def test_the_command_names_the_first_cause_and_prints_the_parts(gateway):
         (("default",), "Give --period"),
         (("default", "--before", "2025-09", "--from", "2025-10-01"), "Give --period"),
         (("default", "--period", "2025-10", "--to", "2025-11-01"), "Give --period"),
-        (("default", "--period", "2025-13"), "is no month"),
+        (("default", "--period", "2025-13"), "is not a month"),
         (("default", "--from", "2025-10-02", "--to", "2025-10-01"), "start_time must lie"),
         (("nobody", "--period", "2025-10"), "No tenant is called 'nobody'"),
     ],

@@ -275,7 +275,6 @@ async def test_a_stream_is_paced_by_its_tokens_per_minute(metered: Metering, ask
 async def test_many_requests_at_once_are_all_accounted_for(metered: Metering, sqlite_books, ask) -> None:
     async def one(number: int) -> int:
         admitted = await metered.admission.admit(ask(number, output=50), "r")
-        admitted.progress(3)
         if number % 3 == 0:
             await admitted.void("worker_lost")
             return 0

@@ -34,7 +34,6 @@ async def request(journal, name):
                     price_version="standard@1", currency="USD", opened_at_ms=1, prompt_tokens=10, reserved=5)
     await journal.open(opened)
     print("opened", name, flush=True)
-    journal.progress(name, 64, 128)
     await journal.end(opened.void("ok", "internal", 2))
     print("ended", name, flush=True)
 
@@ -148,7 +147,7 @@ def test_no_payload_has_room_for_text() -> None:
     """Fields of every payload by name: ids, counts, times, fixed words, and an end user's digest."""
     fields = {
         name
-        for payload in (Opened, journal_records.Progress, journal_records.Attempted, Posting, BoughtAttempt)
+        for payload in (Opened, Posting, BoughtAttempt)
         for name in (field.name for field in msgspec.structs.fields(payload))
     }
     assert fields == {
@@ -169,9 +168,6 @@ def test_no_payload_has_room_for_text() -> None:
         "trace_id",
         "batch_id",
         "line_no",
-        "num_received",
-        "bound",
-        "num_handed_over",
         "kind",
         "outcome",
         "ended_at_ms",

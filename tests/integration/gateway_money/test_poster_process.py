@@ -25,7 +25,7 @@ from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import DEAD_LETTERS
 from gateway.journal.poster_process import NotPosted, PosterProcess
 from gateway.journal.shipper import Shipper
-from workers.protocol.messages import EngineRecord, EngineRecords, ResidencyReport, TenantHour, TokenUsage
+from workers.protocol.counts import EngineRecord, EngineRecords, ResidencyReport, TenantHour, TokenUsage
 
 pytestmark = pytest.mark.rest
 

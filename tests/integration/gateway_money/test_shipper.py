@@ -19,7 +19,7 @@ from accounting.values.types import Opened, Posting, Rates, Usage
 from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import DEAD_LETTERS, Poster
 from gateway.journal.shipper import Shipper
-from workers.protocol.messages import EngineRecord, EngineRecords, TokenUsage
+from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
 

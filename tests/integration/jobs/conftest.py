@@ -28,7 +28,7 @@ from accounting.batches.file_store import FileStore
 from accounting.database import migrate, sealing
 from accounting.database.db import Database
 from accounting.prices import prices
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Rates, Usage
 
@@ -69,7 +69,7 @@ class TestGateway:
         self.kinds.add(principal.kind)
         key = request.headers["idempotency-key"]
         line_no = int(key.rpartition(":")[2])
-        assert key == replies.line_key(principal.batch_id, line_no)
+        assert key == idempotency_store.line_key(principal.batch_id, line_no)
         self.seen.append((line_no, dict(request.headers)))
         body = await request.json()
         # Runs to its end, whatever becomes of the connection.
@@ -91,7 +91,7 @@ class TestGateway:
         line = (principal.batch_id, line_no)
         try:
             async with self.database.write() as conn:
-                known = await replies.take(
+                known = await idempotency_store.take(
                     conn,
                     principal.tenant_id,
                     key,
@@ -101,7 +101,7 @@ class TestGateway:
                     now=int(time.time()),
                     line=line,
                 )
-        except replies.KeyClosed:
+        except idempotency_store.KeyClosed:
             return refusal(409, "batch_line_ended", {"x-should-retry": "false"})
         if known is not None and known.stored is None:
             return refusal(409, "idempotency_in_progress", {"retry-after": "1", "retry-after-ms": "50"})
@@ -130,7 +130,7 @@ class TestGateway:
             }
         )
         async with self.database.write() as conn:
-            stored = await replies.store(
+            stored = await idempotency_store.store(
                 conn,
                 principal.tenant_id,
                 key,

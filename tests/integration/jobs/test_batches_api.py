@@ -218,7 +218,55 @@ async def test_a_batch_of_embeddings_has_one_charge_for_the_inputs_of_a_line(gat
     assert batch.usage.total_tokens == 14
 
 
-@pytest.mark.parametrize("endpoint", ["/v1/rerank", "/v1/responses"])
+async def test_a_batch_of_responses_is_charged_once_a_line_and_each_is_stored(gateway, client, jobs):
+    def of(number: int, **more) -> dict:
+        body = {"model": MODEL, "input": f"say {number}", "instructions": "Be brief.", "max_output_tokens": 4} | more
+        return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/responses", "body": body}
+
+    before = await client.responses.create(model=MODEL, input="first", max_output_tokens=3)
+    refused = [of(3, stream=True), of(4, background=True), of(5, tools=[{"type": "web_search"}])]
+    lines = [of(0), of(1, store=False), of(2, previous_response_id=before.id), *refused]
+    batch = await ended(client, (await create(client, lines, endpoint="/v1/responses")).id)
+    assert batch.status == "completed", batch
+    output = {one["custom_id"]: one["response"]["body"] for one in await results(client, batch.output_file_id)}
+    errors = {one["custom_id"]: one["response"]["body"]["error"] for one in await results(client, batch.error_file_id)}
+    assert sorted(output) == ["line-0", "line-1", "line-2"]
+    assert {name: error["param"] for name, error in errors.items()} == {
+        "line-3": "stream",
+        "line-4": "background",
+        "line-5": "tools[0].type",
+    }
+    assert "batch" in errors["line-4"]["message"]
+    assert {body["status"] for body in output.values()} == {"incomplete"}
+    for name, is_stored in {"line-0": True, "line-1": False, "line-2": True}.items():
+        body = output[name]
+        if is_stored:
+            found = await client.responses.retrieve(body["id"])
+            assert (found.output_text, found.usage.total_tokens) == (
+                body["output"][0]["content"][0]["text"],
+                body["usage"]["total_tokens"],
+            )
+        else:
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(body["id"])
+    assert output["line-2"]["previous_response_id"] == before.id
+    await gateway.settled()
+    rows = await gateway.sql(
+        "SELECT line_no, request_id, tier, cache_read + cache_write + uncached AS input, output, charge"
+        " FROM ledger_entry WHERE kind = 'settle' AND batch_id = :b ORDER BY line_no",
+        b=batch.id,
+    )
+    assert [(row.line_no, row.tier) for row in rows] == [(1, "batch"), (2, "batch"), (3, "batch")]
+    for row in rows:
+        body = output[f"line-{row.line_no - 1}"]
+        assert (row.input, row.output) == (body["usage"]["input_tokens"], body["usage"]["output_tokens"])
+        assert body["headgate"]["request_id"] == row.request_id
+        assert body["headgate"]["charge_micro_units"] == row.charge > 0
+    assert batch.usage.input_tokens == sum(row.input for row in rows)
+    assert batch.usage.output_tokens == sum(row.output for row in rows)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/rerank", "/v1/quotes"])
 async def test_b4_an_endpoint_that_no_batch_has_names_those_there_are(gateway, client, endpoint):
     with pytest.raises(openai.BadRequestError, match=r"/v1/chat/completions, /v1/completions"):
         await create(client, [line(0)], endpoint=endpoint)

@@ -17,7 +17,7 @@ from accounting.access.credentials import batch_credential
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_runs import Chunk
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from accounting.values.types import Opened
 from gateway.base.app_keys import DATABASE
 from gateway.journal import journal_records
@@ -35,7 +35,7 @@ class Line:
     def __init__(self, gateway: RunningGateway, batch_id: str) -> None:
         self.gateway = gateway
         self.batch_id = batch_id
-        self.key = replies.line_key(batch_id, 1)
+        self.key = idempotency_store.line_key(batch_id, 1)
 
     async def send(self, content: str = "hello", **changes) -> tuple[int, dict, Mapping[str, str]]:
         headers = {"idempotency-key": changes.pop("key", self.key)}
@@ -116,9 +116,9 @@ async def test_what_is_refused_is_not_kept(line):
 
 
 async def test_keys_of_other_lines_and_batches_are_refused(line):
-    for key in (replies.line_key("batch_" + "0" * 32, 1), "batch:x:1", "mine", line.key + "x"):
+    for key in (idempotency_store.line_key("batch_" + "0" * 32, 1), "batch:x:1", "mine", line.key + "x"):
         assert (await line.send(key=key))[0] == 400, key
-    unstarted = replies.line_key(line.batch_id, 2)
+    unstarted = idempotency_store.line_key(line.batch_id, 2)
     status, body, headers = await line.send(key=unstarted)
     assert (status, body["error"]["code"]) == (409, "batch_line_ended")
     assert headers["x-should-retry"] == "false"
@@ -145,7 +145,7 @@ async def test_a_cancel_while_it_runs_makes_it_free(line, worker):
     await until_rows(line, 1)
     async with line.gateway.app[DATABASE].write() as conn:
         await batches.stop(conn, line.batch_id, int(time.time()))
-        assert await replies.close_lines(conn, line.batch_id, [1]) == {}
+        assert await idempotency_store.close_lines(conn, line.batch_id, [1]) == {}
     worker.runner.release()
     status, body, _ = await task
     assert (status, body["error"]["code"]) == (409, "batch_line_ended")
@@ -197,7 +197,7 @@ async def test_a_key_left_running_by_a_dead_process_may_run_again(worker, tmp_pa
     async with running_gateway(tmp_path / "home", redis_url) as gateway:
         line = await started_line(gateway)
         async with gateway.app[DATABASE].write() as conn:
-            await replies.take(
+            await idempotency_store.take(
                 conn,
                 gateway.keys.tenant_id,
                 line.key,

@@ -21,7 +21,7 @@ CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 def exporter(collector, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    return span_export.exporter()
+    return span_export.exporter(slot=3)
 
 
 def ended(request_id: str = "req_1", ms: int = 100, **fields) -> RequestRecord:
@@ -40,7 +40,7 @@ def ended(request_id: str = "req_1", ms: int = 100, **fields) -> RequestRecord:
 
 
 async def test_one_whole_trace_arrives(collector, exporter):
-    traces = tracing.Tracing(1.0, (), exporter, slot=3)
+    traces = tracing.Tracing(1.0, (), exporter)
     record = ended()
     traces.start(record)
     told = span_export.parse(record.outgoing_traceparent)

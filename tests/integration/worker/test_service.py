@@ -15,8 +15,10 @@ from load import stretched
 from workers.engine.journal.journal import CRASH_REASON, EngineJournal
 from workers.engine.service import Service
 from workers.protocol import registry
+from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.frames import MAX_FRAME_BYTES
-from workers.protocol.messages import Cancel, EngineAck, EngineRecords, Failed, Finished, Hello, StepFrame, WorkerStatus
+from workers.protocol.messages import Cancel, Failed, Finished, Hello, StepFrame
+from workers.protocol.reports import WorkerStatus
 
 
 @pytest.fixture

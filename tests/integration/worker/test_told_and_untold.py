@@ -7,18 +7,8 @@ from fakes import ScriptedWorker, encode, generate_request
 from gateway_link import GatewayLink, until
 
 from workers.engine import service
-from workers.protocol.messages import (
-    AdapterCommand,
-    AdapterReport,
-    CacheCommand,
-    CacheEvent,
-    DrainCommand,
-    EngineReport,
-    Failed,
-    Finished,
-    Hello,
-    WorkerStatus,
-)
+from workers.protocol.messages import AdapterCommand, CacheCommand, CacheEvent, DrainCommand, Failed, Finished, Hello
+from workers.protocol.reports import AdapterReport, EngineReport, WorkerStatus
 
 LONG = encode("a prompt of more than a group of tokens, " * 4)
 ASK = CacheCommand("snapshot", key=b"k" * 32)

@@ -24,8 +24,7 @@ from accounting.batches.batch_runs import Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.requests import batch_results
-from accounting.requests import idempotency_store as replies
+from accounting.requests import batch_results, idempotency_store
 from accounting.requests.idempotency_store import KeyClosed, line_key
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Usage
@@ -183,7 +182,7 @@ class ClaimsMachine(RuleBasedStateMachine):
                 await claims.renew(conn, held, self.now, CLAIM_MS)
                 stored = {}
                 if how == "given up":
-                    stored = await replies.close_lines(conn, self.batch_id, [line_no])
+                    stored = await idempotency_store.close_lines(conn, self.batch_id, [line_no])
                 is_ok = how == "answered" or line_no in stored
                 end = LineEnd(
                     line_no=line_no,
@@ -239,7 +238,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                return await replies.take(
+                return await idempotency_store.take(
                     conn,
                     self.tenant_id,
                     line_key(self.batch_id, line_no),
@@ -269,7 +268,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                return await replies.store(
+                return await idempotency_store.store(
                     conn,
                     self.tenant_id,
                     line_key(self.batch_id, line_no),
@@ -291,7 +290,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
         async def work():
             async with self.database.write() as conn:
-                await replies.drop(conn, self.tenant_id, line_key(self.batch_id, line_no), request_id)
+                await idempotency_store.drop(conn, self.tenant_id, line_key(self.batch_id, line_no), request_id)
 
         self.run(work())
 
@@ -300,7 +299,7 @@ class ClaimsMachine(RuleBasedStateMachine):
     def gateway_crashes(self) -> None:
         async def work():
             async with self.database.write() as conn:
-                await replies.drop_running(conn, 0)
+                await idempotency_store.drop_running(conn, 0)
 
         self.run(work())
         self.running.clear()
@@ -342,7 +341,7 @@ class ClaimsMachine(RuleBasedStateMachine):
             rows = {row.line_no: row.state for row in await batch_results.line_page(conn, self.batch_id, 0)}
         started = [no for no, state in rows.items() if state == "started"]
         async with self.database.write() as conn:
-            stored = await replies.close_lines(conn, self.batch_id, started)
+            stored = await idempotency_store.close_lines(conn, self.batch_id, started)
             for no in started:
                 state = "succeeded" if no in stored else "cancelled"
                 end = LineEnd(

@@ -161,6 +161,10 @@ def test_a_gateway_reads_the_models_from_the_same_file(tmp_path):
         ("[drain_s]", "drain_s in {} must be a number"),
         ("models = 3", "models in {} must be tables like"),
         ("[models.a]", "models.a in {} has no path, which every model needs."),
+        (
+            "[models.a]\npath = '/x'\ntool_format = 'qwen9'",
+            "models.a.tool_format: must be one of hermes, qwen3_coder, ",
+        ),
         ("[models.a]\npath = 3", "models.a.path: input should be a valid string, not '3' (in {})."),
         (
             "[models.a]\npath = '/x'\nreplicas = 0",
@@ -215,7 +219,7 @@ def test_a_directory_that_is_none_is_a_fault(home):
     write(home)
     done = run(home, "config", "check")
     assert done.exit_code == 78
-    assert "models.big.path is /models/big, which is no directory with a config.json" in done.output
+    assert "models.big.path is /models/big, which is not a directory with a config.json" in done.output
 
 
 def test_a_relative_path_is_that_of_the_file(tmp_path):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from gateway.base.home import HomeError
+from gateway.base.output_formats import TOOL_FORMATS
 from gateway.cli import model_workers
 from gateway.cli.devices import Room
 from gateway.cli.gateway_probes import awaited, missing
-from gateway.cli.model import ServedModel, WantedModel, resolve_all
+from gateway.cli.main import main
+from gateway.cli.model import ServedModel, WantedModel, resolve_all, with_tool_formats
 from gateway.cli.model_workers import ModelWorkers, Place, check_memory
 
 
@@ -45,6 +49,31 @@ def test_another_directory_or_setting_means_another_worker():
     workers = running(model("a"))
     assert slots(workers.change([model("a", path="/other")])) == (["a"], [0])
     assert slots(workers.change([model("a", HEADGATE_ENGINE_QUANT="int8")])) == (["a"], [0])
+
+
+def test_the_format_of_tool_calls_is_chosen_for_one_model_or_for_all():
+    models = (WantedModel("/m/one"), WantedModel("org/two", told={"aliases": ["x"]}), WantedModel("/m/three", "third"))
+
+    def chosen(*given: str) -> list[str | None]:
+        return [one.told.get("tool_format") for one in with_tool_formats(models, given)]
+
+    assert chosen() == [None, None, None]
+    assert chosen("kimi") == ["kimi", "kimi", "kimi"]
+    assert chosen("kimi", "org/two=cohere", "third=gemma4", "one=llama") == ["llama", "cohere", "gemma4"]
+    assert with_tool_formats(models, ["kimi"])[1].told["aliases"] == ["x"]
+    with pytest.raises(HomeError, match=r"--tool-format qwen9 is not known; known are hermes, .*, harmony\."):
+        with_tool_formats(models, ["qwen9"])
+    with pytest.raises(HomeError, match=r"--tool-format four=kimi names no model that is served: these are "):
+        with_tool_formats(models, ["four=kimi"])
+
+
+def test_up_refuses_an_unknown_format_in_a_sentence_and_help_lists_all(tmp_path):
+    made = CliRunner().invoke(main, ["up", "--home", str(tmp_path), "--tool-format", "qwen9"])
+    assert made.exit_code == 1
+    assert "--tool-format qwen9 is not known; known are hermes, qwen3_coder" in made.output
+    shown = " ".join(CliRunner().invoke(main, ["up", "--help"]).output.split())
+    for name in TOOL_FORMATS:
+        assert re.search(rf"\b{name}\b", shown.replace("- ", "")), name
 
 
 def test_free_slots_are_filled_first(monkeypatch, tmp_path):

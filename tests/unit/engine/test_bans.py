@@ -99,7 +99,7 @@ def test_a_grammar_and_bans_are_refused():
     params = SamplingParams(seed=0, bad_words=((A,),))
     drive.send(generate_request("r", sampling=params, grammar='start: "a"'))
     drive.step()
-    assert "bans beside it" in drive.endings[LINK, "r"].message
+    assert "together with bans" in drive.endings[LINK, "r"].message
 
 
 def expected(params, seed, num_tokens):

@@ -9,7 +9,7 @@ from engine_driver import Driver
 from fakes import ROOT, ScriptedRunner, generate_request
 
 from cache.tree.hashing import group_hashes
-from gateway.routing.upstream.cache_view import CacheView, Group
+from gateway.routing.links.cache_view import CacheView, Group
 from workers.engine.engine import LinkClosed
 from workers.engine.reports import cache_feed
 from workers.protocol.messages import CacheCommand, CacheEvent, Region

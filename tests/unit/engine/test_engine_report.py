@@ -6,7 +6,7 @@ from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.values.plan import KernelState
 from workers.engine.values.queue_figures import QueueFigures, TenantQueue
 from workers.engine.values.record import StepRecord
-from workers.protocol.messages import MAX_REPORTED_STEPS, MAX_REPORTED_TENANTS, KernelReport, StepReport
+from workers.protocol.reports import MAX_REPORTED_STEPS, MAX_REPORTED_TENANTS, KernelReport, StepReport
 
 
 def test_the_busiest_tenants_are_told_and_the_others_left_out():

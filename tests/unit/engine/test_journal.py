@@ -8,8 +8,9 @@ from workers.engine.engine import LinkClosed
 from workers.engine.journal import journal as journal_module
 from workers.engine.journal.journal import CRASH_REASON, EngineJournal
 from workers.engine.values.errors import StartError
+from workers.protocol.counts import EngineAck
 from workers.protocol.journal import Kind, scan, segment_name
-from workers.protocol.messages import Cancel, EngineAck
+from workers.protocol.messages import Cancel
 from workers.protocol.segments import list_segments
 
 PROMPT = encode("a prompt that fills a few blocks")

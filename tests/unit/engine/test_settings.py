@@ -61,11 +61,11 @@ def test_a_wrong_value_or_an_unknown_name_is_named_in_one_sentence(monkeypatch, 
         ({"KV_SPARSITY": "all", "KV_BUDGET": "1024"}, "HEADGATE_ENGINE_KV_SPARSITY = 'all': "),
         (
             {"KV_SPARSITY": "heavy", "KV_BUDGET": "64", "SPECULATE": "ngram"},
-            "goes with neither HEADGATE_ENGINE_SPECULATE nor",
+            "cannot be combined with HEADGATE_ENGINE_SPECULATE or",
         ),
         (
             {"KV_SPARSITY": "heavy", "KV_BUDGET": "64", "TENSOR_PARALLEL": "2"},
-            "goes with neither HEADGATE_ENGINE_SPECULATE nor",
+            "cannot be combined with HEADGATE_ENGINE_SPECULATE or",
         ),
     ],
 )

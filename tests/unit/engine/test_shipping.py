@@ -1,5 +1,5 @@
 from workers.engine.journal.shipping import BATCH, RETRY_S, Shipper
-from workers.protocol.messages import EngineRecord, TokenUsage
+from workers.protocol.counts import EngineRecord, TokenUsage
 
 
 def record(seq):

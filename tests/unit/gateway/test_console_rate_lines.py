@@ -25,7 +25,7 @@ def test_spaces_and_empty_lines_are_allowed():
     ("text", "sentence"),
     [
         ("m,batch,1,2,3", "Line 1 has 5 values"),
-        ("m,batch,1,2,3,4\nm,batch,1,2,3,x", "Line 2: 'x' is no amount"),
+        ("m,batch,1,2,3,4\nm,batch,1,2,3,x", "Line 2: 'x' is not an amount"),
         ("m,batch,1,2,3,-4", "Line 1: a rate must not be below 0"),
         ("m,batch,1,2,3,0.0000001", "more than 6 decimals"),
         ('"m,batch,1,2,3,4', "Line 1 cannot be read"),

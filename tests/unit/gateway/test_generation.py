@@ -10,7 +10,7 @@ import pytest
 from gateway.generation.generation import Generation
 from gateway.metering.leases import LOW_WATER, Extension
 from gateway.parsers.plain import PlainText
-from gateway.routing.upstream.base import Mailbox
+from gateway.routing.links.link import Mailbox
 from workers.protocol.messages import SamplingParams, TokenDelta
 
 STEP = 2 * LOW_WATER
@@ -24,9 +24,6 @@ class Admitted:
         self.lease_bound = STEP
         self.budget_stop = None
         self.on_extended = lambda: None
-
-    def progress(self, num_received: int) -> None:
-        pass
 
     async def extend(self, num_received: int, *, cached_tokens: int | None = None) -> Extension:
         self.lease_bound += STEP

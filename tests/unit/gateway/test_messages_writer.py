@@ -53,6 +53,7 @@ def test_text() -> None:
     events = stream(MessageWriter("m", "interactive"), pieces_of([Text("Hel"), Text("lo")]))
     assert [event["type"] for event in events] == [
         "message_start",
+        "ping",
         "content_block_start",
         "content_block_delta",
         "content_block_delta",
@@ -88,7 +89,7 @@ def test_a_thought_is_signed_at_its_end() -> None:
     ]
     content = body(MessageWriter("m", "interactive"), pieces_of([Reasoning("hm"), Text("a")]))["content"]
     assert content[0]["thinking"] == "hm"
-    assert content[0]["signature"] == events[4]["delta"]["signature"]
+    assert content[0]["signature"] == events[5]["delta"]["signature"]
 
 
 def test_calls_have_blocks_of_their_own() -> None:

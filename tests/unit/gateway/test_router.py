@@ -9,19 +9,12 @@ import pytest
 
 from cache.tree.hashing import group_hashes
 from gateway.base.errors import ApiError
+from gateway.routing.links.cache_view import CacheView
 from gateway.routing.router import Prompt, Router
-from gateway.routing.upstream.cache_view import CacheView
-from workers.protocol.messages import (
-    AdapterState,
-    CacheEvent,
-    CacheReport,
-    Finished,
-    Hello,
-    Region,
-    TokenUsage,
-    WorkerStatus,
-)
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import CacheEvent, CacheReport, Finished, Hello, Region
 from workers.protocol.registry import Registration
+from workers.protocol.reports import AdapterState, WorkerStatus
 
 KEY, ROOT, SIZE = b"k" * 32, "root", 16
 ANNA, BERT, PUBLIC = Region(b"a" * 16), Region(b"b" * 16), Region(b"p" * 16, 128)

@@ -174,7 +174,6 @@ async def test_a_failed_sync_poisons_the_journal_and_is_not_repeated(tmp_path: P
     assert not journal.is_writable
     with pytest.raises(JournalPoisoned):
         await journal.open(opened(2))
-    journal.progress("req_00000001", 3, 128)
     await asyncio.sleep(0.05)
     assert num_failures == 1
     assert await journal.revive() is False
@@ -196,15 +195,6 @@ async def test_a_caller_that_is_cancelled_does_not_stop_its_record(tmp_path: Pat
         await ending
     await journal.close()
     assert Kind.VOID in kinds(tmp_path)
-
-
-async def test_progress_is_noted_without_a_wait(tmp_path: Path, opened) -> None:
-    journal = await open_journal(tmp_path, 0)
-    await journal.open(opened(1))
-    journal.progress("req_00000001", 64, 128)
-    journal.attempt("req_00000001", 1, 64)
-    await journal.close()
-    assert kinds(tmp_path)[-3:] == [Kind.PROGRESS, Kind.ATTEMPT, Kind.SEAL]
 
 
 async def test_endings_before_a_rotation_that_finds_no_room_are_told(

@@ -123,3 +123,11 @@ def test_an_answer_in_anthropics_shape_has_its_usage() -> None:
     answered = judge(200, {}, told)
     assert isinstance(answered, Answered)
     assert answered.usage == Usage(cache_read=5, cache_write=2, uncached=3, output=7)
+
+
+def test_an_answer_in_the_shape_of_responses_has_its_usage() -> None:
+    details = b'"input_tokens_details":{"cached_tokens":5,"cache_write_tokens":2}'
+    told = b'{"object":"response","usage":{"input_tokens":8,' + details + b',"output_tokens":7,"total_tokens":15}}'
+    answered = judge(200, {}, told)
+    assert isinstance(answered, Answered)
+    assert answered.usage == Usage(cache_read=5, uncached=3, output=7)

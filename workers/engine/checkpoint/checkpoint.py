@@ -86,7 +86,7 @@ class Stored:
 
 
 class ReadShare:
-    """Logs how much of the weights is read, at most once a second: who waits for the model is told so."""
+    """Logs how much of the weights is read, at most once a second: the log shows the progress to whoever waits."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = max(1, num_bytes)

@@ -1,4 +1,4 @@
-"""Models that take images beside text, served as the text model inside them.
+"""Models that take images as well as text, served as the text model inside them.
 
 A wrapper's configuration holds that of its text model. Positions of several axes (Qwen-VL) are equal on all axes where a
 prompt has text alone, so such a text model is its plain counterpart. No image can be sent: the gateway refuses it.

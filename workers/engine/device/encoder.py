@@ -40,13 +40,13 @@ from workers.engine.values.probe import Pooled
 log = logging.getLogger(__name__)
 
 _PARTS = 4
-"""Number of largest steps whose tokens have blocks: those that run, and those that are let in beside them."""
+"""Number of largest steps whose tokens have blocks: those that run, and those that are accepted meanwhile."""
 _MAX_PADDING = 1.25
 """Largest number of tokens of a pass, padding included, for each token of its inputs."""
 _TRIED = (3, 11)
 """Lengths of the inputs of the first pass."""
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
-"""Tolerance of results that were computed beside others, relative to the largest number."""
+"""Tolerance of results that were computed together with others, relative to the largest number."""
 _HEADS = ("pooler.", "lm_head.", "cls.", "head.", "classifier.", "qa_outputs.", "vocab_", "discriminator_predictions.")
 """Beginnings of the names of layers that turn hidden states into something else than vectors."""
 
@@ -108,7 +108,7 @@ class EncoderRunner:
         """Does nothing, because no block has a content."""
 
     def read_adapter(self, directory: Path) -> AdapterWeights:
-        raise ModelError("Adapters and encoders do not go together.")
+        raise ModelError("Adapters cannot be combined with an encoder.")
 
     def add_adapter(self, name: str, weights: AdapterWeights) -> None:
         raise NotImplementedError
@@ -150,7 +150,7 @@ class EncoderRunner:
         return {name: torch.tensor(value, device=self._device) for name, value in given.items()}
 
     def _try(self, config: PreTrainedConfig) -> None:
-        """Runs two inputs beside each other, and each alone. Raises ModelError if that makes a difference."""
+        """Runs two inputs together, and each alone. Raises ModelError if that makes a difference."""
         rows = [Row([(7 * n + 3) % self.vocab_size for n in range(length)], 0, []) for length in _TRIED]
         probes = [Pooled(length) for length in _TRIED]
         try:
@@ -163,7 +163,7 @@ class EncoderRunner:
         error_found = ((beside - alone).abs().max() / alone.abs().max().clamp(min=1e-6)).item()
         if not error_found <= _TOLERANCE[self._dtype]:
             raise ModelError(
-                f"The model type '{config.model_type}' cannot be served: a text beside others differs by {error_found:.1e}"
+                f"The model type '{config.model_type}' cannot be served: a text that runs together with others differs by {error_found:.1e}"
                 " of the largest number from the same text alone."
             )
 

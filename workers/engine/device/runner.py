@@ -281,7 +281,7 @@ class ModelRunner:
             late = alone and self._device.type == "cpu" and settings.steps != "device"
             return Adapters(model, ops, ADAPTERS_ON_A_CPU, rank, late=True) if late else None
         if settings.max_adapters and not alone:
-            raise ModelError("Adapters and several ranks do not go together.")
+            raise ModelError("Adapters cannot be combined with tensor parallelism.")
         return Adapters(model, ops, settings.max_adapters, rank) if settings.max_adapters else None
 
     def _ready(self, settings: RunnerSettings, capture: Capture | None) -> Steps:

@@ -94,7 +94,7 @@ class Bench:
         return quantize(values, kv.dtype)
 
     def batch(self, contexts: Sequence[int], lengths: Sequence[int]) -> tuple[PagedBatch, int]:
-        """Returns rows with blocks of their own, highest ids first, and the number of blocks there must be."""
+        """Returns rows with their own blocks, highest ids first, and the number of blocks there must be."""
         size = self.shapes.kv.block_size
         counts = [-(-(c + n) // size) for c, n in zip(contexts, lengths, strict=True)]
         last, tables = sum(counts), []

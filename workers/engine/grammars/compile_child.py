@@ -1,4 +1,4 @@
-"""`python -m workers.engine.grammars.compile_child` tries grammars in a process of its own, so that a hostile one kills
+"""`python -m workers.engine.grammars.compile_child` tries grammars in a separate process, so that a hostile one kills
 this process alone.
 
 It reads frames from standard input and answers on standard output: first the vocabulary, then one grammar after the

@@ -1,4 +1,4 @@
-"""Compilation of requests' grammars beside the engine thread. A grammar is asked for and answered later, and is kept
+"""Compilation of requests' grammars outside the engine thread. A grammar is asked for and answered later, and is kept
 for each tenant by itself.
 
 One thread takes what is asked for, in the order of `grammar_queue`. A new grammar goes to a child process first

@@ -25,8 +25,8 @@ from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.errors import StartError
 from workers.engine.values.record import StepTotals
 from workers.protocol.ballast import BALLAST_BYTES, is_full
+from workers.protocol.counts import EngineRecord, TokenUsage
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
-from workers.protocol.messages import EngineRecord, TokenUsage
 from workers.protocol.segments import Log, SlotTaken, drop_old, recover, take_slot
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
+from workers.protocol.counts import EngineRecord
 from workers.protocol.journal import Kind, Record
-from workers.protocol.messages import EngineRecord
 from workers.protocol.segments import Left
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from workers.protocol.messages import EngineRecord
+from workers.protocol.counts import EngineRecord
 
 BATCH = 500
 RETRY_S = 5.0

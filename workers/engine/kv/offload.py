@@ -1,6 +1,6 @@
 """Host memory for copies of KV blocks. It implements `host_port.HostBlocks` for a KV store, on a CPU and on a GPU.
 
-On a GPU host memory is pinned, and copies run on a stream of their own beside the steps. A store gathers on the stream
+On a GPU host memory is pinned, and copies run on a separate stream, in parallel with the steps. A store gathers on the stream
 of the steps, after what was launched there, and is copied from the gathered tensor. A load is copied into staging, and
 only `place` scatters it, so that no step ever waits for a copy. On a CPU every copy is done when the call returns.
 """

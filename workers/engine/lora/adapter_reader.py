@@ -1,4 +1,4 @@
-"""Reads adapters from files into memory, beside the engine thread; one at a time, and each once."""
+"""Reads adapters from files into memory, outside the engine thread; one at a time, and each once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 from workers.engine.lora.adapter_table import AdapterRead
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import StepRunner
-from workers.protocol.messages import AdapterCommand, AdapterReport
+from workers.protocol.messages import AdapterCommand
+from workers.protocol.reports import AdapterReport
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import AdapterWeights, StepRunner
-from workers.protocol.messages import AdapterState
+from workers.protocol.reports import AdapterState
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a worker: PEFT's directories are read into slots beside the hand-written layers.
+"""The LoRA adapters of a worker: PEFT's directories are read into slots next to the hand-written layers.
 
 Owns the mapping of names to slots. Knows PEFT's names and the layers of `llama`; a model with other layers takes no
 adapters. Does not know tenants, or who may use which adapter. A feature that an adapter needs and that is not supported
@@ -61,7 +61,7 @@ class Adapters:
     """The loaded adapters. `slots` maps their names to slots, `identities` to digests."""
 
     def __init__(self, model: nn.Module, ops: Ops, max_adapters: int, max_rank: int, *, late: bool = False) -> None:
-        """Installs adapters beside every product of the model's layers; with `late` only when the first adapter is
+        """Installs adapters next to every product of the model's layers; with `late` only when the first adapter is
         loaded, so that a model without any has no extra cost. Raises ModelError if the layers are not `llama`'s."""
         self.slots: dict[str, int] = {}
         self.identities: dict[str, bytes] = {}

@@ -56,7 +56,7 @@ class StepContext:
     mass: MassProbe | None = None
     """Measures the attention of every layer, if a row asks for it."""
     adapted: bool = False
-    """Adapters are installed beside the products, whether a row uses one or not: the computation of a row must not
+    """Adapters are installed next to the products, whether a row uses one or not: the computation of a row must not
     depend on the other rows."""
 
 

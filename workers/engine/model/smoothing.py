@@ -66,7 +66,7 @@ def refuse_beside(rounding: str, num_ranks: int, stored: bool) -> None:
     if rounding == "none":
         raise ModelError("HEADGATE_ENGINE_SMOOTHING is for rounded layers: set HEADGATE_ENGINE_QUANT too.")
     if num_ranks > 1:
-        raise ModelError("Smoothing does not go together with several ranks.")
+        raise ModelError("Smoothing cannot be combined with tensor parallelism.")
 
 
 def fold(model: PreTrainedModel, statistics: Statistics) -> None:

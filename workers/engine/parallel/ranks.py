@@ -1,8 +1,8 @@
 """The processes of the other ranks, as rank 0 sees them: it starts them, receives from them, and ends them. No torch.
 
 A worker that has lost a rank cannot compute and may hang in a collective, where nothing can wake it. So the watchers
-here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways resume
-elsewhere. A rank in turn dies with rank 0 (`follower`), so neither side outlives the other.
+here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways end its
+requests free of charge. A rank in turn dies with rank 0 (`follower`), so neither side outlives the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Process:
 
 
 class Ranks:
-    """A context: inside it `size - 1` processes run beside this one. With a size of 1 there are none."""
+    """A context: inside it `size - 1` other processes run. With a size of 1 there are none."""
 
     def __init__(self, size: int, meeting: Path, command: Sequence[str] = _FOLLOWER) -> None:
         """The ranks find each other by the file `meeting`, which must not exist yet."""

@@ -76,7 +76,7 @@ class ParallelRunner:
         return self.launch(rows).collect()
 
     def read_adapter(self, directory: Path) -> AdapterWeights:
-        raise ModelError("Adapters and several ranks do not go together.")
+        raise ModelError("Adapters cannot be combined with tensor parallelism.")
 
     def add_adapter(self, name: str, weights: AdapterWeights) -> None:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Vectors and scores are made of hidden states here: pooling, the layers behind it, cutting, normalising.
+"""Vectors and scores are made of hidden states here: pooling, the layers after it, cutting, normalising.
 
 Knows tensors and a recipe. Does not know how the hidden states were computed. The formulas are those of
 sentence-transformers: the mean over all tokens of an input, special ones included, or the first or the last of them. A

@@ -1,4 +1,4 @@
-"""The recipe of a model's vectors or scores, as its directory says it: the task, the pooling, and the layers behind it.
+"""The recipe of a model's vectors or scores, as its directory says it: the task, the pooling, and the layers after it.
 
 Reads the files that sentence-transformers writes (`modules.json` and the folders it names) and the configuration. Does
 not read weights. A module that would change a vector and is not known here is refused.
@@ -58,7 +58,7 @@ class Recipe:
     mode: Mode = "last"
     normalises: bool = True
     dense: tuple[Path, ...] = ()
-    """Folders of linear layers behind the pooling, in their order."""
+    """Folders of linear layers after the pooling, in their order."""
     max_len: int | None = None
     """Largest number of tokens of an input that the model's makers name."""
     dimensions: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ def read(directory: Path, config: PreTrainedConfig, asked: AskedTask) -> Recipe:
         elif kind == "Dense":
             dense.append(path)
         elif kind != "Transformer" and kind not in _WITHOUT_EFFECT:
-            raise ModelError(f"The model {directory} has a module {kind} behind its pooling, which is not supported.")
+            raise ModelError(f"The model {directory} has a module {kind} after its pooling, which is not supported.")
     if mode == "cls" and not is_encoder:
         raise ModelError(f"The model {directory} pools the first token of a decoder, which has seen no other.")
     allowed = getattr(config, "matryoshka_dimensions", None) or ()

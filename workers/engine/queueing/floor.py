@@ -3,7 +3,7 @@ and knows numbers only.
 
 The share is measured twice, in tokens computed and in tokens drawn, and each sum fades over `WINDOW_S`. Batch is below
 its floor where it has less than its share of both. Computed tokens alone would say so while many batch streams run
-beside one long prompt, and drawn tokens alone while one long batch prompt runs beside many streams.
+with one long prompt, and drawn tokens alone while one long batch prompt runs with many streams.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from workers.engine.reports.cache_watch import CacheFigures
 from workers.engine.values.plan import KernelState
 from workers.engine.values.queue_figures import QueueFigures, TenantQueue
 from workers.engine.values.record import StepRecord
-from workers.protocol.messages import (
+from workers.protocol.reports import (
     MAX_REPORTED_STEPS,
     MAX_REPORTED_TENANTS,
     EngineReport,

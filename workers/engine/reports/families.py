@@ -1,4 +1,4 @@
-"""The kinds of metric families that a worker has beside the client library's own. The module knows no engine and no
+"""The kinds of metric families that a worker adds to the client library's own. The module knows no engine and no
 socket."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cache.blocks.usage import TenantBlocks
-from workers.protocol.messages import ResidencyReport, TenantHour
+from workers.protocol.counts import ResidencyReport, TenantHour
 
 HOUR_S = 3_600
 REPORT_EVERY_S = 60.0

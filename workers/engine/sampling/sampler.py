@@ -1,7 +1,7 @@
 """Draws tokens from logits: one token per draw, with logprobs if they are asked for.
 
 Knows draws (plan.py) and ops. Does not know sequences or KV. A drawn token depends on its own row only, never on
-the rows beside it.
+the other rows of the batch.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class KVLayout(Protocol):
         ...
 
     def num_copies(self, attempt: Attempt) -> int:
-        """Returns the number of blocks that a sequence will hold beside those of its prompt at some time."""
+        """Returns the number of blocks that a sequence will hold in addition to those of its prompt at some time."""
         ...
 
     def forked(self, sequence: Sequence, child: Sequence) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Status
 from workers.engine.values.queue_figures import QueueFigures, TenantQueue
-from workers.protocol.messages import StepTimes, Tier
+from workers.protocol.messages import Tier
+from workers.protocol.reports import StepTimes
 
 
 def queue_figures(attempts: Iterable[Attempt], scheduler: Scheduler, now: float) -> QueueFigures:

@@ -11,7 +11,7 @@ tokens are unknown. The bounds of length, lease and context are known all the sa
 one row too many is dropped (`drop`). `retract` takes back what a failed step did.
 
 The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
-most what the pool holds beside its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of
+most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of
 a tier is admitted while a preempted one waits. A plan that lacks blocks while a step is in flight is made again when
 that step is collected.
 """

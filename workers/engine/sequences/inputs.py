@@ -1,7 +1,7 @@
 """The inputs of an attempt that wants vectors or scores: which part of the prompt each one is, and how many have begun.
 The module is pure.
 
-Each input runs as a sequence of its own. Only `MAX_OPEN` of them wait or run at a time: a request of 2,048 inputs then
+Each input runs as a separate sequence. Only `MAX_OPEN` of them wait or run at a time: a request of 2,048 inputs then
 takes no more of the queue, and of its tenant's turn, than a few requests do.
 """
 

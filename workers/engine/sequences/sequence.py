@@ -28,14 +28,8 @@ from workers.engine.values.abilities import GENERATES, Abilities
 from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import InputsAccount, PromptAccount, Residency
 from workers.engine.values.sampling_params import choice_seed
-from workers.protocol.messages import (
-    CacheReport,
-    FinishReason,
-    GenerateRequest,
-    TimelineEvent,
-    TokenLogprob,
-    TokenUsage,
-)
+from workers.protocol.counts import TokenUsage
+from workers.protocol.messages import CacheReport, FinishReason, GenerateRequest, TimelineEvent, TokenLogprob
 
 MAX_TIMELINE_EVENTS = 256
 """Largest number of events of an attempt's timeline. Even a request that is preempted for ever ends with a frame of
@@ -218,7 +212,7 @@ class Attempt:
         own = () if sampling.ignore_eos else eos_token_ids
         self.end_ids = frozenset(own) | frozenset(sampling.stop_token_ids)
         self.prompt = array("i", message.prompt)
-        # An adapter's KV lies in regions of its own: the region id from the caller is followed by the adapter's
+        # An adapter's KV lies in its own regions: the region id from the caller is followed by the adapter's
         # identity.
         identity = b"" if adapter is None else adapter.identity
         self.path: NamespacePath = tuple(PathEntry(r.id + identity, r.end) for r in message.namespace)

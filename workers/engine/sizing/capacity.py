@@ -23,7 +23,7 @@ INT4_GROUPS = (128, 64, 32)
 SCALE_BYTES = 4
 GIB = 1 << 30
 GRAPH_BYTES = 4 << 20
-"""Allowance for the memory of one recorded step beside the memory that all sizes share. The log of the recording shows
+"""Allowance for the memory of one recorded step in addition to the memory that all sizes share. The log of the recording shows
 the real number."""
 _FULL_SEQUENCES = 256
 """Largest number of sequences of full length that are planned for. Otherwise a tiny model would take gigabytes."""
@@ -37,7 +37,7 @@ _CPU_SHARE, _CPU_LIMIT = 0.10, 2 << 30
 rest."""
 
 CPU_LIBRARIES = 570 << 20
-"""Bytes that a worker's process takes on a CPU beside weights and KV: Python, torch, transformers, compiled kernels, and
+"""Bytes that a worker's process takes on a CPU in addition to weights and KV: Python, torch, transformers, compiled kernels, and
 what a step works in. Measured with models of 96M and 0.6B parameters."""
 
 CPU_TERMS = (
@@ -175,7 +175,7 @@ class Served:
     kv_scales: bool = False
     """Whether 8-bit KV has a scale per token, head, and K or V."""
     head_is_copied: bool = False
-    """Whether the head is copied into another layout. Then a tied embedding takes memory beside it."""
+    """Whether the head is copied into another layout. Then a tied embedding takes memory in addition."""
 
     @property
     def weight_bytes(self) -> int:
@@ -330,7 +330,7 @@ def pin_limit(num_blocks: int) -> int:
 
 
 def longest_sequence(num_blocks: int, block_size: int) -> int:
-    """Returns the number of tokens of the longest sequence that fits beside the largest number of pinned blocks."""
+    """Returns the number of tokens of the longest sequence that fits with the largest number of pinned blocks."""
     return max(0, num_blocks - 1 - pin_limit(num_blocks)) * block_size
 
 
@@ -343,7 +343,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def cpu_kv_bytes(available: int, num_ranks: int) -> int:
-    """Returns the bytes that each rank of a CPU worker takes for KV by itself, from the memory that is free beside its
+    """Returns the bytes that each rank of a CPU worker takes for KV by itself, from the memory that is free without its
     weights."""
     return min(int(max(0, available) * _CPU_SHARE), _CPU_LIMIT) // num_ranks
 
@@ -371,7 +371,7 @@ class Need:
 def does_not_fit(weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = "") -> ModelError:
     """Returns the error with its one sentence. All sizes are in bytes; without a sequence the weights alone are too
     large."""
-    kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens beside pinned blocks" if num_tokens else ""
+    kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens with pinned blocks" if num_tokens else ""
     because = f" ({terms})" if terms else ""
     return ModelError(
         f"The model does not fit: it needs {in_words(weights)} for weights{kv}, and has {in_words(has)}{because}."

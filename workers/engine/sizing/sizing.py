@@ -31,7 +31,7 @@ CONTEXTS = (1024, 8192, 32_768)
 LEASE_TOKENS = 128
 """Number of tokens of a gateway's first lease, which the gateway renews when half is spent."""
 STEP_S = 0.05
-"""Seconds that a step full of prompts may take, because it delays the streams beside it."""
+"""Seconds that a step full of prompts may take, because it delays the streams in it."""
 MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 32, 8192
 _SPARE_SHARE = 16
 LIBRARIES = GIB

@@ -1,4 +1,4 @@
-"""Lookahead decoding: proposals without a second model. A window of tokens further on is computed beside the next
+"""Lookahead decoding: proposals without a second model. A window of tokens further on is computed together with the next
 token, as if the tokens before it were true. Each step makes its rows a little truer (Jacobi iteration). Sequences of
 tokens that occurred in the rows are kept as n-grams, and these are the proposals.
 

@@ -1,7 +1,7 @@
 """Proposals from what a namespace region has computed before: the tokens with which its texts continued after the same
 tokens.
 
-Each region has an index of its own. A sequence uses and extends only that of its last region, the same boundary that
+Each region has its own index. A sequence uses and extends only that of its last region, the same boundary that
 the prefix tree has (cache/tree/namespaces.py). So nothing is ever proposed from another tenant's text, whose presence would
 show in the speed. An index learns the tokens of a sequence that the tree took over in the sequence's own region.
 Requests that may not write the cache add nothing.

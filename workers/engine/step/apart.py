@@ -7,7 +7,7 @@ KV is written again, so the others get the tokens that they would have got. This
 each attempt to blame.
 
 These steps take turns with steps of everybody else. For a while, so do the steps of a tenant that was to blame, so that
-its next failing request fails beside nobody. A tenant that sends failing requests therefore slows others to half of
+its next failing request fails alone. A tenant that sends failing requests therefore slows others to half of
 their pace at most, however many it sends.
 """
 

@@ -25,17 +25,8 @@ from workers.engine.step.request_validator import RequestValidator
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.shared_cache.shared import SharedTier
 from workers.engine.values.errors import Refusal
-from workers.protocol.messages import (
-    Cancel,
-    EngineRecord,
-    ExtendLease,
-    FailCode,
-    Failed,
-    Finished,
-    FinishReason,
-    GenerateRequest,
-    TokenUsage,
-)
+from workers.protocol.counts import EngineRecord, TokenUsage
+from workers.protocol.messages import Cancel, ExtendLease, FailCode, Failed, Finished, FinishReason, GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +35,7 @@ GRAMMARS_RETRY_MS = 2000
 
 
 class GrammarSource(Protocol):
-    """Compiler that works beside the engine thread (grammars/compiling.py). None of its calls waits."""
+    """Compiler that works outside the engine thread (grammars/compiling.py). None of its calls waits."""
 
     def ask(self, key: Key, text: str) -> Compiled | None:
         """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was

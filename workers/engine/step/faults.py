@@ -170,7 +170,7 @@ def _of_ids(message: GenerateRequest, vocab_size: int) -> Table:
         "an empty prompt": not message.prompt,
         "a token id outside of the vocabulary": any(_are_foreign(run, vocab_size) for run in runs),
         "more tokens to draw from than there are": len(sampling.allowed_token_ids) > vocab_size,
-        "a grammar, and bans beside it": bool(message.grammar)
+        "a grammar together with bans": bool(message.grammar)
         and bool(sampling.bad_words or sampling.allowed_token_ids),
     }
 
@@ -208,11 +208,13 @@ def _of_search(message: GenerateRequest, search: BeamParams) -> Table:
 
 
 def _of_pooling(message: GenerateRequest, pooling: PoolingParams, vocab_size: int) -> Table:
-    """Returns the faults of a request for vectors. Nothing that shapes tokens may stand beside it."""
+    """Returns the faults of a request for vectors. It may have nothing that shapes tokens."""
     lengths, segments, labels = pooling.lengths, pooling.segments, pooling.labels
     return {
-        "tokens to draw beside vectors": message.max_tokens != 0 or message.num_choices != 1,
-        "something beside vectors that only tokens have": bool(message.grammar or message.resume or message.beams)
+        "tokens to draw together with vectors": message.max_tokens != 0 or message.num_choices != 1,
+        "something together with vectors that only tokens have": bool(
+            message.grammar or message.resume or message.beams
+        )
         or message.prompt_logprobs >= 0
         or message.pinned,
         "a number of inputs out of range": not 1 <= len(lengths) <= MAX_INPUTS,

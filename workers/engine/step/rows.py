@@ -1,4 +1,4 @@
-"""The rows of a plan that is not `launched` yet: what the runner is told of each sequence. The module is pure."""
+"""The rows of a plan that is not `launched` yet: the runner's input for each sequence. The module is pure."""
 
 from __future__ import annotations
 

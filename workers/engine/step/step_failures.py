@@ -62,7 +62,7 @@ class StepFailures:
             return
         self._pulse_due = False
         if not self.pulse.beats():
-            raise EngineBroken("steps fail, and so does one that is nobody's")
+            raise EngineBroken("steps fail, and so does a step of the engine's own test request")
 
     def take_counts(self) -> tuple[int, int]:
         """Returns the number of steps that did not fit the device since the last call, and of attempts that failed

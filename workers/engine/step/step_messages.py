@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 from workers.engine.beams.search import Hypothesis
 from workers.engine.sequences.sequence import Attempt
+from workers.protocol.counts import PromptCounts
 from workers.protocol.messages import (
     CacheProbed,
     Failed,
     Finished,
     FinishReason,
     Message,
-    PromptCounts,
     StepFrame,
     TokenDelta,
     TokenLogprob,

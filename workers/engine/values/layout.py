@@ -1,4 +1,4 @@
-"""Layouts of a row's tokens, other than the plain one in which each token stands and lies behind the token before it
+"""Layouts of a row's tokens, other than the plain one in which each token stands and lies after the token before it
 and sees all of them. Only the runner, and whoever gives a row its layout, looks inside."""
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from workers.protocol.messages import StepTimes, Tier
+from workers.protocol.messages import Tier
+from workers.protocol.reports import StepTimes
 
 Cause = Literal["blocks", "tier", "lease", "memory"]
 """Why a sequence lost its blocks: a sequence that runs needed them, an interactive request waited for a batch sequence's

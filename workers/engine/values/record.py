@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from workers.protocol.messages import PromptCounts
+from workers.protocol.counts import PromptCounts
 
 
 class PromptAccount:
@@ -75,7 +75,7 @@ class PromptAccount:
 
 
 class InputsAccount:
-    """The sum of the accounts of an attempt's inputs, each of which is a prompt of its own."""
+    """The sum of the accounts of an attempt's inputs, each of which is a prompt."""
 
     def __init__(self, num_tokens: int) -> None:
         self.num_tokens = num_tokens

@@ -1,4 +1,4 @@
-"""Spans of the jobs process, by Celery's signals: the task of each message, and each chunk as a trace of its own.
+"""Spans of the jobs process, by Celery's signals: the task of each message, and each chunk as a separate trace.
 
 The Celery header covers only the way from publish to receive, as a message may be lost. A chunk belongs to the trace
 context in the batch's row, by a link; chunk and task link each other. Each line is a root span at the gateway, which

@@ -20,8 +20,7 @@ from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore, Writer
 from accounting.database.db import Database
-from accounting.requests import batch_results
-from accounting.requests import idempotency_store as replies
+from accounting.requests import batch_results, idempotency_store
 from workers.jobs.batches.order import PackedLine, unpack
 from workers.jobs.batches.runner import InputLine, delivered
 
@@ -77,7 +76,7 @@ class Finaliser:
         for start in range(0, len(numbers), 500):
             page = numbers[start : start + 500]
             async with self._database.write() as conn:
-                stored = await replies.close_lines(conn, self._held.batch_id, page)
+                stored = await idempotency_store.close_lines(conn, self._held.batch_id, page)
                 ends = [
                     delivered(no, custom_ids[no], stored[no]) if no in stored else self._cut(no, custom_ids[no])
                     for no in page

@@ -117,22 +117,25 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    """The usage of an answer in OpenAI's shape, or in Anthropic's, where the three counts of the prompt are disjoint."""
+    """The usage of an answer: of chat, of Responses, whose input includes what was cached, or of Messages, where the
+    three counts of the prompt are disjoint."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: _Details | None = None
     input_tokens: int = 0
+    input_tokens_details: _Details | None = None
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = 0
     output_tokens: int = 0
 
     def counted(self) -> Usage:
-        cached = (self.prompt_tokens_details or _Details()).cached_tokens or 0
+        details = self.prompt_tokens_details or self.input_tokens_details or _Details()
+        cached = details.cached_tokens or 0
         return Usage(
             cache_read=cached + self.cache_read_input_tokens,
             cache_write=self.cache_creation_input_tokens,
-            uncached=self.prompt_tokens - cached + self.input_tokens,
+            uncached=self.prompt_tokens + self.input_tokens - cached,
             output=self.completion_tokens + self.output_tokens,
         )
 

@@ -41,8 +41,9 @@ class PackedLine(msgspec.Struct, frozen=True, array_like=True):
 def prefix_bytes(body: Mapping[str, Any]) -> bytes:
     """Return canonical bytes. They are the same for bodies that differ in spacing or in the order of keys."""
     before = [body.get("model"), body.get("tools"), body.get("messages"), body.get("prompt"), body.get("input")]
-    if "system" in body:  # Anthropic's place for what chat has as its first message
-        before.insert(2, body["system"])
+    for name in ("system", "instructions"):  # the places of Messages and Responses for chat's first message
+        if name in body:
+            before.insert(2, body[name])
     return msgspec.json.encode(before, order="sorted")
 
 

@@ -22,7 +22,7 @@ from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import Reader
 from accounting.database import sealing
 from accounting.database.db import Database
-from accounting.requests import idempotency_store as replies
+from accounting.requests import idempotency_store
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
@@ -293,7 +293,7 @@ class ChunkRunner:
         return int(self._settings.claim_s * 1000)
 
     def _seal(self, line_no: int, body: bytes) -> bytes:
-        place = replies.line_key(self._held.batch_id, line_no).encode()
+        place = idempotency_store.line_key(self._held.batch_id, line_no).encode()
         return sealing.seal(self._data_key, body, place)
 
     async def _flush_if_due(self) -> None:
@@ -308,7 +308,7 @@ class ChunkRunner:
             ends = list(self._buffer.ends)
             lost = {line.no: line for line in self._buffer.exhausted}
             # An answer may have been stored although the runner never received it. Then it counts.
-            stored = await replies.close_lines(conn, self._held.batch_id, lost) if lost else {}
+            stored = await idempotency_store.close_lines(conn, self._held.batch_id, lost) if lost else {}
             for line_no, line in lost.items():
                 ends.append(self._resolved(line, stored.get(line_no)))
             await batch_lines.finish_lines(conn, self._held, ends, now, self._claim_ms)
@@ -318,7 +318,7 @@ class ChunkRunner:
             if end.error is not None and end.error["code"] == QUARANTINED:
                 self._tally.add("quarantined")
 
-    def _resolved(self, line: _Line, stored: replies.Stored | None) -> LineEnd:
+    def _resolved(self, line: _Line, stored: idempotency_store.Stored | None) -> LineEnd:
         if stored is not None:
             return delivered(line.no, line.custom_id, stored)
         assert line.last is not None
@@ -392,8 +392,9 @@ class ChunkRunner:
                 self._renewed = time.monotonic()
 
 
-def delivered(line_no: int, custom_id: str | None, stored: replies.Stored) -> LineEnd:
-    """Return the output line of a stored answer. The usage comes from its posting."""
+def delivered(line_no: int, custom_id: str | None, stored: idempotency_store.Stored) -> LineEnd:
+    """Return the output line of a stored answer. The usage comes from its posting, which every line has."""
+    assert stored.posting is not None
     return LineEnd(
         line_no=line_no,
         custom_id=custom_id,

@@ -55,7 +55,7 @@ async def test_a_batch_is_submitted_followed_and_cancelled(shared_gateway: Runni
 async def test_a_refused_form_keeps_its_values(shared_gateway: RunningGateway) -> None:
     async with signed_in(shared_gateway) as tenant:
         await tenant.get("/batches")
-        page = await tenant.submit("/batches", lines=PROBE, endpoint="/v1/responses", skip="1")
+        page = await tenant.submit("/batches", lines=PROBE, endpoint="/v1/rerank", skip="1")
         assert "A batch's endpoint is one of" in page.words
         assert ("<script>alert" in page.text, PROBE in page.words, "checked" in page.text) == (False, True, True)
 

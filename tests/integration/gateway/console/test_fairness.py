@@ -58,10 +58,10 @@ async def test_shares_follow_weights_and_refusals_name_the_limit(gateway: Runnin
 
     async with signed_in(gateway, gateway.keys.admin_key) as operator:
         page = await operator.get("/fairness?minutes=5")
-        assert f"{tenant_id} rate_limit_exceeded 1" in page.words
+        assert f"rate_limit_exceeded 1 {tenant_id}" in page.words
         assert "promised 75.0 %" in page.words
         exported = (await operator.get("/fairness?table=refusals&format=csv")).text
-        assert exported.splitlines()[1] == f'"{tenant_id}","rate_limit_exceeded",1'
+        assert exported.splitlines()[1] == f'"heavy","rate_limit_exceeded",1,"{tenant_id}"'
         page = await operator.get("/fairness?minutes=<script>alert(1)</script>")
         assert (page.status, "<script>alert" in page.text) == (400, False)
         # Until the worker's next report, in which nobody runs any more.

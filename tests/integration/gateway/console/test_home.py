@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from html import unescape
 
 import pytest
 from console_pages import signed_in
@@ -56,7 +58,7 @@ async def test_a_tenant_sees_its_own_spending_its_forecast_and_what_the_cache_sa
     async with signed_in(shared_gateway, key) as browser:
         page = await browser.get("")
         assert f"Spent today (UTC) {money(charge, 'USD')}" in page.words
-        assert money(prompts["saved_micro_units"], "USD") in page.words
+        assert f'title="{money(prompts["saved_micro_units"], "USD")}"' in page.text
         assert "Forecast: What was spent this month" in page.words
         assert other not in page.text
 
@@ -75,7 +77,7 @@ async def test_the_nearest_cap_is_named_with_the_time_at_which_it_stops_requests
     async with signed_in(shared_gateway, key) as browser:
         page = await browser.get("")
         assert "What would stop requests first: Budget by day of the tenant" in page.words
-        assert f"of {money(100 * charge, 'USD')} that are enforced" in page.words
+        assert f"% of {100 * charge / 10**6:,.2f} USD" in page.words
         csv = await browser.get("?table=limits&format=csv")
         assert "used_share" in csv.text.splitlines()[0]
         assert "Budget by day" in csv.text.splitlines()[1]
@@ -118,7 +120,10 @@ async def test_failures_are_counted_by_cause(shared_gateway):
     assert failures["num_requests"] == 2  # reading the list of models is no work
     assert [(cause["status"], cause["num_requests"]) for cause in failures["causes"]] == [(answer.status, 2)]
     async with signed_in(shared_gateway, key) as browser:
-        assert "2 × " in (await browser.get("")).words
+        page = await browser.get("")
+        assert f"{answer.status} {failures['causes'][0]['error_code']} 2" in page.words
+        [link] = re.findall(r'href="/console(/requests\?outcome=[^"]*)"', page.text)
+        assert (await browser.get(unescape(link))).text.count(failures["causes"][0]["outcome"] + "</span>") == 2
 
 
 async def test_a_key_that_may_not_read_usage_is_told_which_scope_it_lacks(shared_gateway):

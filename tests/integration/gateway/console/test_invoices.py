@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
 
+import aiohttp
 import bills_world
 import pytest
 import pytest_asyncio
 from billing_world import PERIOD, used
-from console_pages import signed_in
+from console_pages import Page, signed_in
+from PIL import Image
 
 from accounting.access import api_keys
 from gateway.base.app_keys import DATABASE
@@ -59,7 +62,7 @@ async def test_an_invoice_shows_its_lines_and_comes_as_pdf_html_and_csv(shared_g
             assert "<script>alert" not in page.text
             assert "cache_read" in page.words
             assert f"/console/invoices/{number}/pdf" in page.text
-            assert "start_time=1756684800" in page.text
+            assert "from=2025-09-01T00:00&amp;until=2025-10-01T00:00" in page.text
             pdf = await browser.get(f"/invoices/{number}/pdf")
             assert (pdf.headers["content-type"], pdf.text[:5]) == ("application/pdf", "%PDF-")
             html = await browser.get(f"/invoices/{number}/html")
@@ -142,7 +145,10 @@ async def test_a_credit_is_given_once_however_often_its_form_is_sent(shared_gate
     }
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         await operator.get("/invoices")
-        for wrong, sentence in (({"amount": "12,50"}, "no amount like 25.00"), ({"project_id": "proj_no"}, "not")):
+        for wrong, sentence in (
+            ({"amount": "12,50"}, "is not an amount like 25.00"),
+            ({"project_id": "proj_no"}, "not"),
+        ):
             refused = await operator.submit("/invoices/credits", **(form | wrong | {"once": "b" * 32}))
             assert (refused.status, sentence in refused.words) == (400, True), refused.words
             assert "<script>alert" not in refused.text
@@ -186,3 +192,30 @@ async def test_an_operator_bills_previews_voids_and_is_paid_in_the_console(share
         page = await operator.submit(f"/invoices/{again}/pay", reference="statement 3")
         assert "paid" in page.words
         assert (await operator.get(f"/invoices/{again}/xml")).status in (200, 409)
+
+
+async def test_the_issuers_logo_is_uploaded_checked_and_removed(shared_gateway):
+    picture = io.BytesIO()
+    Image.new("RGB", (4, 3), "navy").save(picture, "PNG")
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get("/issuer")
+        assert "Documents have no logo." in page.words
+
+        async def upload(content: bytes, token: str) -> Page:
+            form = aiohttp.FormData()
+            form.add_field("form_token", token)
+            form.add_field("logo", content, filename='l"ogo.png', content_type="image/png")
+            async with operator.session.post("/console/issuer/logo", data=form) as answer:
+                return Page(answer.status, str(answer.url.relative()), await answer.text(), {})
+
+        assert (await upload(picture.getvalue(), "0" * 64)).status == 403
+        refused = await upload(b"<script>alert(1)</script>", page.form_token)
+        assert (refused.status, "no PNG or JPEG picture" in refused.words) == (400, True)
+        assert (await upload(b"x" * 200_000, page.form_token)).status == 413
+        stored = await upload(picture.getvalue(), page.form_token)
+        assert (stored.status, "Documents have a logo." in stored.words) == (200, True)
+        content = (await shared_gateway.sql("SELECT content FROM logo"))[0][0]
+        assert content == picture.getvalue()
+        removed = await operator.submit("/issuer/logo", remove="yes")
+        assert "Documents have no logo." in removed.words
+        assert (await operator.submit("/issuer/logo")).status == 400

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.base import errors
 from gateway.responses.background import MAX_LOST, MAX_PAUSE_S, MAX_WAIT_S, pause_after
-from gateway.routing.upstream import failures
+from gateway.routing.links import failures
 
 
 @pytest.mark.parametrize("error", [errors.no_worker(), errors.ApiError(429, "Too many.", code="rate_limit_exceeded")])

@@ -123,8 +123,10 @@ def test_functions_of_a_namespace_have_its_name_in_front_there_and_back() -> Non
     assert made.body["messages"][1]["tool_calls"][0]["function"]["name"] == "crm__find"
     assert made.names == {"crm__find": ("crm", "find")}
     assert made.tool_paths == ["tools[0].tools[0]"]
-    assert _refused(input="x", tools=[space | {"tools": [{"type": "custom"}]}]).param == "tools[0].tools[0].type"
+    assert _refused(input="x", tools=[space | {"tools": [{"type": "shell"}]}]).param == "tools[0].tools[0].type"
     assert _refused(input="x", tools=[space | {"name": 3}]).param == "tools[0].name"
+    custom = _translated(input="x", tools=[space | {"tools": [{"type": "custom", "name": "note"}]}])
+    assert custom.body["tools"] == [{"type": "custom", "custom": {"name": "crm__note", "description": "Customers."}}]
 
 
 def test_logprobs_are_asked_for_by_include_or_number() -> None:
@@ -183,6 +185,7 @@ def test_what_is_switched_off_is_not_refused() -> None:
         ("messages[0].content", "instructions"),
         ("messages[2].content", "previous_response_id"),
         ("tools[1].function.parameters", "tools[4].tools[1].parameters"),
+        ("tools[1].custom.format.grammar.syntax", "tools[4].tools[1].format.syntax"),
         ("tools[0]", "tools[0]"),
         ("response_format.json_schema.name", "text.format.name"),
         ("response_format.type", "text.format.type"),

@@ -14,7 +14,7 @@ from byte_model import tokenizer_spec, write_byte_model
 
 from gateway.base.errors import ApiError
 from gateway.base.settings import ModelSource
-from gateway.generation import models
+from gateway.generation import model_files
 from gateway.intake.fingerprints import fingerprint_in_pieces
 from gateway.schema.json_body import decode_object
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
@@ -65,16 +65,16 @@ def test_a_text_of_too_many_tokens_is_refused_with_their_number(tmp_path: Path) 
     with pytest.raises(TooManyTokens) as refused:
         TOKENIZER.encode_plain("x" * 101, most=100)
     assert refused.value.num_tokens == 101
-    model = models.load("m", ModelSource(path=str(write_byte_model(tmp_path / "model", 10**6))))
+    model = model_files.load("m", ModelSource(path=str(write_byte_model(tmp_path / "model", 10**6))))
     assert len(model.encode_text("x" * 500_000)) == 500_000
-    small = models.load("m", ModelSource(path=str(write_byte_model(tmp_path / "small", 300_000))))
+    small = model_files.load("m", ModelSource(path=str(write_byte_model(tmp_path / "small", 300_000))))
     with pytest.raises(ApiError) as error:
         small.encode_chat([{"role": "user", "content": "<|eos|>" * 60_000}])
     assert error.value.code == "context_length_exceeded"
 
 
 def test_s2_a_chat_has_a_bounded_number_of_messages(tmp_path: Path) -> None:
-    model = models.load("m", ModelSource(path=str(write_byte_model(tmp_path / "model", 10**6))))
+    model = model_files.load("m", ModelSource(path=str(write_byte_model(tmp_path / "model", 10**6))))
     with pytest.raises(ApiError) as error:
         model.encode_chat([{"role": "user", "content": "x"}] * 10_001)
     assert error.value.param == "messages"

@@ -9,6 +9,7 @@ import pytest
 from byte_model import tokenizer_spec
 
 from gateway.base.errors import ApiError
+from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.generation.models import ServedModel
 from gateway.parsers.dialects import DIALECTS, STYLES, OutputSyntax, dialect_of, style_of
 from gateway.schema.sampling import Defaults
@@ -149,12 +150,33 @@ def test_the_prompt_tells_whether_it_has_opened_the_reasoning() -> None:
         ("<tool_call><arg_key><think>", "glm", "think"),
         ("<|start_header_id|>", "llama", "none"),
         ("<｜tool▁call▁begin｜>name<｜tool▁sep｜>", "deepseek_v31", "none"),
+        ("{{ '<｜DSML｜invoke name=' }}</think>", "deepseek_v32", "think"),
+        ("<minimax:tool_call> <invoke name=> <think>", "minimax_m2", "think"),
+        ("<|START_THINKING|> <|START_ACTION|>[{tool_name}]", "cohere", "cohere"),
+        ("Write 'Action:' followed by a json-formatted list of actions", "command_r", "none"),
+        ("<start_function_declaration> <start_function_call>call: <escape>", "functiongemma", "none"),
+        ("{{ '<|tool_call>call:' + name }}<tool_call|>", "gemma4", "none"),
+        ("<seed:tool_call>\n<function=f></seed:think>", "seed_oss", "seed"),
+        ("<longcat_tool_call> <longcat_think>", "longcat", "longcat"),
+        ("<TOOLCALL>[...]</TOOLCALL>", "nemotron", "none"),
+        ("<|action_start|><|plugin|>", "internlm", "none"),
+        ("<tool_calls>[", "jamba", "none"),
+        ("<|tool_call_start|>[ <|tool_list_start|>", "lfm2", "none"),
+        ("<function_calls>", "olmo3", "none"),
+        ("functools[{", "functools", "none"),
+        ("<tool_call> <tool_calls>", "hermes", "none"),
+        ("<|tool_call|>[", "granite", "none"),
     ],
 )
 def test_the_syntax_is_found_from_the_template(source: str, dialect: str, style: str) -> None:
     assert (dialect_of(source), style_of(source)) == (dialect, style)
     assert OutputSyntax.of(source) == OutputSyntax(DIALECTS[dialect], STYLES[style])
     assert OutputSyntax.of(source, "kimi", "none") == OutputSyntax(DIALECTS["kimi"], None)
+
+
+def test_the_settings_know_every_format() -> None:
+    assert tuple(DIALECTS) == TOOL_FORMATS
+    assert tuple(STYLES) == REASONING_FORMATS
 
 
 @pytest.mark.parametrize("names", [("qwen9", ""), ("", "aloud")])

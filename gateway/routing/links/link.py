@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 from accounting.values.types import BoughtAttempt
 from gateway.base.errors import ApiError
-from gateway.routing.upstream.cache_view import CacheView
-from workers.protocol.messages import AdapterState, Failed, Finished, GenerateRequest, Hello, TokenDelta, WorkerStatus
+from gateway.routing.links.cache_view import CacheView
+from workers.protocol.messages import Failed, Finished, GenerateRequest, Hello, TokenDelta
 from workers.protocol.registry import Registration
+from workers.protocol.reports import AdapterState, WorkerStatus
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,14 @@ import msgspec
 import pytest
 from gateways import until
 
-from gateway.routing.upstream.base import Lost, Mailbox
-from gateway.routing.upstream.native import LinkDown, NativeCall, WorkerLink
+from gateway.routing.links.link import Lost, Mailbox
+from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
 from workers.protocol.connection import Connection
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, TokenUsage
 from workers.protocol.messages import (
     CacheProbe,
     Cancel,
     DrainCommand,
-    EngineAck,
-    EngineRecord,
-    EngineRecords,
-    EngineReport,
     ExtendLease,
     Finished,
     GenerateRequest,
@@ -30,10 +27,9 @@ from workers.protocol.messages import (
     SamplingParams,
     StepFrame,
     TokenDelta,
-    TokenUsage,
-    WorkerStatus,
 )
 from workers.protocol.registry import Registration
+from workers.protocol.reports import EngineReport, WorkerStatus
 
 
 class HandWorker:
@@ -83,7 +79,7 @@ async def pair(tmp_path: Path) -> AsyncIterator[tuple[HandWorker, WorkerLink]]:
     server.close()
 
 
-def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> NativeCall:
+def start(link: WorkerLink, mailbox: Mailbox, attempt: int = 0) -> WorkerCall:
     request = GenerateRequest(
         "req_1",
         "t",

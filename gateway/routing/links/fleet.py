@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.routing.upstream.native import KeepRecords, LinkDown, WorkerLink, new_process_id
+from gateway.routing.links.worker_link import KeepRecords, LinkDown, WorkerLink, new_process_id
 from workers.process.rounds import heed_cancellation
 from workers.protocol import registry
 from workers.protocol.messages import Hello

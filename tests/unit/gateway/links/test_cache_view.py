@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.routing.upstream.cache_view import CacheView
+from gateway.routing.links.cache_view import CacheView
 from workers.protocol.messages import CacheEvent
 
 GROUPS = [(bytes([n]) * 16, 64 * (n + 1)) for n in range(10)]

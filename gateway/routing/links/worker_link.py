@@ -1,7 +1,7 @@
-"""A native worker: one multiplexed connection, heartbeats, and its events sorted to the calls they belong to.
+"""The link to a worker of our own: one multiplexed connection, heartbeats, and events sorted to their calls.
 
 It judges the worker by the messages on the link, never by Redis. It drops stale events (another attempt, tokens already
-seen) and ends an attempt in which tokens are missing. Knows no text, no client and no money.
+seen) and ends an attempt in which tokens are missing. It knows no text, no client and no money.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import msgspec
 
 from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import uninterrupted
-from gateway.routing.upstream.base import Lost, Mailbox
-from gateway.routing.upstream.cache_view import CacheView
+from gateway.routing.links.cache_view import CacheView
+from gateway.routing.links.link import Lost, Mailbox
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
-    AdapterReport,
-    AdapterState,
     Alive,
     CacheCommand,
     CacheEvent,
@@ -35,9 +34,6 @@ from workers.protocol.messages import (
     CacheProbed,
     Cancel,
     DrainCommand,
-    EngineAck,
-    EngineRecords,
-    EngineReport,
     ExtendLease,
     Failed,
     Finished,
@@ -45,12 +41,11 @@ from workers.protocol.messages import (
     Hello,
     Message,
     Region,
-    ResidencyReport,
     StepFrame,
     TokenDelta,
-    WorkerStatus,
 )
 from workers.protocol.patience import patience
+from workers.protocol.reports import AdapterReport, AdapterState, EngineReport, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +71,7 @@ class LinkDown(Exception):
     """The worker cannot be reached."""
 
 
-class NativeCall:
+class WorkerCall:
     bought: Sequence[BoughtAttempt] = ()
     num_reasoning: int | None = None
 
@@ -95,7 +90,7 @@ class NativeCall:
         return self._request.request_id, self._request.attempt
 
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
-        """Extends the lease. Each message has a number of its own on the wire, so a repeated bound restarts the parking
+        """Extends the lease. Each message has its own number on the wire, so a repeated bound restarts the parking
         clock.
         """
         self._lease_seq += 1
@@ -154,7 +149,7 @@ class WorkerLink:
         self._process = process
         self._keep_records = keep_records
         self._connection: Connection | None = None
-        self._calls: dict[tuple[str, int], NativeCall] = {}
+        self._calls: dict[tuple[str, int], WorkerCall] = {}
         self._peeks: dict[int, asyncio.Future[CacheProbed]] = {}
         self._num_peeks = 0
         self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
@@ -197,7 +192,7 @@ class WorkerLink:
 
     @contextmanager
     def promised(self, num_uncached: int) -> Iterator[None]:
-        """Counts a request that is about to be sent as this worker's load, so that others are placed beside it."""
+        """Counts a request that is about to be sent as this worker's load, so that the next ones are placed accordingly."""
         self._num_promised += 1
         self._num_promised_tokens += num_uncached
         try:
@@ -208,13 +203,13 @@ class WorkerLink:
 
     def start_call(
         self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0, ask: Any = None
-    ) -> NativeCall:
+    ) -> WorkerCall:
         """Sends a request. `num_uncached` is the number of prompt tokens that the worker is expected to compute. Raises
         `LinkDown`, and `FrameError` for a request that fits no frame.
         """
         if not self.is_up:
             raise LinkDown
-        call = NativeCall(self, request, mailbox, number)
+        call = WorkerCall(self, request, mailbox, number)
         self._send_prompt(request)
         self._calls[call.key] = call
         self._unreported[call.key] = num_uncached
@@ -257,7 +252,7 @@ class WorkerLink:
             message = msgspec.structs.replace(message, prompt=tuple(message.prompt))
         self.send(message)
 
-    def forget(self, call: NativeCall) -> None:
+    def forget(self, call: WorkerCall) -> None:
         self._calls.pop(call.key, None)
 
     async def run(self) -> None:

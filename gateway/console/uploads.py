@@ -1,0 +1,32 @@
+"""Forms with a file, as browsers send them (RFC 7578). The functions are pure: bytes become pairs of names and texts."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+MAX_PARTS = 100
+_BOUNDARY = re.compile(r'multipart/form-data\s*;.*\bboundary="?([!-~]{1,70}?)"?\s*(?:;.*)?', re.IGNORECASE | re.ASCII)
+_NAME = re.compile(rb'form-data\s*;.*?\bname="([!-~]{1,64}?)"', re.IGNORECASE)
+
+
+def fields(data: bytes, content_type: str) -> list[tuple[str, str]]:
+    """Returns the fields of a form. A file's bytes are in base64, and empty if none was chosen. Raises ValueError."""
+    boundary = _BOUNDARY.fullmatch(content_type)
+    if boundary is None:
+        raise ValueError("The form's boundary is missing.")
+    first, *parts = (b"\r\n" + data).split(b"\r\n--" + boundary[1].encode())
+    if first or not parts or not parts[-1].startswith(b"--") or len(parts) > MAX_PARTS + 1:
+        raise ValueError("The form is broken off.")
+    return [_field(part) for part in parts[:-1]]
+
+
+def _field(part: bytes) -> tuple[str, str]:
+    head, blank, value = part.partition(b"\r\n\r\n")
+    disposition = next((line for line in head.split(b"\r\n") if line.lower().startswith(b"content-disposition:")), b"")
+    name = _NAME.search(disposition)
+    if not blank or name is None:
+        raise ValueError("A part of the form has no name.")
+    if b"filename=" in disposition.lower():
+        return name[1].decode(), base64.b64encode(value).decode()
+    return name[1].decode(), value.decode().strip()

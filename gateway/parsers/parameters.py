@@ -1,0 +1,110 @@
+"""Arguments that a model writes one by one, each between tags: they become one JSON object, each as it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.parsers import json_call
+from gateway.parsers.scan import Scan, Wait
+
+
+@dataclass(frozen=True)
+class ParameterTags:
+    """The tags around a name and its value."""
+
+    key: str
+    key_end: str
+    value: str
+    """The tag in front of the value; "" where the name's end is it. What stands between the two are attributes."""
+    value_end: str
+    ends: tuple[str, ...]
+    """The tags behind the last parameter."""
+    on_lines: bool = True
+    """Whether a line break beside a value belongs to the tags."""
+
+
+def arguments(scan: Scan, name: str, tags: ParameterTags) -> Wait[str]:
+    """Begins a call and writes its parameters. Returns the tag that ended them; "" if the output was cut before."""
+    scan.begin(name)
+    known = scan.tools.schema_of(name).get("properties")
+    schemas: Mapping[str, Any] = known if isinstance(known, dict) else {}
+    before, seen = "{", set[str]()
+    while (tag := (yield from scan.up_to((tags.key, *tags.ends), _ignore))) == tags.key:
+        pieces: list[str] = []
+        yield from scan.up_to((tags.key_end,), pieces.append)
+        key = "".join(pieces).strip()
+        attributes: list[str] = []
+        if tags.value:
+            yield from scan.up_to((tags.value,), attributes.append)
+        if key in seen:
+            yield from scan.up_to((tags.value_end,), _ignore)
+            continue
+        seen.add(key)
+        scan.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+        before = ", "
+        types = _stated("".join(attributes), _types(schemas.get(key)))
+        if not (yield from _value(scan, types, tags)):
+            return ""
+    if tag:
+        scan.argument("{}" if before == "{" else "}")
+        scan.complete()
+    return tag
+
+
+def _stated(attributes: str, types: set[str]) -> set[str]:
+    """Returns the types of a value whose tag may say whether it is a string (DeepSeek V3.2)."""
+    if 'string="true"' in attributes:
+        return {"string"}
+    return types - {"string"} if 'string="false"' in attributes else types
+
+
+def _value(scan: Scan, types: set[str], tags: ParameterTags) -> Wait[bool]:
+    """Writes one value up to its end tag. A string is written as it comes; other values once they are whole."""
+    ends: tuple[str, ...] = (tags.value_end,)
+    if tags.on_lines:
+        yield from scan.accept("\n")
+        ends = (f"\n{tags.value_end}", tags.value_end)
+    if types == {"string"}:
+        scan.argument('"')
+        tag = yield from scan.up_to(ends, lambda text: scan.argument(json.dumps(text, ensure_ascii=False)[1:-1]))
+        scan.argument('"' if tag else "")
+        return bool(tag)
+    pieces: list[str] = []
+    tag = yield from scan.up_to(ends, pieces.append)
+    if tag:
+        scan.argument(json.dumps(_typed("".join(pieces), types), ensure_ascii=False))
+    return bool(tag)
+
+
+def _types(schema: Any) -> set[str]:
+    """Returns the types that a schema names; none for one that names none."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type")
+    found = {given} if isinstance(given, str) else {one for one in given or () if isinstance(one, str)}
+    for one in schema.get("anyOf") or schema.get("oneOf") or ():
+        found |= _types(one)
+    values = schema.get("enum")
+    if not found and isinstance(values, list) and values and all(isinstance(one, str) for one in values):
+        return {"string"}
+    return found
+
+
+def _typed(text: str, types: set[str]) -> Any:
+    """Returns the JSON value that a parameter's text means; a text that is none is a string."""
+    text = text.strip() if types and "string" not in types else text
+    if "string" in types and text.strip() not in ("null", "None"):
+        return text
+    word = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
+    found = json_call.decoded(word)
+    is_null = word == "null" and (not types or "null" in types)
+    if found is None:
+        return None if is_null else text
+    return found
+
+
+def _ignore(text: str) -> None:
+    pass

@@ -1,0 +1,22 @@
+"""The models that give embeddings, whose usage is told by itself."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0020"
+down_revision = "0019"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "embedding_model",
+        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("first_used_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("model", name=op.f("pk_embedding_model")),
+    )
+
+
+def downgrade() -> None:
+    op.drop_table("embedding_model")

@@ -1,0 +1,212 @@
+"""Every page and every export, walked from link to link: hostile text stays text, and another tenant's ids open nothing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import time
+from collections import deque
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import pytest_asyncio
+from console_pages import Browser, Page, signed_in
+from console_world import spend
+from gateways import MODEL, RunningGateway
+
+from accounting.access import api_keys
+from accounting.billing import credits
+from accounting.billing.credits import NewCredit
+from accounting.requests import label_usage, request_log
+from accounting.requests.request_log import LoggedRequest
+from gateway.app import routes
+from gateway.base.app_keys import DATABASE
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
+MARKUP = "\"'><img src=x onerror=alert(1)><script>alert(1)</script>{{7*7}}"
+FORMULA = "=cmd|' /C calc'!A0"
+HOSTILE = FORMULA + MARKUP
+MAX_PAGES = 150
+FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+GETS = [route.path for route in routes() if route.scope == "console" and route.method == "GET"]
+POSTS = [route.path for route in routes() if route.scope == "console" and route.method == "POST"]
+
+
+class Markup(HTMLParser):
+    """Notes what no page of the console has: handlers, inline scripts and styles, addresses of other hosts."""
+
+    def __init__(self, page: Page) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+        self.links: set[str] = set()
+        self.feed(page.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag in {"iframe", "object", "embed", "base", "style"} or (tag == "script" and "src" not in values):
+            self.wrong.append(tag)
+        self.wrong += [name for name in values if name.startswith("on") or name == "style"]
+        for name in ("href", "src", "action", "formaction"):
+            address = values.get(name)
+            if address and not address.startswith(("/console", "#")):
+                self.wrong.append(address)
+            if name == "href" and address and address.startswith("/console"):
+                self.links.add(address.partition("#")[0].removeprefix("/console"))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def planted(shared_gateway: RunningGateway) -> tuple[str, str]:
+    """(tenant, its key): hostile text stands in everything that a tenant or an operator can name."""
+    gateway = shared_gateway
+    tenant, key = await gateway.new_tenant(HOSTILE)
+    now_ms = int(time.time() * 1000)
+    row: dict[str, Any] = {
+        "request_id": f"req_{now_ms - 9_000:012x}7{1:019x}",
+        "is_tail": False,
+        "started_at_ms": now_ms - 9_000,
+        "tenant_id": tenant,
+        "key_id": "key_1",
+        "endpoint": "POST /v1/chat/completions",
+        "model": HOSTILE,
+        "status": 200,
+        "outcome": "ok",
+        "end_user": HOSTILE,
+        "session_id": HOSTILE,
+        "metadata": {HOSTILE: HOSTILE},
+        "prompt_tokens": 5,
+        "charge": 7,
+        "currency": "USD",
+        "trace_id": "a" * 32,
+        "timeline": "[[[0,0]],[],0]",
+    }
+    charge = await spend(gateway, tenant)
+    assert charge
+    async with gateway.app[DATABASE].write() as conn:
+        await label_usage.note(conn, [LoggedRequest(**row)])
+        await request_log.add(conn, [LoggedRequest(**row)])
+        await api_keys.create(
+            conn, b"p" * 32, tenant_id=tenant, now=1, name=HOSTILE, models=[HOSTILE], scopes=["keys", "usage:read"]
+        )
+        await credits.create(
+            conn,
+            NewCredit(tenant_id=tenant, type="grant", amount=5, currency="USD", note=HOSTILE),
+            key="once",
+            now_ms=now_ms,
+            actor="key_admin",
+        )
+    async with gateway.session(gateway.keys.admin_key) as admin:
+        for method, path, body in (
+            ("PATCH", "/admin/v1/issuer", {"name": HOSTILE, "payment_note": HOSTILE}),
+            ("PATCH", f"/admin/v1/tenants/{tenant}/billing", {"name": HOSTILE, "purchase_order": HOSTILE}),
+            ("POST", "/admin/v1/prefixes", {"model": MODEL, "name": HOSTILE, "text": "a" * 64}),
+            ("POST", "/admin/v1/webhooks", {"url": "https://example.com/?" + quote(HOSTILE), "project_id": tenant}),
+            (
+                "POST",
+                f"/v1/organization/projects/{tenant}/spend_alerts",
+                {
+                    "threshold_amount": 100,
+                    "currency": "USD",
+                    "interval": "month",
+                    "notification_channel": {
+                        "type": "email",
+                        "recipients": ["=1@example.com"],
+                        "subject_prefix": HOSTILE,
+                    },
+                },
+            ),
+        ):
+            async with admin.request(method, path, json=body) as answer:
+                assert answer.status < 400 or answer.status == 400, (path, await answer.text())
+    return tenant, key
+
+
+async def walk(one: Browser, starts: list[str]) -> list[Page]:
+    """Follows every link of every page, each once, and checks what it finds."""
+    waiting, seen, found = deque(starts), set(starts), []
+    while waiting and len(found) < MAX_PAGES:
+        path = waiting.popleft()
+        page = await one.get(path)
+        assert page.status < 500, (path, page.status)
+        if page.status >= 400:
+            continue
+        found.append(page)
+        kind = page.headers["content-type"].partition(";")[0]
+        if kind == "text/csv" and "/invoices/" not in path:
+            for line in csv.reader(io.StringIO(page.text)):
+                numbers = re.compile(r"-?[0-9.]+")
+                bad = [cell for cell in line if cell.startswith(FORMULA_STARTS) and not numbers.fullmatch(cell)]
+                assert not bad, (path, bad)
+        if kind != "text/html" or "/invoices/" in path:
+            continue
+        markup = Markup(page)
+        assert not markup.wrong, (path, markup.wrong)
+        assert "<script>alert" not in page.text, path
+        # Pages of time lead to finer ones without end, so one of each is enough.
+        for link in sorted(markup.links):
+            link = unescape(link)
+            if link not in seen and "format=parquet" not in link and "/assets/" not in link and "width=" not in link:
+                seen.add(link)
+                waiting.append(link)
+    return found
+
+
+async def test_hostile_text_is_inert_on_every_page_and_in_every_export_of_the_operator(
+    shared_gateway: RunningGateway, planted: tuple[str, str]
+) -> None:
+    tenant, _ = planted
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        starts = ["", f"/tenants/{tenant}", f"/tenants/{tenant}/billing", f"/keys?project_id={tenant}", "/issuer"]
+        starts += ["/usage/labels", "/usage/labels?label=metadata." + quote(HOSTILE), f"/prices?tenant_id={tenant}"]
+        starts += [
+            f"/{name}?project_id={quote(HOSTILE)}&model={quote(HOSTILE)}" for name in ("requests", "usage", "sessions")
+        ]
+        found = await walk(operator, starts)
+        texts = "".join(page.text for page in found if page.headers["content-type"].startswith("text/html"))
+        assert texts.count("&lt;script&gt;alert(1)&lt;/script&gt;") > 20
+        assert len({page.path.partition("?")[0] for page in found}) > 25
+
+
+async def test_hostile_text_is_inert_on_every_page_and_in_every_export_of_a_tenant(
+    shared_gateway: RunningGateway, planted: tuple[str, str]
+) -> None:
+    async with signed_in(shared_gateway, planted[1]) as tenant:
+        found = await walk(tenant, ["", "/usage/labels", "/usage/changes"])
+        assert len({page.path.partition("?")[0] for page in found}) > 10
+
+
+async def test_another_tenants_ids_open_nothing_on_any_screen(
+    shared_gateway: RunningGateway, planted: tuple[str, str]
+) -> None:
+    """Each route and each filter is asked for with ids of a tenant that is not the one who asks."""
+    owner, _ = planted
+    [[request_id]] = await shared_gateway.sql("SELECT request_id FROM request_log WHERE tenant_id = :t", t=owner)
+    [[key_id]] = await shared_gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t AND name != ''", t=owner)
+    _, key = await shared_gateway.new_tenant("neighbour")
+    ids = {"id": request_id, "number": "INV-000001", "budget_id": "budget_1", "alert_id": "alert_1", "kind": "pdf"}
+    async with signed_in(shared_gateway, key) as stranger:
+        await stranger.get("")
+        token = stranger.last.form_token if stranger.last else ""
+        for path in GETS + POSTS:
+            method = "POST" if path in POSTS else "GET"
+            for one in (owner, request_id, key_id):
+                target = re.sub(
+                    r"\{(\w+)\}", lambda m, one=one: ids[m[1]] if m[1] != "id" and m[1] in ids else one, path
+                )
+                if path in {"/console/sign-out", "/console/sign-in", "/console/assets/{version}/{name}"}:
+                    continue
+                query = {"project_id": owner, "api_key_id": key_id, "tenant_id": owner, "session": "none"}
+                if method == "GET":
+                    answer = stranger.session.get(target, params=query, allow_redirects=False)
+                else:
+                    answer = stranger.session.post(target, data=query | {"form_token": token}, allow_redirects=False)
+                async with answer as page:
+                    text = await page.text(errors="replace")
+                    assert page.status < 500, (target, page.status)
+                    # The ids stand in the address, so a page may repeat them in its form. Names and numbers do not.
+                    for secret in ("alert(1)", f">{owner}<", f">{request_id}<", f">{key_id}<", "a" * 32):
+                        assert secret not in text, (target, secret)
+        assert await shared_gateway.sql("SELECT status FROM tenant WHERE id = :t", t=owner) == [("active",)]

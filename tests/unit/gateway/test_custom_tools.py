@@ -1,0 +1,121 @@
+"""Tools of the type `custom`: their schema, and the text that is read out of the arguments of their calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.base.errors import ApiError
+from gateway.schema.custom_tools import InputText, arguments_of
+from gateway.schema.tools import read_tools
+
+
+def custom(**more: Any) -> dict[str, Any]:
+    return {"type": "custom", "custom": {"name": "f"} | more}
+
+
+def regex(definition: str) -> dict[str, Any]:
+    return {"type": "grammar", "grammar": {"syntax": "regex", "definition": definition}}
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans(), st.sampled_from(["", " ", "\n  "]), st.data())
+def test_the_text_is_read_however_the_arguments_are_written_and_cut(
+    text: str, is_ascii: bool, space: str, data: st.DataObject
+) -> None:
+    written = f'{{{space}"input"{space}:{space}{json.dumps(text, ensure_ascii=is_ascii)}{space}}}'
+    cuts = data.draw(st.lists(st.integers(0, len(written)), max_size=8).map(sorted))
+    reader, found = InputText(), ""
+    for start, end in zip([0, *cuts], [*cuts, len(written)], strict=True):
+        found += reader.push(written[start:end])
+    assert found == text
+    assert json.loads(arguments_of(text)) == {"input": text}
+
+
+def test_the_text_comes_as_it_is_written() -> None:
+    reader = InputText()
+    assert [reader.push(piece) for piece in ('{"in', 'put": "a', "b\\", "n\\u00", "e9", '"}', "x")] == [
+        *("", "a", "b", "\n", "é", "", "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("\\ud83d\\ude00", "😀"),
+        ("\\ud83d", "\ufffd"),
+        ("\\ud83dx", "\ufffdx"),
+        ("\\ud83d\\n", "\ufffd\n"),
+        ("\\ude00", "\ufffd"),
+        ("\\ud83d\\u0041", "\ufffdA"),
+        ("\\uzzzz", "\ufffd"),
+        ("\\/\\\\", "/\\"),
+    ],
+)
+def test_escapes_that_no_text_has_are_replaced(written: str, text: str) -> None:
+    for step in (1, 3, 100):
+        reader, whole = InputText(), f'{{"input": "{written}"}}'
+        assert "".join(reader.push(whole[i : i + step]) for i in range(0, len(whole), step)) == text
+
+
+@pytest.mark.parametrize(
+    ("definition", "good", "bad"),
+    [
+        ("a+", "aa", "ab"),
+        ("^a+$", "aa", "xaa"),
+        ("a|b", "b", "ab"),
+        ("^(?:yes|no)$", "no", "nope"),
+        (r"a\$", "a$", "a"),
+        (r"[|]x", "|x", "x"),
+        (r"(?P<day>\d\d) May", "12 May", "1 May"),
+    ],
+)
+def test_an_expression_is_of_the_whole_text(definition: str, good: str, bad: str) -> None:
+    tools = read_tools([custom(format=regex(definition))], None, None)
+    assert tools.custom == {"f"}
+    (function,) = tools.functions
+    assert function.strict
+    pattern = tools.schema_of("f")["properties"]["input"]["pattern"]
+    assert re.search(pattern, good)
+    assert not re.search(pattern, bad)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param", "code"),
+    [
+        ({"type": "custom"}, "tools[0].custom", "missing_required_parameter"),
+        ({"type": "custom", "function": {"name": "f"}}, "tools[0].custom", "missing_required_parameter"),
+        (custom(name="a b"), "tools[0].custom.name", "invalid_value"),
+        (custom(format={"type": "json"}), "tools[0].custom.format.type", "invalid_value"),
+        (custom(format={"type": "grammar"}), "tools[0].custom.format.grammar", "missing_required_parameter"),
+        (
+            custom(format={"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}),
+            "tools[0].custom.format.grammar.syntax",
+            "unsupported_parameter",
+        ),
+        (custom(format=regex("(?=a)b")), "tools[0].custom.format.grammar.definition", "unsupported_schema"),
+        (custom(format=regex("(")), "tools[0].custom.format.grammar.definition", "unsupported_schema"),
+        ({"type": "web_search"}, "tools[0].type", "unsupported_parameter"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused_by_name(tool: dict[str, Any], param: str, code: str) -> None:
+    with pytest.raises(ApiError) as fault:
+        read_tools([tool], None, None)
+    assert (fault.value.param, fault.value.code, fault.value.status) == (param, code, 400)
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode"),
+    [
+        ({"type": "custom", "custom": {"name": "f"}}, "named"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [custom()]}}, "required"),
+    ],
+)
+def test_a_custom_tool_can_be_chosen(choice: dict[str, Any], mode: str) -> None:
+    other = {"type": "function", "function": {"name": "g"}}
+    tools = read_tools([custom(), other], choice, None)
+    assert (tools.mode, tools.allowed, tools.custom) == (mode, {"f"}, {"f"})
