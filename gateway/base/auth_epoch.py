@@ -19,7 +19,7 @@ EPOCH_EVERY_S = 1.0
 class AuthEpoch:
     def __init__(self) -> None:
         self.number: int | None = None
-        """None until it was read. `pull_epoch` of `gateway/changes.py` sets it."""
+        """The number is None until it was read. `pull_epoch` of `gateway/changes.py` sets it."""
 
     async def follow(self, read: Callable[[], Awaitable[object]]) -> None:
         """Reads now and soon after each change, until it is cancelled: a change is known after two seconds."""

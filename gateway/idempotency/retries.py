@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 MOVE_EVERY_S = 2.0
 EAGER_S, OTHERS_EVERY_S = 60.0, 30.0
-"""After this process reported a repeat it looks each time for so long, since both charges have to be in the ledger.
+"""The process looks each time for so long after it reported a repeat, since both charges have to be in the ledger.
 Otherwise it looks for those of others, such as a gateway that was killed.
 """
 
