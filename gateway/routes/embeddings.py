@@ -10,10 +10,10 @@ from typing import Any
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation.embedding_models import EMBEDDING_MODELS
 from gateway.generation.models import ServedModel
 from gateway.generation.vectors import VectorPlan, answer, embeddings_body
 from gateway.http.route_table import Route
+from gateway.metering.embedding_models import EMBEDDING_MODELS
 from gateway.routes import bought, common, pooling
 from gateway.schema import embeddings
 from gateway.schema.embeddings import EmbeddingFields
