@@ -4,10 +4,10 @@ The floor of a decode step is the time in which this machine, with the same thre
 weights have. A read is timed before each step, because the memory's speed can change by half within a second where a
 host is shared; a ratio is the median of those pairs. `--profile` adds where the time of a step goes, by operation. `--unfused`
 runs each model a second time with transformers' layers as they are, step by step beside the first: the ratio is what
-fusing gains (1 for the Llama family, whose layers are hand-written).
+fusing gains (1 for models whose layers are hand-written: the Llama family, Phi-3 and Gemma).
 
     python benchmarks/cpu_steps.py --shape llama95m qwen3-0.6b --rows 1 8 --context 256
-    python benchmarks/cpu_steps.py --shape gpt2 gemma2 granite --unfused
+    python benchmarks/cpu_steps.py --shape gpt2 granite --unfused
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
+    Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
+    Phi3Config,
     PretrainedConfig,
     Qwen3Config,
 )
@@ -77,6 +79,30 @@ def shapes() -> dict[str, PretrainedConfig]:
             num_key_value_heads=4,
             head_dim=64,
             max_position_embeddings=4096,
+            **ends,
+        ),
+        "gemma3": Gemma3TextConfig(
+            vocab_size=8192,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            head_dim=64,
+            max_position_embeddings=4096,
+            **ends,
+        ),
+        "phi3": Phi3Config(
+            vocab_size=8192,
+            hidden_size=768,
+            intermediate_size=2560,
+            num_hidden_layers=12,
+            num_attention_heads=12,
+            num_key_value_heads=4,
+            max_position_embeddings=4096,
+            sliding_window=2047,
+            tie_word_embeddings=True,
+            pad_token_id=0,
             **ends,
         ),
         "granite": GraniteConfig(

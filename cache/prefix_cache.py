@@ -280,7 +280,7 @@ class PrefixCache:
         target = num_committed // self.block_size
         purged = handle.number <= self._purged.get(handle.tenant, 0)
         if not write or purged or handle.node in self._protection.doomed or target <= handle.num_tree_blocks:
-            return CommitResult(block_ids, 0, 0, handle.num_tree_blocks)
+            return CommitResult(block_ids, 0, handle.num_tree_blocks)
         prompt_end = target if prompt_len is None else prompt_len // self.block_size
         worth = Worth(self.block_size, prompt_end, priority, output_priority, ranges)
         return self._commits.publish(handle, tokens, block_ids, target, worth, deferred)

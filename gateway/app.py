@@ -13,16 +13,16 @@ from aiohttp import web
 
 from gateway import resources
 from gateway.base.addresses import UnlistedProxy
-from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, THROTTLE, UNLISTED_PROXY
+from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, UNLISTED_PROXY
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings
-from gateway.base.throttle import AdaptiveThrottle
 from gateway.console import routes as console
 from gateway.http import cors, middleware
 from gateway.http.route_table import ROUTES, Route
 from gateway.idempotency.idempotency import KEYED
 from gateway.intake.intake import INTAKE, Intake
+from gateway.intake.throttle import THROTTLE, AdaptiveThrottle
 from gateway.routes import (
     adapters,
     anomalies,

@@ -1,6 +1,7 @@
-"""Changes by others that this process has to learn: rights of keys, prices, registered prefixes and adapters.
+"""Changes by others that this process has to learn: rights of keys, prices, registered prefixes and adapters, upstreams.
 
-SQL is read again and again, so that nothing is missed. Redis announces what cannot wait for the next reading.
+One number in SQL rises with each of them. It is read each second, so that nothing is missed, and the rest is read when it
+has risen. Redis announces what cannot wait for the next reading.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from accounting.prices.prices import next_change_ms
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
 from accounting.values import clock
+from gateway.base.auth_epoch import EPOCH_EVERY_S, AuthEpoch
 from gateway.base.lifecycle import ask_sql
 from gateway.base.running import Running
 from gateway.generation.adapters import AdapterKeeper
@@ -27,31 +29,30 @@ from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.price_cache import PriceCache
 from workers.process.rounds import heed_cancellation
 
-EPOCH_EVERY_S = 1.0
 ASKED_AGAIN_S = 1.0
-PREFIX_EVERY_S = 2.0
-"""The interval at which registered prefixes are read: other gateways learn of a new one after this time."""
 
 
-async def pull_epoch(database: Database, auth: Authenticator, prices: PriceCache, running: Running) -> None:
+async def pull_epoch(
+    database: Database, epoch: AuthEpoch, auth: Authenticator, prices: PriceCache, running: Running
+) -> None:
     """Reads the version of what keys may do and of prices: it rises with each change, so what was read under it need not
     be read again. Ends the requests that run under an ended key. Running keys are checked each time, because a request may have
     been admitted on what this process remembered when the key ended.
     """
 
-    version, changes_at_ms = -1, None
+    changes_at_ms = None
 
     async def pull() -> None:
-        nonlocal version, changes_at_ms
+        nonlocal changes_at_ms
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
-            epoch, now_ms = await principals.auth_epoch(conn), clock.now_ms()
-            if epoch != version or (changes_at_ms is not None and changes_at_ms <= now_ms):
+            number, now_ms = await principals.auth_epoch(conn), clock.now_ms()
+            if number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
                 changes_at_ms = await next_change_ms(conn, now_ms)
-        version = epoch
-        auth.saw_epoch(epoch)
-        prices.saw(epoch, changes_at_ms)
+        epoch.number = number
+        auth.saw_epoch(number)
+        prices.saw(number, changes_at_ms)
 
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 
@@ -72,19 +73,19 @@ async def hear_changes(client: redis.asyncio.Redis, forgets: Sequence[Callable[[
             await asyncio.sleep(ASKED_AGAIN_S)
 
 
-async def pull_prefixes(database: Database, known: PublicPrefixes) -> None:
+async def pull_prefixes(database: Database, epoch: AuthEpoch, known: PublicPrefixes) -> None:
     async def pull() -> None:
         async with database.read() as conn:
             found = await prefixes.in_force(conn, int(time.time()))
         known.replace(found)
 
-    await ask_sql(PREFIX_EVERY_S, pull)  # a deleted prefix that stays in use costs time, never correctness
+    await epoch.follow(pull)  # a deleted prefix that stays in use costs time, never correctness
 
 
-async def pull_adapters(database: Database, keeper: AdapterKeeper) -> None:
+async def pull_adapters(database: Database, epoch: AuthEpoch, keeper: AdapterKeeper) -> None:
     async def pull() -> None:
         async with database.read() as conn:
             found = await registered.known(conn, int(time.time()))
         keeper.replace(found)
 
-    await ask_sql(PREFIX_EVERY_S, pull)
+    await epoch.follow(pull)

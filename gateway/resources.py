@@ -42,13 +42,14 @@ from gateway.base.app_keys import (
     SETTINGS,
     UPSTREAM_KEY,
 )
+from gateway.base.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.settings import SettingsError
 from gateway.books import journal_watch, spending
-from gateway.books.bookkeeping import Bookkeeping
+from gateway.books.bookkeeping import BOOKKEEPING, Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.configuration import model_sources
@@ -220,11 +221,12 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
 
     app[AUTH] = auth = Authenticator(lookup, well_formed, is_lasting=lambda key: credentials.parse(key) is not None)
     app[PRICES] = prices = PriceCache(database)
+    app[AUTH_EPOCH] = epoch = AuthEpoch()
     app[FORGETS] = forgets = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
     app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
-        _background(changes.pull_epoch(database, auth, prices, app[RUNNING])),
+        _background(changes.pull_epoch(database, epoch, auth, prices, app[RUNNING])),
         _background(changes.hear_changes(app[REDIS], forgets)),
         _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
@@ -239,7 +241,7 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
         market.open(session)
         app[SERVE_UPSTREAMS] = lambda: foreign.serve(app)
         await foreign.serve(app)
-        async with _background(ask_sql(changes.PREFIX_EVERY_S, lambda: foreign.serve(app), waits_first=True)):
+        async with _background(app[AUTH_EPOCH].follow(lambda: foreign.serve(app))):
             yield
 
 
@@ -317,7 +319,10 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
         raise SettingsError(f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}.") from None
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
-    async with _background(spending.watch_limit(database, limit)), _background(spending.watch_alerts(database, mailer)):
+    async with (
+        _background(spending.watch_limit(database, app[AUTH_EPOCH], limit)),
+        _background(spending.watch_alerts(database, mailer)),
+    ):
         yield
 
 
@@ -327,7 +332,7 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
-        _background(changes.pull_prefixes(app[DATABASE], known)),
+        _background(changes.pull_prefixes(app[DATABASE], app[AUTH_EPOCH], known)),
         _background(repeat(PREFIX_TICK_S, lambda: filler.look(served.fleet.links))),
     ):
         yield
@@ -352,7 +357,7 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
     async with (
-        _background(changes.pull_adapters(app[DATABASE], keeper)),
+        _background(changes.pull_adapters(app[DATABASE], app[AUTH_EPOCH], keeper)),
         _background(repeat(PREFIX_TICK_S, lambda: keeper.look(fleet.links))),
     ):
         yield
@@ -366,7 +371,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         journals = gateway_journals(settings.journals_dir)
         return await limiter_equals_books(database, app[METERING].link, journals)
 
-    keeper = Bookkeeping(database, app[METRICS].registry, settings.invoice_automatic, limiter_truth)
+    app[BOOKKEEPING] = keeper = Bookkeeping(database, app[METRICS].registry, settings.invoice_automatic, limiter_truth)
     async with _background(keeper.run()):
         yield
 

@@ -23,6 +23,7 @@ from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, base_socket, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
+from workers.process.forked import give_back
 from workers.protocol.segments import SlotTaken
 
 logger = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ async def serve(settings: GatewaySettings) -> None:
                 "num_frozen": gc.get_freeze_count(),
             },
         )
+        give_back()
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))

@@ -20,6 +20,7 @@ def run(connection: Connection) -> None:
         render_as_batch=connection.dialect.name == "sqlite",
         # SQLite can roll DDL back once BEGIN is said by us; Alembic does not assume so.
         transactional_ddl=True,
+        on_version_apply=context.config.attributes["applied"],
     )
     with context.begin_transaction():
         context.run_migrations()

@@ -51,6 +51,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3": lambda: transformers.Qwen3Config(**_COMMON, head_dim=32),
     "mistral": lambda: transformers.MistralConfig(**_COMMON, head_dim=32, sliding_window=_WINDOW),
     "phi3": lambda: transformers.Phi3Config(**_COMMON),
+    "gemma": lambda: transformers.GemmaConfig(**_COMMON, head_dim=32, hidden_act="gelu_pytorch_tanh"),
     "gemma2": lambda: transformers.Gemma2Config(
         **_COMMON,
         head_dim=32,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, insert, or_, select, update
+from sqlalchemy import Row, Select, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import delegation
@@ -32,6 +32,13 @@ TENANT_SCOPES = ALL_OF_TENANT | {delegation.SCOPE}
 ADMIN_SCOPES = frozenset({"admin", "admin:read"})
 ALL_OF_ADMIN = frozenset({"admin"})
 """The scopes of an admin key that was asked for without any."""
+_WHOLE = select(ApiKey.__table__).where(ApiKey.public_id == bindparam("public_id"))
+_HASHES = (
+    select(ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
+    .select_from(AuthEpoch)
+    .outerjoin(ApiKey, ApiKey.public_id == bindparam("public_id"))
+    .where(AuthEpoch.id == 1)
+)
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
 MAX_NETWORKS = 100
@@ -117,20 +124,13 @@ async def create(
 
 async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
     """Return the whole row with its hash. Only authentication (principals.py) uses it."""
-    query = select(ApiKey.__table__).where(ApiKey.public_id == public_id)
-    return (await conn.execute(query)).first()
+    return (await conn.execute(_WHOLE, {"public_id": public_id})).first()
 
 
 async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int) -> bool:
     """Say whether `value` is the secret of the key. An unknown id takes as long as a wrong secret: in both cases one
     narrow row is read and the same comparisons are made."""
-    query = (
-        select(ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
-        .select_from(AuthEpoch)
-        .outerjoin(ApiKey, ApiKey.public_id == public_id)
-        .where(AuthEpoch.id == 1)
-    )
-    return _matches(pepper, value, (await conn.execute(query)).one(), now)
+    return _matches(pepper, value, (await conn.execute(_HASHES, {"public_id": public_id})).one(), now)
 
 
 async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int) -> set[str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Row, select
+from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials, delegation
@@ -24,6 +24,8 @@ gateway."""
 
 WAITING_RESPONSE = ("queued", "in_progress")
 """States in which the credential of a response in the background is valid."""
+
+_TENANT = select(Tenant.__table__).where(Tenant.id == bindparam("tenant_id"))
 
 __all__ = ["auth_epoch", "of_run", "of_tenant", "resolve"]
 
@@ -85,7 +87,7 @@ def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str] | None = None) -> Principal:
     """Return what is true of every key of an existing tenant, without a key. `models` is the key's own list."""
-    tenant = (await conn.execute(select(Tenant.__table__).where(Tenant.id == tenant_id))).one()
+    tenant = (await conn.execute(_TENANT, {"tenant_id": tenant_id})).one()
     by_model = await tenants.model_limits(conn, tenant_id)
     permissions = await model_permissions.get(conn, tenant_id)
     return Principal(

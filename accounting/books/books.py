@@ -6,7 +6,7 @@ not replayed yet: a missing half is no failure for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
@@ -22,6 +22,7 @@ from accounting.tables.idempotency_models import IdempotentPosting
 from accounting.tables.invoice_models import Credit, CreditUse
 from accounting.tables.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
 from accounting.tables.residency_models import ResidencyCharge
+from accounting.values.progress import Told, nobody
 from accounting.values.types import BILLED, CORRECTIONS, OPERATOR_TENANT, RESIDENCY, WITHOUT_REQUEST
 
 MAX_FAILURES = 100
@@ -30,24 +31,28 @@ MAX_FAILURES = 100
 ENDING = LedgerEntry.kind.in_(("settle", "void"))
 
 
-async def verify(conn: AsyncConnection, *, running: Collection[str] = ()) -> BooksReport:
+async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: Told = nobody) -> BooksReport:
+    """Check every equation over all of the books; `told` hears of each that is checked."""
     skip = frozenset(running)
-    return BooksReport(
-        (
-            await _conservation(conn, skip),
-            await _balance(conn),
-            await _one_ending(conn, skip),
-            await _within_reservation(conn),
-            await _rollup_truth(conn),
-            await books_billing.invoice_truth(conn),
-            await _tenancy_closed(conn),
-            await _idempotency(conn, skip),
-            await books_billing.immutability(conn),
-            await books_documents.rounding(conn),
-            await books_upstreams.bought_tokens(conn, skip),
-            await books_upstreams.bought_money(conn),
-        )
+    checks: tuple[Callable[[], Awaitable[EquationResult]], ...] = (
+        lambda: _conservation(conn, skip),
+        lambda: _balance(conn),
+        lambda: _one_ending(conn, skip),
+        lambda: _within_reservation(conn),
+        lambda: _rollup_truth(conn),
+        lambda: books_billing.invoice_truth(conn),
+        lambda: _tenancy_closed(conn),
+        lambda: _idempotency(conn, skip),
+        lambda: books_billing.immutability(conn),
+        lambda: books_documents.rounding(conn),
+        lambda: books_upstreams.bought_tokens(conn, skip),
+        lambda: books_upstreams.bought_money(conn),
     )
+    equations = []
+    for check in checks:
+        equations.append(await check())
+        told(len(equations), len(checks))
+    return BooksReport(tuple(equations))
 
 
 async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:

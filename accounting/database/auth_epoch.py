@@ -16,10 +16,13 @@ CLI = "cli"
 """The actor of commands that write to SQL directly."""
 
 
+_EPOCH = select(AuthEpoch.epoch).where(AuthEpoch.id == 1)
+
+
 async def auth_epoch(conn: AsyncConnection) -> int:
     """Return the epoch, which rises with each change. A gateway that sees another number than its own clears its
     cache."""
-    epoch = await conn.scalar(select(AuthEpoch.epoch).where(AuthEpoch.id == 1))
+    epoch = await conn.scalar(_EPOCH)
     assert epoch is not None, "the first migration writes this row"
     return epoch
 

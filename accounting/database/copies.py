@@ -19,6 +19,10 @@ from sqlalchemy.engine import URL
 
 from accounting.database.db import BUSY_TIMEOUT_MS, Dialect, driver_options, parsed_url, reaching
 from accounting.values.errors import AccountingError
+from accounting.values.progress import Told, nobody
+
+PAGES_AT_ONCE = 1024
+"""Pages of SQLite that are copied between two tellings: 4 MiB."""
 
 
 class CopyFailed(AccountingError):
@@ -29,20 +33,20 @@ def dialect_of(url: str) -> Dialect:
     return "sqlite" if parsed_url(url).get_backend_name() == "sqlite" else "postgresql"
 
 
-def take(url: str, path: Path) -> None:
+def take(url: str, path: Path, told: Told = nobody) -> None:
     """Writes a copy of the database to `path`, which must not exist. Raises CopyFailed."""
     parsed = parsed_url(url)
     if dialect_of(url) == "sqlite":
-        _copy_sqlite(_file(parsed), path)
+        _copy_sqlite(_file(parsed), path, told)
     else:
         _run("pg_dump", ["--format=custom", f"--file={path}"], parsed)
 
 
-def put(url: str, path: Path) -> None:
+def put(url: str, path: Path, told: Told = nobody) -> None:
     """Makes the database from a copy. There must be none: `refuse_used` says so before. Raises CopyFailed."""
     parsed = parsed_url(url)
     if dialect_of(url) == "sqlite":
-        _copy_sqlite(path, _file(parsed))
+        _copy_sqlite(path, _file(parsed), told)
     else:
         options = ["--no-owner", "--no-privileges", "--single-transaction", "--exit-on-error"]
         _run("pg_restore", options, parsed, [str(path)])
@@ -74,14 +78,17 @@ def _file(url: URL) -> Path:
     return Path(url.database)
 
 
-def _copy_sqlite(source: Path, target: Path) -> None:
+def _copy_sqlite(source: Path, target: Path, told: Told) -> None:
     try:
         with (
             closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as read,
             closing(sqlite3.connect(target)) as written,
         ):
             read.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-            read.backup(written)
+            if told is nobody:
+                read.backup(written)
+            else:
+                _copy_in_parts(read, written, told)
             found = written.execute("PRAGMA quick_check").fetchone()[0]
             written.execute("PRAGMA journal_mode=WAL")
         target.chmod(0o600)
@@ -91,6 +98,14 @@ def _copy_sqlite(source: Path, target: Path) -> None:
     if found != "ok":
         target.unlink()
         raise CopyFailed(f"The database {source} is damaged: {found}.")
+
+
+def _copy_in_parts(read: sqlite3.Connection, written: sqlite3.Connection, told: Told) -> None:
+    """Copies from one snapshot: without it, each write of another process would begin the copy anew."""
+    read.execute("BEGIN")
+    read.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
+    read.backup(written, pages=PAGES_AT_ONCE, progress=lambda _, left, of: told(of - left, of))
+    read.rollback()
 
 
 def _run(program: str, options: Sequence[str], url: URL, arguments: Sequence[str] = ()) -> None:

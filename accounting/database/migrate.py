@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import io
+import itertools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -24,17 +25,19 @@ from sqlalchemy import Connection, Engine, create_engine, text
 
 from accounting.database.db import driver_options, parsed_url, reaching, sqlite_transactions
 from accounting.values.errors import SchemaError, SchemaNewer, SchemaOlder
+from accounting.values.progress import Told, nobody
 
 ADVISORY_LOCK = 0x6865616467617465  # "headgate"
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Run every migration that is missing. Raises SchemaNewer if the database is newer than this code; nothing is
+def upgrade(url: str, revision: str = "head", told: Told = nobody) -> None:
+    """Run every migration that is missing; `told` hears of each. Raises SchemaNewer if the database is newer than this code; nothing is
     changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database can be used."""
     with _engine(url) as engine, _locked(engine) as conn:
         if revision == "head":
             refuse_newer(_revision(conn))
-        command.upgrade(_config(conn), revision)
+        numbers, steps = itertools.count(1), _steps(revision, _revision(conn))
+        command.upgrade(_config(conn, lambda: told(next(numbers), steps)), revision)
         _commit(conn)
 
 
@@ -100,11 +103,17 @@ def _revision(conn: Connection) -> str | None:
     return MigrationContext.configure(conn).get_current_revision()
 
 
-def _config(conn: Connection) -> Config:
+def _steps(revision: str, since: str | None) -> int:
+    return sum(1 for _ in _scripts().iterate_revisions(revision, since or "base"))
+
+
+def _config(conn: Connection, applied: Callable[[], None] = lambda: None) -> Config:
+    """`applied` is called after each migration."""
     config = Config(stdout=io.StringIO())  # Alembic would print its result
     config.set_main_option("script_location", str(files("accounting.migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = conn
+    config.attributes["applied"] = lambda **_: applied()
     return config
 
 

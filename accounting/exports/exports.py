@@ -16,6 +16,7 @@ from sqlalchemy.sql.elements import ColumnElement
 from accounting.database.db import Database
 from accounting.ledger.rollups import KEYS, SUMS
 from accounting.tables.models import LedgerEntry, RollupDay
+from accounting.values.progress import Told, nobody
 
 SCHEMA_VERSION = "1"
 PAGE_ROWS = 5_000
@@ -30,20 +31,27 @@ _LEDGER_KEY = ("opened_at_ms", "request_id", "kind", "attempt")
 _USAGE_KEY = ("bucket", *KEYS)
 
 
-async def ledger_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
-    """Yield pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first."""
+async def ledger_rows(
+    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS, told: Told = nobody
+) -> AsyncIterator[list[Any]]:
+    """Yield pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first. `told` hears how much
+    of the range is behind."""
     table = LedgerEntry.__table__.c
     query = select(LedgerEntry.__table__).where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
     async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
         yield page
+        told(page[-1].opened_at_ms // 1000 - start, end - start)
 
 
-async def usage_rows(database: Database, start: int, end: int, page_rows: int = PAGE_ROWS) -> AsyncIterator[list[Any]]:
-    """Yield pages of day sums, oldest first."""
+async def usage_rows(
+    database: Database, start: int, end: int, page_rows: int = PAGE_ROWS, told: Told = nobody
+) -> AsyncIterator[list[Any]]:
+    """Yield pages of day sums, oldest first. `told` hears how much of the range is behind."""
     table = RollupDay.__table__.c
     query = select(*(table[name] for name in USAGE_COLUMNS)).where(table.bucket >= start, table.bucket < end)
     async for page in _pages(database, query, [table[name] for name in _USAGE_KEY], page_rows):
         yield page
+        told(page[-1].bucket - start, end - start)
 
 
 async def _pages(

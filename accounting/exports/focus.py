@@ -29,6 +29,7 @@ from accounting.tables.models import ApiKey, Tenant
 from accounting.terms import profiles
 from accounting.values.errors import NotFoundError
 from accounting.values.periods import DAY_S, bounds, period_of
+from accounting.values.progress import Told, nobody
 from accounting.values.types import TOKEN_CLASSES, Rates, Tier, Usage
 
 COLUMNS = (
@@ -130,13 +131,13 @@ class Names:
 
 
 async def rows(
-    database: Database, start: int, end: int, page_rows: int = exports.PAGE_ROWS
+    database: Database, start: int, end: int, page_rows: int = exports.PAGE_ROWS, told: Told = nobody
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
     """Yield pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then documents."""
     names = Names()
     async with database.read() as conn:
         await names.read(conn)
-    async for page in exports.usage_rows(database, start, end, page_rows):
+    async for page in exports.usage_rows(database, start, end, page_rows, told):
         made = []
         async with database.read() as conn:
             for row in page:

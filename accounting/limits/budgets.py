@@ -5,11 +5,11 @@ spend.py sums what has been spent of a budget; the limiter knows what is left.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import Row, bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -77,7 +77,9 @@ async def get(conn: AsyncConnection, budget_id: str) -> Budget:
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]:
     """Return all budgets of the tenant in force, oldest first."""
-    return tuple((await of_tenants(conn, [tenant_id])).get(tenant_id, ()))
+    named = {"tenant_id": tenant_id}
+    rows = (await conn.execute(_OF_TENANT, named)).all()
+    return tuple(_whole(rows, await conn.execute(_ADJUSTMENTS, named)) if rows else ())
 
 
 async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, list[Budget]]:
@@ -215,7 +217,20 @@ async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> 
         return []
     table = BudgetAdjustment
     query = select(table.__table__).where(among(conn, table.budget_id, [row.id for row in rows]))
+    return _whole(rows, await conn.execute(query.order_by(table.from_ms, table.id)))
+
+
+def _whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Budget]:
     found: dict[str, list[Adjustment]] = {}
-    for row in await conn.execute(query.order_by(table.from_ms, table.id)):
+    for row in adjustments:
         found.setdefault(row.budget_id, []).append(Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms))
     return [Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ()))) for row in rows]
+
+
+_OF_TENANT = _living().where(BudgetRow.tenant_id == bindparam("tenant_id")).order_by(BudgetRow.created_at, BudgetRow.id)
+_ADJUSTMENTS = (
+    select(BudgetAdjustment.__table__)
+    .join(BudgetRow, BudgetRow.id == BudgetAdjustment.budget_id)
+    .where(BudgetRow.tenant_id == bindparam("tenant_id"), BudgetRow.deleted_at.is_(None))
+    .order_by(BudgetAdjustment.from_ms, BudgetAdjustment.id)
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from sqlalchemy import delete, exists, func, insert, or_, select
+from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
@@ -40,13 +40,19 @@ class Running(msgspec.Struct, frozen=True):
 # Incidents
 
 
+_OF_ALL = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
+_INCIDENTS = (
+    select(LimiterIncident.__table__)
+    .where(
+        LimiterIncident.epoch > bindparam("after"), LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
+    )
+    .order_by(LimiterIncident.epoch)
+)
+
+
 async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
     """Return incidents in order. Those that came before the last incident of every tenant are left out."""
-    of_all = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
-    query = select(LimiterIncident.__table__).where(
-        LimiterIncident.epoch > after, LimiterIncident.epoch >= func.coalesce(of_all.scalar_subquery(), 0)
-    )
-    rows = await conn.execute(query.order_by(LimiterIncident.epoch))
+    rows = await conn.execute(_INCIDENTS, {"after": after})
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -17,19 +18,25 @@ from accounting.tenants import tenants
 from accounting.values.budget_types import Quota
 from accounting.values.errors import InvalidError, NotFoundError
 
+_IN_ORDER = select(QuotaRow.__table__).order_by(QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
+_OF_TENANT = _IN_ORDER.where(QuotaRow.tenant_id == bindparam("tenant_id"))
+
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
-    return (await of_tenants(conn, [tenant_id])).get(tenant_id, ())
+    rows = await conn.execute(_OF_TENANT, {"tenant_id": tenant_id})
+    return tuple(_quota(row) for row in rows)
 
 
 async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, tuple[Quota, ...]]:
-    query = select(QuotaRow.__table__).where(among(conn, QuotaRow.tenant_id, tenant_ids))
-    order = (QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
+    query = _IN_ORDER.where(among(conn, QuotaRow.tenant_id, tenant_ids))
     found: dict[str, tuple[Quota, ...]] = {}
-    for row in await conn.execute(query.order_by(*order)):
-        quota = Quota(row.level, row.subject, row.dimension, row.limit, row.shadow)
-        found[row.tenant_id] = (*found.get(row.tenant_id, ()), quota)
+    for row in await conn.execute(query):
+        found[row.tenant_id] = (*found.get(row.tenant_id, ()), _quota(row))
     return found
+
+
+def _quota(row: Row[Any]) -> Quota:
+    return Quota(row.level, row.subject, row.dimension, row.limit, row.shadow)
 
 
 async def put(conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM) -> None:

@@ -78,11 +78,11 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
     await conn.execute(delete(SpendLimit).where(SpendLimit.tenant_id == tenant_id))
 
 
-async def reached(conn: AsyncConnection, now_ms: int) -> bool:
-    """Say whether all tenants together have spent this month what the operator allows."""
+async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
+    """Say whether all tenants together have spent this month what the operator allows. None: there is no limit."""
     row = await _row(conn, OPERATOR_TENANT)
     if row is None:
-        return False
+        return None
     spent = await spent_by_all(conn, month(now_ms))
     return bool(spent >= row.cents * MICRO_UNITS_PER_CENT)
 

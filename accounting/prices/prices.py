@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
+from sqlalchemy import BindParameter, ColumnElement, Row, Select, and_, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -155,8 +155,8 @@ async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: 
 
 async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:
     """Return the rates in force at that time, or None if there is no price, so that the request must be refused."""
-    query = _in_force(tenant_id, at_ms).where(PriceRate.model == model, PriceRate.tier == tier)
-    row = (await conn.execute(query)).first()
+    named = {"tenant_id": tenant_id, "model": model, "tier": tier, "at_ms": at_ms}
+    row = (await conn.execute(_PRICE, named)).first()
     return None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
 
 
@@ -279,7 +279,7 @@ async def _own_sheets(conn: AsyncConnection, tenant_ids: Collection[str], at_ms:
     return {row.tenant_id: row.sheet_id for row in await conn.execute(own)}
 
 
-def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
+def _in_force(tenant_id: str | BindParameter[str], at_ms: int | BindParameter[int]) -> Select[Any]:
     return (
         select(PriceRate.__table__, PriceSheet.currency)
         .join(PriceSheetVersion, _IS_OF_VERSION)
@@ -288,15 +288,23 @@ def _in_force(tenant_id: str, at_ms: int) -> Select[Any]:
     )
 
 
-def _sheet_of(tenant_id: str, at_ms: int) -> ColumnElement[str]:
+def _sheet_of(tenant_id: str | BindParameter[str], at_ms: int | BindParameter[int]) -> ColumnElement[str]:
     """The tenant's own sheet, or the default one."""
     own = select(PriceAssignment.sheet_id).where(PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms))
     return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
 
-def covers(table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int) -> ColumnElement[bool]:
+def covers(
+    table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int | BindParameter[int]
+) -> ColumnElement[bool]:
     """The condition that a row is in force at that time."""
     return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
+
+
+_PRICE = _in_force(bindparam("tenant_id"), bindparam("at_ms")).where(
+    PriceRate.model == bindparam("model"), PriceRate.tier == bindparam("tier")
+)
+"""The rates of a tenant's model and tier."""
 
 
 async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, int | None] | None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import pricing
@@ -119,6 +119,12 @@ async def settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> AsyncIt
     async with conn.stream(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:
         async for row in rows:
             yield row
+
+
+async def num_settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> int:
+    """Return how many rows `settled` yields."""
+    query = select(func.count()).select_from(LedgerEntry).where(LedgerEntry.kind.in_(BILLED), *where)
+    return int(await conn.scalar(query) or 0)
 
 
 def charge_of(row: Any, rates: Rates) -> Charge:

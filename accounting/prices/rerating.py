@@ -11,11 +11,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.prices import price_lists
 from accounting.prices.price_lists import SheetVersion
 from accounting.prices.prices import rates_in
-from accounting.prices.repricing import charge_of, settled
+from accounting.prices.repricing import charge_of, num_settled, settled
 from accounting.tables.models import LedgerEntry
 from accounting.values.errors import InvalidError
 from accounting.values.periods import bounds
+from accounting.values.progress import Told, nobody
 from accounting.values.types import BILLED, TOKEN_CLASSES, Rates, Tier
+
+TOLD_EACH = 1000
+"""The rows after which it is told how many are done."""
 
 
 class LineKey(NamedTuple):
@@ -41,7 +45,9 @@ class Difference(msgspec.Struct, frozen=True):
         return self.rerated - self.charged
 
 
-async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None) -> list[Difference]:
+async def rerate(
+    conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None, told: Told = nobody
+) -> list[Difference]:
     """Price the period by `sheet`: by the version that was in force at each request's start, or by one version
     `<sheet>@<n>` for all. Returns sums per tenant, currency, model, tier and class. Raises InvalidError if the sheet
     lacks a price, or if it is in another currency than what was charged: no rate of exchange is known here."""
@@ -52,7 +58,12 @@ async def rerate(conn: AsyncConnection, period: str, sheet: str, tenant_id: str 
         where.append(LedgerEntry.tenant_id == tenant_id)
     await _check_currency(conn, versions.currency, sheet, where)
     sums: dict[LineKey, list[int]] = {}
+    num_rows = await num_settled(conn, *where) if told is not nobody else 0
+    num_done = 0
     async for row in settled(conn, *where):
+        num_done += 1
+        if num_done % TOLD_EACH == 0:
+            told(num_done, num_rows)
         new = charge_of(row, versions.at(row.opened_at_ms, row.model, row.tier))
         for name in TOKEN_CLASSES:
             line = sums.setdefault(LineKey(row.tenant_id, row.currency, row.model, row.tier, name), [0, 0, 0])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, delete, func, select
+from sqlalchemy import ColumnElement, Row, case, delete, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import add_up, among
@@ -55,6 +55,18 @@ class LabelSum(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    charge: int
+    """Micro-units of `currency`."""
+
+
+class LabelDay(msgspec.Struct, frozen=True, kw_only=True):
+    """The charged requests of one value of a label on one day of UTC."""
+
+    day_ms: int
+    value: str | None
+    """The value. None stands for all that were not asked for by name."""
+    currency: str
+    num_requests: int
     charge: int
     """Micro-units of `currency`."""
 
@@ -122,6 +134,19 @@ async def list_sums(conn: AsyncConnection, wanted: LabelFilter, limit: int) -> S
     query = select(*groups, *totals).where(usage.label == wanted.label, *_within(wanted))
     query = query.group_by(*groups).order_by(totals[-1].desc(), *groups).limit(limit)
     return [_sum(row) for row in await conn.execute(query)]
+
+
+async def list_days(conn: AsyncConnection, wanted: LabelFilter, values: Sequence[str]) -> Sequence[LabelDay]:
+    """Return the sums of each day: of the named values one by one, and of all others together, whose value is None."""
+    usage = LabelUsage
+    value = case((usage.value.in_(values), usage.value), else_=None).label("value")
+    totals = func.sum(usage.num_requests), func.sum(usage.charge)
+    query = select(usage.day_ms, value, usage.currency, *totals).where(usage.label == wanted.label, *_within(wanted))
+    query = query.group_by(usage.day_ms, value, usage.currency).order_by(usage.day_ms)
+    return [
+        LabelDay(day_ms=day_ms, value=one, currency=currency, num_requests=int(number), charge=int(charge))
+        for day_ms, one, currency, number, charge in await conn.execute(query)
+    ]
 
 
 async def forget(conn: AsyncConnection, before_ms: int) -> int:

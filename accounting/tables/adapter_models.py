@@ -3,10 +3,10 @@ weights."""
 
 from __future__ import annotations
 
-from sqlalchemy import ForeignKey, Index, text
+from sqlalchemy import ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 
 class Adapter(Base):
@@ -24,13 +24,4 @@ class Adapter(Base):
     created_at: Mapped[int]
     deleted_at: Mapped[int | None]
 
-    __table_args__ = (
-        Index(
-            "uq_adapter_model_name",
-            "model",
-            "name",
-            unique=True,
-            sqlite_where=text("deleted_at IS NULL"),
-            postgresql_where=text("deleted_at IS NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("uq_adapter_model_name", "model", "name", where="deleted_at IS NULL", unique=True),)

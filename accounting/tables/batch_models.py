@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 
 class DataKey(Base):
@@ -176,14 +176,7 @@ class IdempotentReply(Base):
 
     __table_args__ = (
         CheckConstraint("state IN ('running', 'stored')", "state"),
-        Index(
-            "ix_idempotent_reply_room",
-            "tenant_id",
-            "expires_at",
-            "num_bytes",
-            sqlite_where=text("batch_id IS NULL"),
-            postgresql_where=text("batch_id IS NULL"),
-        ),
+        partial_index("ix_idempotent_reply_room", "tenant_id", "expires_at", "num_bytes", where="batch_id IS NULL"),
     )
 
 

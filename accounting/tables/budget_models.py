@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, text
+from sqlalchemy import CheckConstraint, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 
 class BudgetRow(Base):
@@ -64,14 +64,7 @@ class BudgetAlert(Base):
     at_ms: Mapped[int]
     sent_at_ms: Mapped[int | None]
 
-    __table_args__ = (
-        Index(
-            "ix_budget_alert_unsent",
-            "at_ms",
-            sqlite_where=text("sent_at_ms IS NULL"),
-            postgresql_where=text("sent_at_ms IS NULL"),
-        ),
-    )
+    __table_args__ = (partial_index("ix_budget_alert_unsent", "at_ms", where="sent_at_ms IS NULL"),)
 
 
 class QuotaRow(Base):

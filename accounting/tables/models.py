@@ -1,4 +1,4 @@
-"""Every table, typed. The module knows names, types and constraints; the functions that use them are in other modules.
+"""The base of all tables, and those of tenants, keys, prices and the ledger: names, types and constraints alone.
 
 Money is in micro-units and tokens are counts, both BIGINT. Columns ending in `_ms` are Unix milliseconds, those ending
 in `_at` Unix seconds. Rows of the ledger, its legs, engine records, price versions and the audit log are appended and
@@ -30,6 +30,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 # SQLite numbers rows by itself only if the type is written INTEGER.
 RowNumber = BigInteger().with_variant(Integer(), "sqlite")
+
+
+def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """Return an index over the rows that meet a condition, for both databases."""
+    condition = text(where)
+    return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 
 
 class Base(DeclarativeBase):
@@ -217,13 +223,7 @@ class PriceSheetVersion(Base):
     __table_args__ = (
         CheckConstraint("until_ms IS NULL OR until_ms > from_ms", "interval"),
         UniqueConstraint("sheet_id", "from_ms"),
-        Index(
-            "uq_price_sheet_version_open",
-            "sheet_id",
-            unique=True,
-            sqlite_where=text("until_ms IS NULL"),
-            postgresql_where=text("until_ms IS NULL"),
-        ),
+        partial_index("uq_price_sheet_version_open", "sheet_id", where="until_ms IS NULL", unique=True),
     )
 
 
@@ -263,13 +263,7 @@ class PriceAssignment(Base):
 
     __table_args__ = (
         CheckConstraint("until_ms IS NULL OR until_ms > from_ms", "interval"),
-        Index(
-            "uq_price_assignment_open",
-            "tenant_id",
-            unique=True,
-            sqlite_where=text("until_ms IS NULL"),
-            postgresql_where=text("until_ms IS NULL"),
-        ),
+        partial_index("uq_price_assignment_open", "tenant_id", where="until_ms IS NULL", unique=True),
     )
 
 
@@ -315,13 +309,7 @@ class LedgerEntry(Base):
     line_no: Mapped[int | None]
 
     __table_args__ = (
-        Index(
-            "uq_ledger_entry_ending",
-            "request_id",
-            unique=True,
-            sqlite_where=text("kind IN ('settle', 'void')"),
-            postgresql_where=text("kind IN ('settle', 'void')"),
-        ),
+        partial_index("uq_ledger_entry_ending", "request_id", where="kind IN ('settle', 'void')", unique=True),
         Index("ix_ledger_entry_tenant_id_opened_at_ms", "tenant_id", "opened_at_ms"),
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, false, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 
 class Installation(Base):
@@ -67,13 +67,7 @@ class Outbox(Base):
 
     __table_args__ = (
         CheckConstraint("state IN ('pending', 'delivered', 'dead')", "state"),
-        Index(
-            "ix_outbox_due",
-            "lane",
-            "deliver_after_ms",
-            sqlite_where=text("ended_at_ms IS NULL"),
-            postgresql_where=text("ended_at_ms IS NULL"),
-        ),
+        partial_index("ix_outbox_due", "lane", "deliver_after_ms", where="ended_at_ms IS NULL"),
         Index("ix_outbox_lane_claimed_until_ms", "lane", "claimed_until_ms"),
         Index("ix_outbox_webhook_id_state", "webhook_id", "state"),
         Index("ix_outbox_state_ended_at_ms", "state", "ended_at_ms"),

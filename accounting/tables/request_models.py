@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Index, Text, text
+from sqlalchemy import Index, Text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 ByteOrder = Text().with_variant(Text(collation="C"), "postgresql")
 """Request ids are compared byte by byte, so that their order is that of time in every database."""
@@ -65,14 +65,7 @@ class RequestLog(Base):
         Index("ix_request_log_key_id", "key_id", "is_tail", "request_id"),
         Index("ix_request_log_model", "model", "is_tail", "request_id"),
         Index("ix_request_log_trace_id", "trace_id", "request_id"),
-        Index(
-            "ix_request_log_session_id",
-            "tenant_id",
-            "session_id",
-            "request_id",
-            sqlite_where=text("session_id <> ''"),
-            postgresql_where=text("session_id <> ''"),
-        ),
+        partial_index("ix_request_log_session_id", "tenant_id", "session_id", "request_id", where="session_id <> ''"),
     )
 
 

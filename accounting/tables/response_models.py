@@ -6,10 +6,10 @@ ledger.
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, false, text
+from sqlalchemy import CheckConstraint, ForeignKey, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
 
 
 class Response(Base):
@@ -49,12 +49,7 @@ class Response(Base):
             "state IN ('queued', 'in_progress', 'completed', 'incomplete', 'failed', 'cancelled')", "state"
         ),
         Index("ix_response_tenant_id_created_at", "tenant_id", "created_at"),
-        Index(
-            "ix_response_due",
-            "claimed_until_ms",
-            sqlite_where=text("state IN ('queued', 'in_progress')"),
-            postgresql_where=text("state IN ('queued', 'in_progress')"),
-        ),
+        partial_index("ix_response_due", "claimed_until_ms", where="state IN ('queued', 'in_progress')"),
     )
 
 

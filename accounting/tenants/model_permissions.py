@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -12,10 +12,11 @@ from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
 from accounting.values.types import ModelPermissions
 
+_OF_TENANT = select(ModelPermission.__table__).where(ModelPermission.tenant_id == bindparam("tenant_id"))
+
 
 async def get(conn: AsyncConnection, tenant_id: str) -> ModelPermissions:
-    query = select(ModelPermission.__table__).where(ModelPermission.tenant_id == tenant_id)
-    row = (await conn.execute(query)).first()
+    row = (await conn.execute(_OF_TENANT, {"tenant_id": tenant_id})).first()
     return ModelPermissions() if row is None else ModelPermissions(row.mode, tuple(row.model_ids))
 
 

@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import audit
+from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first
 from accounting.tables.models import PublicPrefix
 from accounting.values.errors import ConflictError, NotFoundError
@@ -50,7 +50,7 @@ async def create(
     values = {field: getattr(info, field) for field in info.__struct_fields__ if field != "tokens"}
     await conn.execute(insert(PublicPrefix).values(**values, token_ids=packed))
     detail = {"name": name, "model": model, "num_tokens": len(tokens), "ttl_s": ttl_s}
-    await audit.record(conn, "headgate.prefix.created", actor=actor, now=now, object_id=info.id, detail=detail)
+    await auth_epoch.record(conn, "headgate.prefix.created", actor=actor, now=now, object_id=info.id, detail=detail)
     return info
 
 
@@ -88,7 +88,7 @@ async def delete(conn: AsyncConnection, prefix_id: str, *, now: int, actor: str)
     ended = update(PublicPrefix).where(PublicPrefix.id == prefix_id, _in_force(now))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError
-    await audit.record(conn, "headgate.prefix.deleted", actor=actor, now=now, object_id=prefix_id)
+    await auth_epoch.record(conn, "headgate.prefix.deleted", actor=actor, now=now, object_id=prefix_id)
 
 
 def _in_force(now: int) -> ColumnElement[bool]:

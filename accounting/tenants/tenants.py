@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import Row, Select, and_, func, insert, select, update
+from sqlalchemy import Row, Select, and_, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -24,6 +24,7 @@ from accounting.values.ids import new_id
 from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits, ModelLimits, TenantInfo
 
 ID_PREFIX = "proj_"
+_MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindparam("tenant_id"))
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
@@ -159,7 +160,7 @@ async def apply_change(
 
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """Return the limits that were set, by model. A model that is missing has the defaults."""
-    rows = await conn.execute(select(ModelLimit.__table__).where(ModelLimit.tenant_id == tenant_id))
+    rows = await conn.execute(_MODEL_LIMITS, {"tenant_id": tenant_id})
     return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
 
 

@@ -15,7 +15,7 @@ import msgspec
 from sqlalchemy import delete, func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database import audit
+from accounting.database import auth_epoch
 from accounting.database.sealing import seal, unseal
 from accounting.tables.upstream_models import UpstreamRow
 from accounting.values.errors import ConflictError, NotFoundError
@@ -56,7 +56,7 @@ async def add(
         "models": sorted(declared.get("models", {})),
         "has_credential": bool(sealed),
     }
-    await audit.record(conn, "headgate.upstream.created", actor=actor, now=now, object_id=name, detail=detail)
+    await auth_epoch.record(conn, "headgate.upstream.created", actor=actor, now=now, object_id=name, detail=detail)
     return stored
 
 
@@ -64,7 +64,7 @@ async def remove(conn: AsyncConnection, name: str, *, now: int, actor: str) -> N
     """Delete an upstream with its credential. Raises NotFoundError."""
     if (await conn.execute(delete(UpstreamRow).where(UpstreamRow.name == name))).rowcount != 1:
         raise NotFoundError("No such upstream was added over the API.")
-    await audit.record(conn, "headgate.upstream.deleted", actor=actor, now=now, object_id=name)
+    await auth_epoch.record(conn, "headgate.upstream.deleted", actor=actor, now=now, object_id=name)
 
 
 async def all_stored(conn: AsyncConnection) -> list[StoredUpstream]:

@@ -45,7 +45,7 @@ class Commits:
         # This comes last: a freed guest block may be what protected the nodes just walked.
         owners.free(mine for mine, kept in duplicates if mine == kept or not deferred)
         dropped = tuple(mine for mine, kept in duplicates if mine != kept)
-        return CommitResult(table, end - start, (end - start) * owners.tree.block_size, end, dropped)
+        return CommitResult(table, end - start, end, dropped)
 
     def _adopt(self, handle: Handle, block_ids: list[int], found: Node) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the table with the tree's ids up to the end of `found`, and the replaced pairs (our block, the

@@ -54,7 +54,6 @@ class CommitResult(NamedTuple):
     num_inserted_blocks: int
     """The number of blocks that are new in the tree: table positions num_tree_blocks - num_inserted_blocks up to
     num_tree_blocks."""
-    num_inserted_tokens: int
     num_tree_blocks: int
     freed_duplicates: tuple[int, ...] = ()
     """Private blocks that the table no longer names, because the tree had their tokens. They are released already,

@@ -15,7 +15,6 @@ from gateway.base.addresses import UnlistedProxy
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings
-from gateway.base.throttle import AdaptiveThrottle
 
 SETTINGS = web.AppKey("settings", GatewaySettings)
 LIFECYCLE = web.AppKey("lifecycle", Lifecycle)
@@ -23,7 +22,6 @@ DETACHED = web.AppKey("detached", Detached)
 REDIS = web.AppKey("redis", redis.asyncio.Redis)
 DATABASE = web.AppKey("database", Database)
 RUNNING = web.AppKey("running", Running)
-THROTTLE = web.AppKey("throttle", AdaptiveThrottle)
 UNLISTED_PROXY = web.AppKey("unlisted_proxy", UnlistedProxy)
 KEY_CONNECTIONS = web.AppKey("key_connections", KeyConnections)
 PEPPER = web.AppKey("pepper", bytes)

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from accounting.billing import invoices, residency
@@ -65,6 +67,8 @@ class Bookkeeping:
         self._suspect: set[Span] = set()
         """The spans that are checked until they hold."""
         self._equations: set[str] = set()
+        self.watched: dict[str, Any] | None = None
+        """The last round: when it ended (`as_of`, Unix seconds), and the equations that failed. None before the first."""
         self._ok = Gauge(
             "headgate_books_ok",
             "Whether the books are correct: 1 while every equation that was checked since the start holds, otherwise 0.",
@@ -153,6 +157,7 @@ class Bookkeeping:
     def _show(self, failures: list[Failure]) -> None:
         """Shows the failures, and also that an equation which failed before holds now."""
         self._ok.set(0 if failures else 1)
+        self.watched = {"as_of": clock.now_ms() // 1000, "failed": sorted({equation for equation, _ in failures})}
         self._equations |= {equation for equation, _ in failures}
         for equation in sorted(self._equations):
             names = [name for other, name in failures if other == equation]
@@ -168,3 +173,6 @@ def _pieces(since_ms: int, until_ms: int, length_ms: int = PIECE_MS) -> list[Spa
 
 def _failures(equation: EquationResult) -> list[Failure]:
     return [(equation.id, name) for name in equation.failures]
+
+
+BOOKKEEPING = web.AppKey("bookkeeping", Bookkeeping)

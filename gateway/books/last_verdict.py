@@ -9,6 +9,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.redis_keys import VERDICT_KEY
 
 
@@ -17,6 +18,14 @@ async def keep(client: redis.asyncio.Redis, verdict: Mapping[str, Any]) -> None:
     try:
         await client.set(VERDICT_KEY, msgspec.json.encode(verdict))
     except (RedisError, OSError):
+        return
+
+
+async def keep_by(link: RedisLink, verdict: Mapping[str, Any]) -> None:
+    """Does the same over the limiter's link, for a command that has no other."""
+    try:
+        await link.command("SET", VERDICT_KEY, msgspec.json.encode(verdict))
+    except LimiterUnavailable:
         return
 
 

@@ -16,13 +16,14 @@ from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import DueAlert
 from accounting.values import clock
 from gateway.base import errors
+from gateway.base.auth_epoch import AuthEpoch
 from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer, MailFailed
 from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 2.0
+EVERY_S = 1.0
 ALERTS_EVERY_S = 20.0
 MICRO_UNITS = 1_000_000
 
@@ -32,6 +33,7 @@ class OrganizationLimit:
 
     def __init__(self) -> None:
         self.reached = False
+        self.is_set = False
 
     def check(self) -> None:
         """Checks the limit. Raises `ApiError` 429."""
@@ -45,14 +47,18 @@ class OrganizationLimit:
             )
 
 
-async def watch_limit(database: Database, limit: OrganizationLimit) -> None:
-    """Reads the limit again and again. The last value stays in force while SQL does not answer."""
+async def watch_limit(database: Database, epoch: AuthEpoch, limit: OrganizationLimit) -> None:
+    """Reads the limit again and again while one is set, for what is spent rises. The last value stays in force while SQL
+    does not answer.
+    """
 
     async def read() -> None:
         async with database.read() as conn:
-            limit.reached = await spend_limits.reached(conn, clock.now_ms())
+            reached = await spend_limits.reached(conn, clock.now_ms())
+        limit.is_set, limit.reached = reached is not None, bool(reached)
 
-    await ask_sql(EVERY_S, read)
+    look = epoch.reading(read)
+    await ask_sql(EVERY_S, lambda: read() if limit.is_set else look())
 
 
 async def watch_alerts(database: Database, mailer: Mailer | None) -> None:

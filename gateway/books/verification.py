@@ -17,6 +17,7 @@ from accounting.books.equations import DOCUMENTED_IN, BooksReport
 from accounting.database.db import Database
 from accounting.ledger.write_off_sums import written_off
 from accounting.requests import request_postings
+from accounting.values.progress import Told, nobody
 from gateway.base.redis_link import RedisLink
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.journal.journal_truth import shipped_whole
@@ -54,7 +55,7 @@ class Verified(msgspec.Struct, frozen=True):
         }
 
 
-async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verified:
+async def verify(database: Database, state_dir: Path, link: RedisLink, told: Told = nobody) -> Verified:
     """Verifies the books. `state_dir` holds the journals of every gateway slot of this machine. Raises SQLAlchemyError,
     OSError.
     """
@@ -66,7 +67,7 @@ async def verify(database: Database, state_dir: Path, link: RedisLink) -> Verifi
     }
     running = frozenset().union(*(slot.requests for slot in left.values()))
     async with database.read() as conn:
-        report = await books.verify(conn, running=running)
+        report = await books.verify(conn, running=running, told=told)
         shipped = await shipped_whole(conn, journals)
         lost = await written_off(conn, 0, FOR_EVER_MS)
     limited = await limiter_equals_books(database, link, journals)

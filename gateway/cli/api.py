@@ -160,7 +160,19 @@ class AdminApi:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return silent(self.url, str(error) or type(error).__name__)
+        return silent(self.url, _why(error))
+
+
+def _why(error: Exception) -> str:
+    """Returns the system's own words for a failed connection: the client's name its internals beside them."""
+    if isinstance(error, TimeoutError):
+        return f"it took more than {TIMEOUT_S:g} s"
+    if isinstance(error, msgspec.DecodeError):
+        return "something else answers there"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+    return str(error) or type(error).__name__
 
 
 def silent(url: str, why: str) -> ApiFailed:

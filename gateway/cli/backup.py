@@ -21,6 +21,7 @@ from gateway.cli import home_archive
 from gateway.cli.common import example_text, fail, home_option
 from gateway.cli.home_archive import DATABASE, FORMAT, OF_HOME, OF_STATE, UNPACKED, Manifest
 from gateway.cli.maintenance import show_verified, verified
+from gateway.cli.progress import progress
 
 
 @click.command(epilog=example_text("backup /var/backups/headgate-2026-11-24.tar"))
@@ -53,7 +54,8 @@ def restore(file: Path, check: bool, home: Path) -> None:
         with home_archive.opened(file) as (tar, manifest):
             migrate.refuse_newer(manifest.revision)
             if check:
-                home_archive.unpack(tar, manifest, None)
+                with progress("Checking") as told:
+                    home_archive.unpack(tar, manifest, None, told)
                 click.echo(f"{file}: {len(manifest.sha256)} files, all as they were packed by {manifest.headgate}.")
                 return
             url = os.environ.get("HEADGATE_DATABASE_URL") or place.database_url
@@ -62,13 +64,15 @@ def restore(file: Path, check: bool, home: Path) -> None:
             try:
                 with usable(place.root):
                     unpacked.mkdir(mode=0o700, parents=True)
-                    home_archive.unpack(tar, manifest, unpacked)
+                    with progress("Unpacking") as told:
+                        home_archive.unpack(tar, manifest, unpacked, told)
                     _settle(place, unpacked, url)
             finally:
                 shutil.rmtree(unpacked, ignore_errors=True)
     except HomeError as error:
         fail(str(error))
-    migrate.upgrade(url)
+    with progress("Migrating the database") as told:
+        migrate.upgrade(url, told=told)
     raise SystemExit(_verify(place, url))
 
 
@@ -80,7 +84,8 @@ def _pack(home: Home, path: Path) -> Manifest:
     url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
     with usable(home.root), home_archive.held_sources(home) as sources, _room_beside(path) as room:
         sources.note()
-        copies.take(url, room / DATABASE)
+        with progress("Copying the database") as told:
+            copies.take(url, room / DATABASE, told)
         sources.note()
         manifest = Manifest(
             format=FORMAT,
@@ -90,7 +95,8 @@ def _pack(home: Home, path: Path) -> Manifest:
             revision=migrate.revision(url),
             sha256={},
         )
-        return home_archive.pack(path, manifest, [*sources.names.items(), (DATABASE, room / DATABASE)])
+        with progress("Packing") as told:
+            return home_archive.pack(path, manifest, [*sources.names.items(), (DATABASE, room / DATABASE)], told)
 
 
 @contextmanager
@@ -118,7 +124,8 @@ def _refuse_used(home: Home, url: str, manifest: Manifest) -> None:
 
 def _settle(home: Home, unpacked: Path, url: str) -> None:
     """Puts the checked parts in their places, the database first: a home without it would get a new one at a start."""
-    copies.put(url, unpacked / DATABASE)
+    with progress("Restoring the database") as told:
+        copies.put(url, unpacked / DATABASE, told)
     home.state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for part, target in ((OF_STATE, home.state), (OF_HOME, home.root)):
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -131,7 +138,8 @@ def _verify(home: Home, url: str) -> int:
     async def work() -> int:
         database = Database(url)
         try:
-            found = await verified(home, database)
+            with progress("Verifying the books") as told:
+                found = await verified(home, database, told)
         finally:
             await database.close()
         show_verified(found)

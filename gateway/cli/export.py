@@ -12,9 +12,11 @@ import click
 
 from accounting.database.db import Database
 from accounting.exports import exports, focus
+from accounting.values.progress import Told
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, home_option
 from gateway.cli.groups import Commands
+from gateway.cli.progress import progress
 from gateway.cli.row_files import FORMATS, Columns, Format
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
@@ -27,7 +29,7 @@ def export() -> None:
     """Write rows of the books as files for other programs. A file appears when it is whole, or not at all."""
 
 
-def _command(name: str, summary: str, columns: Columns, pages: Callable[[Database, int, int], Pages]) -> None:
+def _command(name: str, summary: str, columns: Columns, pages: Callable[..., Pages]) -> None:
     @export.command(
         name, help=summary, epilog=example_text(f"export {name} --from 2026-10-01 --to 2026-11-01 --out {name}.csv")
     )
@@ -53,18 +55,19 @@ def _command(name: str, summary: str, columns: Columns, pages: Callable[[Databas
         if start >= end:
             raise click.UsageError("--from must lie before --to.")
 
-        async def work(database: Database) -> int:
+        async def work(database: Database, told: Told) -> int:
             place = nullcontext(sys.stdout.buffer) if out == Path("-") else whole_file(out)
             num_rows = 0
             with place as file:
                 target = FORMATS[kind](file, columns)
-                async for page in pages(database, start, end):
+                async for page in pages(database, start, end, told=told):
                     target.write(page)
                     num_rows += len(page)
                 target.close()
             return num_rows
 
-        num_rows = with_books(home, work)
+        with progress("Exporting") as told:
+            num_rows = with_books(home, lambda database: work(database, told))
         click.echo(f"{num_rows} rows", err=True)
 
 

@@ -20,13 +20,14 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from accounting.values.progress import Told, nobody
 from gateway.base.home import Home, HomeError
 from gateway.journal.journals import GATEWAY
 from gateway.journal.poster import DEAD_LETTERS
@@ -91,14 +92,15 @@ def held_sources(home: Home) -> Iterator[Sources]:
         yield Sources(home, Path(held))
 
 
-def pack(path: Path, manifest: Manifest, members: Iterable[tuple[str, Path]]) -> Manifest:
+def pack(path: Path, manifest: Manifest, members: Sequence[tuple[str, Path]], told: Told = nobody) -> Manifest:
     """Writes the archive, mode 0600, as a whole or not at all. Raises `HomeError`, also if the file exists."""
     checksums: dict[str, str] = {}
+    bytes_read = _Counted(sum(source.stat().st_size for _, source in members), told)
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial") as file:
             with tarfile.open(fileobj=file, mode="w") as tar:
                 for name, source in members:
-                    checksums[name] = _add(tar, name, source)
+                    checksums[name] = _add(tar, name, source, bytes_read)
                 told = msgspec.structs.replace(manifest, sha256=checksums)
                 content = msgspec.json.encode(told)
                 tar.addfile(_info(MANIFEST, len(content), manifest.taken_at), io.BytesIO(content))
@@ -128,57 +130,73 @@ def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, Manifest]]:
         raise HomeError(f"The backup {path} cannot be read: {error.strerror or error}.") from None
 
 
-def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None) -> None:
+def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None, told: Told = nobody) -> None:
     """Checks every member, and writes it below `directory` if that is given. Raises `HomeError`; names are those of the
     manifest, and none may lead elsewhere.
     """
     there = {member.name: member for member in tar.getmembers() if member.name != MANIFEST}
     if there.keys() != manifest.sha256.keys():
         raise HomeError("The backup is damaged: its members are not those of its manifest.")
+    counted = _Counted(sum(member.size for member in there.values()), told)
     for name, member in there.items():
         parts = Path(name).parts
         if not member.isreg() or name.startswith("/") or ".." in parts:
             raise HomeError(f"The backup is damaged: {name!r} is not a file of a home.")
         source = tar.extractfile(member)
         assert source is not None  # only of what is no file
-        if _read(source, None if directory is None else directory / name) != manifest.sha256[name]:
+        if _read(source, None if directory is None else directory / name, counted) != manifest.sha256[name]:
             raise HomeError(f"The backup is damaged: the content of {name!r} is not what was packed.")
 
 
-def _read(source: IO[bytes], target: Path | None) -> str:
+def _read(source: IO[bytes], target: Path | None, counted: _Counted) -> str:
     """Returns the checksum of all that is read."""
     digest = hashlib.sha256()
     if target is None:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
+            counted.add(len(chunk))
         return digest.hexdigest()
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         while chunk := source.read(CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
+            counted.add(len(chunk))
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
-def _add(tar: tarfile.TarFile, name: str, source: Path) -> str:
+def _add(tar: tarfile.TarFile, name: str, source: Path, counted: _Counted) -> str:
     """Adds as many bytes as the file has now: a journal's last segment grows meanwhile."""
     with source.open("rb") as file:
         status = os.fstat(file.fileno())
-        reader = _Hashing(file)
+        reader = _Hashing(file, counted)
         tar.addfile(_info(name, status.st_size, int(status.st_mtime)), reader)  # type: ignore[arg-type]  # it only reads
         return reader.digest.hexdigest()
 
 
+class _Counted:
+    """Adds up bytes, and tells how many of all there are."""
+
+    def __init__(self, of: int, told: Told) -> None:
+        self._done, self._of, self._told = 0, of, told
+
+    def add(self, number: int) -> None:
+        self._done += number
+        self._told(self._done, self._of)
+
+
 class _Hashing:
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], counted: _Counted) -> None:
         self._file = file
+        self._counted = counted
         self.digest = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         data = self._file.read(size)
         self.digest.update(data)
+        self._counted.add(len(data))
         return data
 
 

@@ -20,6 +20,7 @@ from gateway.cli.exit_codes import CONFIG as UNUSABLE
 from gateway.cli.faults import sentence, wants_traceback
 from gateway.cli.groups import Commands
 from gateway.cli.options import option, without
+from gateway.cli.progress import progress
 from gateway.configuration.place import CONFIG, find
 from workers.process.logs import FORM
 
@@ -276,7 +277,8 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             click.echo("The schema is current.")
         else:
             Home(home).prepare()
-            migrations.upgrade(url)
+            with progress("Migrating the database") as told:
+                migrations.upgrade(url, told=told)
             click.echo("The schema is current.")
     except HomeError as error:
         fail(str(error))

@@ -14,14 +14,17 @@ import msgspec
 from accounting.books.equations import DOCUMENTED_IN
 from accounting.database.db import Database
 from accounting.requests import request_postings
+from accounting.values.progress import Told, nobody
 from gateway.base.home import Home
 from gateway.base.redis_link import LimiterUnavailable
+from gateway.books import last_verdict
 from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
 from gateway.cli.answers import show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.groups import Commands
+from gateway.cli.progress import progress
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
 from gateway.metering.abandon import Abandoned, JournalThere, abandon
@@ -42,7 +45,8 @@ def verify_books(home: Path, as_json: bool) -> None:
     Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
     """
     place = Home(home)
-    found = with_books(home, lambda database: verified(place, database))
+    with progress("Verifying the books", quiet=as_json) as told:
+        found = with_books(home, lambda database: verified(place, database, told))
     if as_json:
         click.echo(msgspec.json.encode(found.shape()))
     else:
@@ -120,10 +124,12 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     show([msgspec.structs.asdict(found)], Abandoned.__struct_fields__, as_json)
 
 
-async def verified(home: Home, database: Database) -> Verified:
+async def verified(home: Home, database: Database, told: Told = nobody) -> Verified:
     link = limiter_link(_redis_url(home), timeout_s=REDIS_TIMEOUT_S)
     try:
-        return await verify(database, home.state, link)
+        found = await verify(database, home.state, link, told)
+        await last_verdict.keep_by(link, found.shape())
+        return found
     finally:
         await link.close()
 

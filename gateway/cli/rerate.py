@@ -11,10 +11,12 @@ import msgspec
 from accounting.database.db import Database
 from accounting.prices import rerating
 from accounting.prices.rerating import Difference
+from accounting.values.progress import Told
 from gateway.cli.answers import Grid, show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.money import shown
+from gateway.cli.progress import progress
 
 MONEY = ("charged", "rerated", "difference")
 
@@ -35,11 +37,12 @@ def rerate(period: str, sheet: str, tenant: str | None, home: Path, as_json: boo
     give credits.
     """
 
-    async def work(database: Database) -> list[Difference]:
+    async def work(database: Database, told: Told) -> list[Difference]:
         async with database.read() as conn:
-            return await rerating.rerate(conn, period, sheet, tenant)
+            return await rerating.rerate(conn, period, sheet, tenant, told)
 
-    found = with_books(home, work)
+    with progress("Rerating", quiet=as_json) as told:
+        found = with_books(home, lambda database: work(database, told))
     values = [{**msgspec.structs.asdict(line), "difference": line.difference} for line in found]
     columns = ("tenant_id", "model", "tier", "token_class", "quantity")
     rows = [(*(value[name] for name in columns), *_money(value)) for value in values]

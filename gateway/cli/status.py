@@ -43,13 +43,12 @@ def _found(api: AdminApi) -> dict[str, Any]:
         one["state"] = _state(one, states)
     dead = [one["name"] for one in local if one["pid"] and one["state"] == "gone"]
     failing = [one for one in workers if one["state"] not in HEALTHY]
-    verified = books and books["verified"]
     return {
         "version": importlib.metadata.version("headgate"),
         "url": f"{api.url}/v1",
         "console": f"{api.url}/console",
         "home": str(api.home),
-        "healthy": ready["status"] == "ok" and not dead and not failing and (not verified or verified["ok"]),
+        "healthy": ready["status"] == "ok" and not dead and not failing and not (books and _failed(books)),
         "status": ready["status"],
         "checks": ready.get("checks", []),
         "processes": local,
@@ -130,16 +129,24 @@ def kv_used(blocks: Mapping[str, int]) -> str:
     return f"{100 * blocks['held'] / max(1, blocks['total']):.0f} %"
 
 
+def _failed(books: Mapping[str, Any]) -> list[str]:
+    """Names the equations that failed, in what is watched or when all was last verified."""
+    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
+    failed = [] if watched is None else list(watched["failed"])
+    return failed + ([] if verified is None else [one["name"] for one in verified["equations"] if not one["ok"]])
+
+
 def _books(books: Mapping[str, Any] | None) -> str:
     if books is None:
         return "books: unknown, because no operator's key is at hand (HEADGATE_API_KEY)"
-    verified = books["verified"]
-    if verified is None:
-        return "books: not checked yet: the first check comes within minutes, `headgate verify-books` does it now"
-    failed = [one["name"] for one in verified["equations"] if not one["ok"]]
-    verdict = f"FAILED: {', '.join(failed)}; see `headgate verify-books`" if failed else "in order"
-    as_of = verified["as_of"]
-    return f"books: {verdict}, checked at {moment(as_of)} UTC ({ago(as_of)} ago)"
+    if failed := _failed(books):
+        return f"books: FAILED: {', '.join(failed)}; see `headgate verify-books`"
+    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
+    new = (
+        "the first check comes within a minute" if watched is None else f"in order, checked {ago(watched['as_of'])} ago"
+    )
+    whole = "never, `headgate verify-books` does it" if verified is None else f"{ago(verified['as_of'])} ago, in order"
+    return f"books: {new}; the whole ledger: {whole}"
 
 
 COMMANDS: tuple[click.Command, ...] = (status,)

@@ -39,7 +39,7 @@ from gateway.configuration.model_sources import foreign
 from gateway.generation.model_files import check_names
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
-from workers.process.forked import load, watch_without_threads
+from workers.process.forked import give_back, load, watch_without_threads
 
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
@@ -142,6 +142,7 @@ class Up:
         self.supervisor.ready = True
         await self._write_ready()
         self._banner()
+        give_back()
 
     async def _prepare_books(self) -> None:
         async with told(lambda: "the database"):

@@ -89,6 +89,8 @@ class Generation:
         self._mailbox = mailbox
         self._number = number
         self._state = _State()
+        self._most = order.max_tokens * order.num_choices
+        """The output tokens of all choices together; no lease goes beyond them."""
         num_choices = order.num_choices if order.pooling is None else 0
         self._choices = [
             Choice(ChoiceText(order.model.tokenizer, order.rules), order.make_parser()) for _ in range(num_choices)
@@ -184,7 +186,8 @@ class Generation:
         if scored and any(len(one.top) != scored for one in delta.logprobs):
             logger.error("worker_without_scored_tokens", extra={"request_id": self.order.facts.request_id})
             raise errors.internal()  # the worker is older than this parameter, and sent the best ones
-        if self.admitted.lease_bound - self.num_received <= LOW_WATER:
+        bound = self.admitted.lease_bound
+        if bound < self._most and bound - self.num_received <= LOW_WATER:
             self._keep_lease()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
@@ -286,10 +289,10 @@ class Generation:
 
     @property
     def _lease_is_due(self) -> bool:
-        bound, wanted = self.admitted.lease_bound, self.order.max_tokens * self.order.num_choices
+        bound = self.admitted.lease_bound
         return (
             not self._held
-            and bound < wanted
+            and bound < self._most
             and bound - self.num_received <= LOW_WATER
             and self._state.final is None
             and self.admitted.budget_stop is None

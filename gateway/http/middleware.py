@@ -129,11 +129,12 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Makes all checks up to the body, in this order: host 400, key 401, route 404 and 405, scope 403, media type 415,
     size 413 (api.md 1.2).
     """
+    app = request.app
     if request.version not in {(1, 0), (1, 1)}:
         raise errors.invalid("The request is not valid HTTP.")
     if request.version == (1, 1) and len(request.headers.getall(hdrs.HOST, ())) != 1:
         raise errors.invalid("Exactly one Host header is needed.")
-    route = request.app[ROUTES].get(request.match_info.route)
+    route = app[ROUTES].get(request.match_info.route)
     if route is not None:
         request[RECORD].route = route.path
     if route is None or route.scope not in KEYLESS:
@@ -143,27 +144,24 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if route is None:
         raise errors.not_found()
     _authorize(request, route)
-    if not request.app[LIFECYCLE].accepting and route.scope != "none":
+    if not app[LIFECYCLE].accepting and route.scope != "none":
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
     principal = request.get(PRINCIPAL)
-    with (
-        request.app[LIFECYCLE].running(),
-        request.app[KEY_CONNECTIONS].held(principal),
-        request.app[INTAKE].share(principal) as share,
-    ):
+    with app[LIFECYCLE].running(), app[KEY_CONNECTIONS].held(principal), app[INTAKE].share(principal) as share:
         request[SHARE] = share
         return await handler(request)
 
 
 async def _authenticate(request: web.Request) -> None:
+    app = request.app
     peer, forwarded_for = request.remote or "", request.headers.getall("x-forwarded-for", ())
-    if sentence := request.app[UNLISTED_PROXY].hint(peer, forwarded_for):
+    if sentence := app[UNLISTED_PROXY].hint(peer, forwarded_for):
         logger.warning(sentence)
-    address = client_address(peer, forwarded_for, request.app[SETTINGS].trusted_networks)
-    principal = await request.app[AUTH].authenticate(request.headers, address)
+    address = client_address(peer, forwarded_for, app[SETTINGS].trusted_networks)
+    principal = await app[AUTH].authenticate(request.headers, address)
     request[PRINCIPAL] = principal
-    request.app[LAST_USE].note(principal.key_id)
+    app[LAST_USE].note(principal.key_id)
     record = request[RECORD]
     record.principal = principal
     record.mark("authenticated")

@@ -8,6 +8,7 @@ stands.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,10 @@ from accounting.values.types import Principal
 logger = logging.getLogger(__name__)
 
 MOVE_EVERY_S = 2.0
+EAGER_S, OTHERS_EVERY_S = 60.0, 30.0
+"""This process looks each time for so long after it reported a repeat, since both charges have to be in the ledger.
+Otherwise it looks for those of others, such as a gateway that was killed.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,8 @@ class SdkRetry:
 class Retries:
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._eager_until = 0.0
+        self._look_at = 0.0
 
     async def ended(self, attempt: SdkRetry, charged: Sequence[str], *, unheard: bool) -> None:
         """Reports an ending. `charged` lists those of its engine requests that were charged. `unheard` means that its
@@ -55,6 +62,8 @@ class Retries:
         """
         if not charged or not (attempt.is_retry or unheard):
             return
+        if attempt.is_retry:
+            self._eager_until = time.monotonic() + EAGER_S
         key_id, fingerprint = attempt.principal.key_id, attempt.fingerprint()
         try:
             async with self._database.write() as conn:
@@ -71,6 +80,10 @@ class Retries:
 
     async def move(self) -> None:
         """Moves the charges of attempts that were repeated, as far as the ledger has both. Raises what SQL raises."""
+        now = time.monotonic()
+        if now >= self._eager_until and now < self._look_at:
+            return
+        self._look_at = now + OTHERS_EVERY_S
         async with self._database.read() as conn:
             if not await sdk_retries.any_to_move(conn):
                 return

@@ -145,8 +145,8 @@ class LimitSubject:
 
 
 class Subjects:
-    """What binds the requests of a key is the same until the key is read anew, so it is made once. A limit on end users
-    depends on each request.
+    """The subjects of the keys. The limits of a key are the same until the key is read again, so its subject is made
+    once. A limit on end users depends on each request.
     """
 
     def __init__(self, most: int = MAX_SUBJECTS) -> None:

@@ -76,6 +76,9 @@ class Upkeep:
         next lease.
         """
         fresh, tenants = self._limiter.fresh, self._limiter.open_reservations.tenants
+        if not tenants:
+            fresh.by_tenant = {}
+            return
         async with self._database.read() as conn:
             version = await auth_epoch.auth_epoch(conn)
             if version == fresh.version and tenants <= fresh.by_tenant.keys():

@@ -26,7 +26,7 @@ _STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 _UNRUN = {"failed": "errored", "cancelled": "canceled", "expired": "expired"}
-"""How the requests of a batch end that ended before its lines were read."""
+"""The results of requests whose batch ended before its lines were read."""
 
 
 class BatchRequest(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from aiohttp import web
 from accounting.requests import request_postings
 from gateway.base.app_keys import DATABASE, REDIS, SETTINGS
 from gateway.books import last_verdict
+from gateway.books.bookkeeping import BOOKKEEPING
 from gateway.books.verification import verify
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, translated
@@ -25,13 +26,14 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show the last verdict on the books, and how far each gateway's journal is posted."""
+    """Show the last verdict on all of the books and this gateway's on what ended since its start, and how far each gateway's journal is posted."""
     async with reading(request) as conn:
         places = await request_postings.journal_offsets(conn)
     shipper = request.app[METERING].shipper
     return reply(
         {
             "object": "books",
+            "watched": request.app[BOOKKEEPING].watched,
             "verified": await last_verdict.last(request.app[REDIS]),
             "journals": [
                 {"slot": place.slot, "posted_seq": place.offset, "posted_at": place.posted_at_ms // 1000}

@@ -1,4 +1,4 @@
-"""What the text routes share: the body, the model, the order of answering, and the separation of tenants' caches."""
+"""Helpers that the text routes share: the body, the model, the order of answering, and the separation of tenants' caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiohttp import web
 from accounting.values.types import Principal, RequestFacts
 from cache.tree.hashing import region_id
 from gateway.base import errors
-from gateway.base.app_keys import CACHE_SECRET, SETTINGS, THROTTLE
+from gateway.base.app_keys import CACHE_SECRET, SETTINGS
 from gateway.generation import quotes
 from gateway.generation.models import MODELS, ServedModel
 from gateway.generation.prefixes import PREFIXES
@@ -27,6 +27,7 @@ from gateway.http.body import NUM_BODY_BYTES
 from gateway.idempotency import idempotency
 from gateway.intake.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
 from gateway.intake.text_work import TEXT_WORK
+from gateway.intake.throttle import THROTTLE
 from gateway.parsers import forced
 from gateway.parsers.forced import Wanted
 from gateway.schema.convert import convert

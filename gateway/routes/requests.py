@@ -66,7 +66,10 @@ async def list_label_sums(request: web.Request) -> web.Response:
     async with reading(request) as conn:
         labels = await label_usage.list_labels(conn, wanted)
         found = await label_usage.list_sums(conn, wanted, query.limit(request.query, 100, 1000))
-    return reply(by_label.sums(found, labels))
+        days = None
+        if query.boolean(request.query, "by_day"):
+            days = await label_usage.list_days(conn, wanted, by_label.largest(found))
+    return reply(by_label.sums(found, labels, days))
 
 
 def _only_of(request: web.Request) -> str | None:

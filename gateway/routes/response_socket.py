@@ -18,11 +18,18 @@ from multidict import CIMultiDict
 from gateway.base import errors
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
 from gateway.http import inner_calls
+from gateway.http.auth import PRINCIPAL
+from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import Route
+from gateway.intake.intake import INTAKE, Intake
 from gateway.responses.connection import Connection
+from gateway.routes.common import aside
+from gateway.schema.json_body import decode_object
 
 MAX_WAITING = 8
 """The most messages that wait for the one that runs."""
+MAX_PINGS = 1000
+"""The most pings and pongs between two messages. Empty ones cost a client 6 bytes each, and are answered one by one."""
 IDLE_S = 600.0
 PASSED_ON = (
     "authorization",
@@ -38,28 +45,70 @@ PASSED_ON = (
 
 async def connect(request: web.Request) -> web.StreamResponse:
     """Opens a WebSocket on which responses are created one after the other."""
-    socket = web.WebSocketResponse(max_msg_size=request.app[SETTINGS].json_body_bytes, compress=False)
+    socket = web.WebSocketResponse(max_msg_size=request.app[SETTINGS].json_body_bytes, compress=False, autoping=False)
     if not socket.can_prepare(request).ok:
         raise errors.invalid("This path is a WebSocket; POST creates a response without one.")
     await socket.prepare(request)
-    waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
+    waiting = _Waiting(request.app[INTAKE], request[PRINCIPAL].tenant_id)
     turns = asyncio.create_task(_turns(request, socket, waiting))
     try:
-        async for message in socket:
-            if message.type is not WSMsgType.TEXT:
-                await socket.close(code=WSCloseCode.UNSUPPORTED_DATA, message=b"messages are text")
-            elif waiting.full():
-                await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"too many messages wait")
-            else:
-                waiting.put_nowait(message.data)
+        await _listen(request, socket, waiting)
     finally:
         turns.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await turns
+        waiting.close()
     return socket
 
 
-async def _turns(request: web.Request, socket: web.WebSocketResponse, waiting: asyncio.Queue[str]) -> None:
+async def _listen(request: web.Request, socket: web.WebSocketResponse, waiting: _Waiting) -> None:
+    """Takes messages until the connection ends, and ends it if they are not what a client may send."""
+    num_pings = 0
+    async for message in socket:
+        if message.type in (WSMsgType.PING, WSMsgType.PONG):
+            num_pings += 1
+            if num_pings > MAX_PINGS:
+                assert request.transport is not None
+                request.transport.abort()  # a closing handshake would read on
+                return
+            if message.type is WSMsgType.PING:
+                await socket.pong(message.data)
+        elif message.type is not WSMsgType.TEXT:
+            await socket.close(code=WSCloseCode.UNSUPPORTED_DATA, message=b"messages are text")
+        elif waiting.messages.full():
+            await socket.close(code=WSCloseCode.POLICY_VIOLATION, message=b"too many messages wait")
+        else:
+            num_pings = 0
+            try:
+                waiting.put(message.data.encode())
+            except errors.ApiError:
+                await socket.close(code=WSCloseCode.TRY_AGAIN_LATER, message=b"too many bytes wait")
+
+
+class _Waiting:
+    """Messages that wait for their turn. Their bytes are held as those of a request's body are."""
+
+    def __init__(self, intake: Intake, tenant_id: str) -> None:
+        self.messages: asyncio.Queue[bytes] = asyncio.Queue(MAX_WAITING)
+        self._intake = intake
+        self._tenant_id = tenant_id
+
+    def put(self, text: bytes) -> None:
+        """Raises `ApiError` 429. The request that comes of the message counts towards the minute."""
+        self._intake.take(self._tenant_id, len(text), counts=False)
+        self.messages.put_nowait(text)
+
+    async def get(self) -> bytes:
+        text = await self.messages.get()
+        self._intake.give_back(self._tenant_id, len(text))
+        return text
+
+    def close(self) -> None:
+        while not self.messages.empty():
+            self._intake.give_back(self._tenant_id, len(self.messages.get_nowait()))
+
+
+async def _turns(request: web.Request, socket: web.WebSocketResponse, waiting: _Waiting) -> None:
     """Answers messages until nobody asks any more, or this process stops."""
     connection = Connection()
     draining = asyncio.create_task(request.app[LIFECYCLE].draining.wait())
@@ -73,7 +122,7 @@ async def _turns(request: web.Request, socket: web.WebSocketResponse, waiting: a
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"idle, or the server stops")
 
 
-async def _next(waiting: asyncio.Queue[str], draining: asyncio.Task[bool]) -> str | None:
+async def _next(waiting: _Waiting, draining: asyncio.Task[bool]) -> bytes | None:
     asked = asyncio.create_task(waiting.get())
     try:
         await asyncio.wait((asked, draining), timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -82,28 +131,23 @@ async def _next(waiting: asyncio.Queue[str], draining: asyncio.Task[bool]) -> st
         asked.cancel()
 
 
-async def _turn(request: web.Request, socket: web.WebSocketResponse, connection: Connection, text: str) -> None:
+async def _turn(request: web.Request, socket: web.WebSocketResponse, connection: Connection, text: bytes) -> None:
     """Answers one message: with the events of a response, or with one event that says why there is none."""
+    request[NUM_BODY_BYTES] = len(text)
     try:
-        body = connection.body_of(_decoded(text))
+        body = connection.body_of(await aside(request, decode_object, text))
     except errors.ApiError as error:
         await _refuse(socket, error.status, error.body())
         return
     headers = CIMultiDict((name, value) for name in PASSED_ON for value in request.headers.getall(name, ()))
     headers[hdrs.CONTENT_TYPE] = "application/json"
     events = _Events(socket, connection)
-    answer = await inner_calls.call(request, "POST", request.rel_url, headers, msgspec.json.encode(body), events)
+    data = await aside(request, msgspec.json.encode, body)
+    answer = await inner_calls.call(request, "POST", request.rel_url, headers, data, events)
     if isinstance(answer, web.Response):
         assert isinstance(answer.body, bytes)
         connection.failed()
         await _refuse(socket, answer.status, answer.body)
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        raise errors.invalid("The message is not valid JSON.", code="invalid_json") from None
 
 
 async def _refuse(socket: web.WebSocketResponse, status: int, body: bytes) -> None:

@@ -115,8 +115,8 @@ def _shape(place: Place) -> dict[str, Any]:
     upstream = place.upstream
     now = {
         "breaker": place.state,
-        "breaker_reason": place.breaker.reason if place.state != "closed" else None,
-        "wait_ms": round(1000 * place.wait_s),
+        "breaker_reason": place.worst.reason if place.state != "closed" else None,
+        "wait_ms": round(1000 * place.longest_wait_s),
         "running": place.num_running,
         "max_running": upstream.source.max_running,
         "first_token_ms": round(1000 * place.first_token_s) or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from accounting.requests.label_usage import DAY_MS, METADATA, LabelFilter, LabelSum
+from accounting.requests.label_usage import DAY_MS, METADATA, LabelDay, LabelFilter, LabelSum
 from accounting.tables.request_models import END_USER
 from gateway.base import errors
 from gateway.schema import query
@@ -14,11 +14,13 @@ from gateway.schema.query import Query
 NUM_DAYS = 30
 """The days that are summed where no start is named."""
 MAX_SECONDS = 2**38
+NUM_VALUES_BY_DAY = 4
+"""The values that have sums of their own by day; the others are one sum."""
 
 
 def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
     """Reads which sums are asked for. With `tenant_id` only that tenant's are. Raises `ApiError` 400."""
-    query.refuse_unknown(asked, ("project_id", "model", "start_time", "end_time", "label", "limit"))
+    query.refuse_unknown(asked, ("project_id", "model", "start_time", "end_time", "label", "limit", "by_day"))
     label = query.name(asked, "label") or END_USER
     if label != END_USER and label.removeprefix(METADATA) in {label, ""}:
         raise errors.invalid(f"'label' must be '{END_USER}', or '{METADATA}' and the name of a field.", "label")
@@ -32,9 +34,11 @@ def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
     )
 
 
-def sums(found: Sequence[LabelSum], labels: Sequence[str]) -> dict[str, Any]:
-    """Returns sums by the value of a label, and the labels that the requests of these days have."""
-    return {
+def sums(found: Sequence[LabelSum], labels: Sequence[str], days: Sequence[LabelDay] | None) -> dict[str, Any]:
+    """Returns sums by the value of a label, the labels that the requests of these days have, and the sums of each day
+    where they were asked for."""
+    by_day = {} if days is None else {"days": [_day(one) for one in days]}
+    return by_day | {
         "object": "list",
         "data": [
             {
@@ -53,6 +57,21 @@ def sums(found: Sequence[LabelSum], labels: Sequence[str]) -> dict[str, Any]:
             for one in found
         ],
         "labels": list(labels),
+    }
+
+
+def largest(found: Sequence[LabelSum]) -> Sequence[str]:
+    """Returns the values with the highest charge, which `by_day` tells one by one."""
+    return list(dict.fromkeys(one.value for one in found))[:NUM_VALUES_BY_DAY]
+
+
+def _day(one: LabelDay) -> dict[str, Any]:
+    return {
+        "start_time": one.day_ms // 1000,
+        "value": one.value or None,
+        "num_requests": one.num_requests,
+        "charge_micro_units": one.charge,
+        "currency": one.currency,
     }
 
 

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import requests
@@ -37,14 +37,15 @@ JITTER = 0.2
 _KNOWS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200
 _KINDS = {"internal": 1, "server": 2, "client": 3}
 _UNSET, _ERROR = Status(), Status(code=Status.STATUS_CODE_ERROR)
-_PACK = {"gzip": gzip.compress, "deflate": zlib.compress}
+_PACK: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
 
 def encoded(spans: Sequence[MadeSpan], resource: Mapping[str, Any], scope: str) -> bytes:
     """Returns the body of one export."""
     within = ScopeSpans(scope=InstrumentationScope(name=scope), spans=[_span(one) for one in spans])
     whole = ResourceSpans(resource=Resource(attributes=_attributes(resource)), scope_spans=[within])
-    return ExportTraceServiceRequest(resource_spans=[whole]).SerializeToString()
+    body: bytes = ExportTraceServiceRequest(resource_spans=[whole]).SerializeToString()
+    return body
 
 
 def _span(made: MadeSpan) -> Span:
@@ -119,6 +120,7 @@ class Collector:
         """
         packed = body if self._pack is None else self._pack(body)
         until = time.monotonic() + self._timeout_s
+        status: int | None = None
         for number in range(MAX_TRIES):
             status, wait_s = self._try(packed, max(0.1, until - time.monotonic()))
             if status is not None and 200 <= status < 400:

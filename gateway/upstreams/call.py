@@ -105,7 +105,7 @@ class UpstreamCall:
                 break
             if place in tried:
                 pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** tried.count(place))
-                await asyncio.sleep(max(pause_s * random.uniform(0.5, 1.0), place.wait_s))
+                await asyncio.sleep(max(pause_s * random.uniform(0.5, 1.0), place.wait_s(self._order.served)))
             tried.append(place)
             found = await self._attempt(place)
             if found is None:
@@ -119,7 +119,7 @@ class UpstreamCall:
         """Makes one attempt. Returns why it failed; None if the request has ended."""
         order = self._order
         answer = Answer(place.upstream, order.served, order.ask, order.count)
-        place.begin()
+        place.begin(order.served)
         self._now = place, answer
         wire = kinds.of(place.upstream.source.kind)
         try:
@@ -189,7 +189,7 @@ class UpstreamCall:
                 await self._covered(min(answer.likely_output, self._wanted))
         judged = answer.judge(min(self._bound, self._wanted))
         self.num_reasoning = min(judged.usage.output, answer.num_reasoning)
-        place.delivered(answer.first_token_s)
+        place.delivered(self._order.served, answer.first_token_s)
         self._note(place, answer, "delivered", judged)
         for index, vector in answer.vectors.items():
             self._put(TokenDelta(self._order.request_id, 0, index, 0, vector=vector))
@@ -202,7 +202,7 @@ class UpstreamCall:
         if self._now is None or self._is_over:
             return
         place, answer = self._now
-        place.cut()
+        place.cut(self._order.served)
         judged = answer.judge_cut(min(self._bound, self._wanted))
         self.num_reasoning = min(judged.usage.output, answer.num_reasoning)
         self._note(place, answer, "cut", judged)
@@ -211,7 +211,7 @@ class UpstreamCall:
         self._end(self._finished(answer, judged.usage, why))
 
     def _failed(self, place: Place, answer: Answer, fault: Fault) -> Fault:
-        place.failed(fault)
+        place.failed(self._order.served, fault)
         self._note(place, answer, "failed", Judged(Usage()))
         logger.warning(
             "upstream_failed",

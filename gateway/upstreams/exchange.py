@@ -115,11 +115,11 @@ async def _within(limit_s: float, work: Awaitable[T]) -> T:
         async with asyncio.timeout(max(0.0, limit_s)):
             return await work
     except aiohttp.ConnectionTimeoutError:
-        raise AttemptFailed(Fault("connect")) from None
+        raise AttemptFailed(Fault("connect", "address")) from None
     except TimeoutError:
         raise AttemptFailed(Fault("stalled")) from None
     except aiohttp.ClientConnectorError:
-        raise AttemptFailed(Fault("connect")) from None
+        raise AttemptFailed(Fault("connect", "address")) from None
     except (aiohttp.ClientError, OSError, ValueError):
         raise AttemptFailed(Fault("disconnected")) from None
     except Garbage as garbage:

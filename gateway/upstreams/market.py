@@ -55,12 +55,12 @@ class UpstreamLink:
 
     @property
     def takes_work(self) -> bool:
-        return any(place.takes_work for place in self.places)
+        return any(place.takes_work(self.served) for place in self.places)
 
     @property
     def wait_s(self) -> float:
         """The seconds for which nothing can be sent."""
-        return min(place.wait_s for place in self.places)
+        return min(place.wait_s(self.served) for place in self.places)
 
     @property
     def load(self) -> int:
@@ -69,7 +69,7 @@ class UpstreamLink:
     @property
     def first_token_s(self) -> float:
         """The time to the first token that is expected; 0: not known."""
-        return min((place.first_token_s for place in self.places if place.takes_work), default=0.0)
+        return min((place.first_token_s for place in self.places if place.takes_work(self.served)), default=0.0)
 
     def has_adapter(self, name: str) -> bool:
         return False
@@ -94,7 +94,7 @@ class UpstreamLink:
 
     def _next(self, tried: Sequence[Place]) -> Place | None:
         """Chooses the next place: one that was not tried, else the one that was tried least."""
-        able = [place for place in self.places if place.takes_work]
+        able = [place for place in self.places if place.takes_work(self.served)]
         return min(able, key=lambda place: (tried.count(place), place.upstream.source.rank), default=None)
 
 

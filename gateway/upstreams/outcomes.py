@@ -13,8 +13,9 @@ import msgspec
 
 from gateway.base import errors
 
-Blame = Literal["client", "upstream", "credential", "rate", "nobody"]
-"""The one to blame: a client's fault is never tried again, any other may be tried elsewhere."""
+Blame = Literal["client", "model", "no_model", "address", "credential", "rate"]
+"""The one to blame: a client's fault is never tried again, any other may be tried elsewhere. What is a model's fault (it
+fails, or the upstream does not know it) says nothing of the upstream's other models."""
 LONGEST_WAIT_S = 120.0
 TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "too long", "too many tokens")
 
@@ -24,7 +25,7 @@ class Fault:
     """The reason why an attempt failed. `reason` is a fixed word for metrics and logs."""
 
     reason: str
-    blame: Blame = "upstream"
+    blame: Blame = "model"
     wait_s: float = 0.0
     error: errors.ApiError | None = None
     """The client's error, if the client is to blame."""
@@ -54,13 +55,13 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Fault:
     if status in (401, 402, 403):
         return Fault("credential", "credential")
     if status == 404:
-        return Fault("unknown_model", "credential")
+        return Fault("unknown_model", "no_model")
     if status == 429:
         return Fault("rate_limited", "rate", retry_after_s(headers))
     if status in (400, 413, 422):
         return Fault("refused", "client", error=_refusal(body))
     if status in (503, 529):
-        return Fault("overloaded", "upstream", retry_after_s(headers))
+        return Fault("overloaded", "model", retry_after_s(headers))
     return Fault("server_error" if status >= 500 else "status")
 
 

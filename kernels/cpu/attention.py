@@ -32,7 +32,7 @@ from kernels.cpu.lanes import (
     store,
     total,
 )
-from kernels.cpu.pointwise import exp_lanes
+from kernels.cpu.pointwise import capped, exp_lanes
 
 CHUNK = 512
 _ROOM = CHUNK + NUM
@@ -228,12 +228,25 @@ def _run_sums(narrow, heads, w, w_stride, v, v_stride, num, depth, sums, stride)
 
 @njit(nogil=True)
 def attend(
-    narrow, out, query, heads, head_dim, keys, block_bytes, half_bytes, table, block_size, first, length, scratch
+    narrow,
+    out,
+    query,
+    heads,
+    head_dim,
+    keys,
+    block_bytes,
+    half_bytes,
+    table,
+    block_size,
+    first,
+    length,
+    softcap,
+    scratch,
 ):
     """Computes attention of one token. `out` and `query` are float32 `[heads, head_dim]`, the query scaled. `keys` is
     the address of the KV head's keys in block 0; those of another block are `block_bytes` times its id further, and
     values are `half_bytes` after their keys. `table` has the int64 ids of the row's blocks. Tokens from `first` to
-    `length`, exclusive, are seen."""
+    `length`, exclusive, are seen. A `softcap` above 0 bounds scores."""
     depth = head_dim // 16
     token_bytes = head_dim * (2 if narrow else 4)
     line, stride = 4 * _ROOM, 4 * head_dim
@@ -272,6 +285,9 @@ def attend(
             place += num
         num = end - start
         for head in range(heads):
+            if softcap > 0.0:
+                for at in range(scratch + head * line, scratch + head * line + 4 * num, 64):
+                    store(at, capped(load(at), softcap))
             _weigh(scratch + head * line, num, tops + 4 * head, weights + 4 * head, out + head * stride, depth)
         place = start
         while place < end:

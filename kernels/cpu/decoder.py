@@ -1,4 +1,4 @@
-"""Layers of the Llama family over the tokens of a step: all of them run in one call of every thread of a team.
+"""Decoder layers over the tokens of a step: all of them run in one call of every thread of a team.
 
 Knows addresses, lines and layers. Does not know sequences, nor how a model was loaded. A line is one token. Products
 and norms treat each line alone, and attention takes the lines of a part one after another, each over all tokens before
@@ -11,120 +11,16 @@ from __future__ import annotations
 
 from numba import njit
 
+from kernels.cpu import words
 from kernels.cpu.attention import attend
 from kernels.cpu.lanes import add_at, integer_at, load, number_at, store, store_bf16
-from kernels.cpu.pointwise import rms_norm, rotate, silu_mul
+from kernels.cpu.pointwise import gate_mul, rms_norm, rotate
 from kernels.cpu.product import PANEL, PANEL_BYTES, TILED, add_bias, panel_bytes, panel_product, takes_pairs
 from kernels.cpu.team import LINE, done, finish, stage_bytes, take
 from kernels.cpu.tile_attention import attend_tiles, query_at, query_scale, see
 from kernels.cpu.tiles import release
 
-JOB = (
-    "lines",
-    "parts",
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "inner",  # outputs of the gate
-    "block_size",
-    "kind",  # of the products (`product`)
-    "narrow",  # KV is bfloat16, else float32
-    "layer_words",  # [layers, len(LAYER)]
-    "layer_numbers",  # [layers, len(NUMBERS)] float32
-    "states",  # [lines, hidden] float32, changed in place
-    "projected",  # [lines, (heads + 2 kv_heads) * head_dim] float32
-    "attended",  # [lines, heads * head_dim], inputs of a product
-    "gated",  # [lines, inner], inputs of a product
-    "turns",  # [positions, head_dim] float32 (`pointwise.rotate`)
-    "positions",  # [lines]: of the tokens
-    "part_words",  # [parts, len(PART)]
-    "stores",  # keys and values are stored before attention begins, else by the piece that attends to them
-    "normed",  # [lines, hidden], inputs of a product; 0 if each thread norms all lines for itself
-    "threads",
-    "counters",  # one counter of threads, then those of each stage (`team`), zeros at first
-    "private",  # `private_bytes` bytes for each thread
-    "private_bytes",
-    "in_tiles",  # attention takes the matrix unit
-)
-"""Words of a call, int64: sizes, and addresses of data."""
-PART = (
-    "first",
-    "end",
-    "place",  # position of the first line's key in the row's KV
-    "table",  # address of the row's int64 block ids
-)
-"""Words of a part, which is a run of consecutive lines of one row; a piece of attention is one part and one KV head."""
-LAYER = (
-    "qkv",
-    "qkv_bias",
-    "output",
-    "output_bias",
-    "gate_up",
-    "gate_up_bias",
-    "down",
-    "down_bias",
-    "norm_before",
-    "norm_behind",
-    "norm_query",
-    "norm_key",
-    "kv",
-    "window",
-)
-"""Words of a layer: addresses, 0 if it has no such tensor."""
-NUMBERS = ("eps_before", "eps_behind", "eps_heads", "scale")
-
-(
-    _LINES,
-    _PARTS,
-    _LAYERS,
-    _HIDDEN,
-    _HEADS,
-    _KV_HEADS,
-    _HEAD_DIM,
-    _INNER,
-    _BLOCK_SIZE,
-    _KIND,
-    _NARROW,
-    _LAYER_WORDS,
-    _LAYER_NUMBERS,
-    _STATES,
-    _PROJECTED,
-    _ATTENDED,
-    _GATED,
-    _TURNS,
-    _POSITIONS,
-    _PART_WORDS,
-    _STORES,
-    _NORMED,
-    _THREADS,
-    _COUNTERS,
-    _PRIVATE,
-    _PRIVATE_BYTES,
-    _IN_TILES,
-) = range(0, 8 * len(JOB), 8)
-_FIRST, _END, _PLACE, _TABLE = range(0, 8 * len(PART), 8)
-(
-    _QKV,
-    _QKV_BIAS,
-    _OUTPUT,
-    _OUTPUT_BIAS,
-    _GATE_UP,
-    _GATE_UP_BIAS,
-    _DOWN,
-    _DOWN_BIAS,
-    _NORM_BEFORE,
-    _NORM_BEHIND,
-    _NORM_QUERY,
-    _NORM_KEY,
-    _KV,
-    _WINDOW,
-) = range(0, 8 * len(LAYER), 8)
-_EPS_BEFORE, _EPS_BEHIND, _EPS_HEADS, _SCALE = range(0, 4 * len(NUMBERS), 4)
-_PART_BYTES, _LAYER_BYTES, _NUMBER_BYTES = 8 * len(PART), 8 * len(LAYER), 4 * len(NUMBERS)
-
-STAGES = 8
+STAGES = 10
 """Largest number of stages of a layer."""
 LINES_AT_ONCE = 64
 """Number of lines for which a thread computes a panel's outputs in private memory before it uses them."""
@@ -135,31 +31,35 @@ TILE_BYTES = LINES_AT_ONCE * PANEL_BYTES
 @njit(nogil=True)
 def decode(job):
     """The work of one thread: all layers, stage by stage."""
-    counters = integer_at(job + _COUNTERS)
+    counters = integer_at(job + words.COUNTERS)
     thread = add_at(counters, 1)
-    private = integer_at(job + _PRIVATE) + thread * integer_at(job + _PRIVATE_BYTES)
-    stage, size = counters + LINE, stage_bytes(integer_at(job + _THREADS))
-    heads_width = integer_at(job + _HEADS) * integer_at(job + _HEAD_DIM)
-    attended, gated = integer_at(job + _ATTENDED), integer_at(job + _GATED)
-    inner = integer_at(job + _INNER)
-    for index in range(integer_at(job + _LAYERS)):
-        layer = integer_at(job + _LAYER_WORDS) + index * _LAYER_BYTES
-        numbers = integer_at(job + _LAYER_NUMBERS) + index * _NUMBER_BYTES
-        weight, eps = integer_at(layer + _NORM_BEFORE), number_at(numbers + _EPS_BEFORE)
+    private = integer_at(job + words.PRIVATE) + thread * integer_at(job + words.PRIVATE_BYTES)
+    stage, size = counters + LINE, stage_bytes(integer_at(job + words.THREADS))
+    heads_width = integer_at(job + words.HEADS) * integer_at(job + words.HEAD_DIM)
+    attended, gated = integer_at(job + words.ATTENDED), integer_at(job + words.GATED)
+    inner = integer_at(job + words.INNER)
+    for index in range(integer_at(job + words.LAYERS)):
+        layer = integer_at(job + words.LAYER_WORDS) + index * words.LAYER_BYTES
+        numbers = integer_at(job + words.LAYER_NUMBERS) + index * words.NUMBER_BYTES
+        weight, eps = integer_at(layer + words.NORM_BEFORE), number_at(numbers + words.EPS_BEFORE)
         x = _normed(job, weight, eps, private, thread, stage)
         _project(job, layer, x, thread, stage + size)
-        if integer_at(job + _STORES) != 0:
+        if integer_at(job + words.STORES) != 0:
             _store(job, layer, numbers, private, thread, stage + 2 * size)
         _attend(job, layer, numbers, private, thread, stage + 3 * size)
-        weight, bias = integer_at(layer + _OUTPUT), integer_at(layer + _OUTPUT_BIAS)
-        _add_product(job, attended, heads_width, weight, bias, private, thread, stage + 4 * size)
-        weight, eps = integer_at(layer + _NORM_BEHIND), number_at(numbers + _EPS_BEHIND)
-        x = _normed(job, weight, eps, private, thread, stage + 5 * size)
-        _gate(job, layer, x, private, thread, stage + 6 * size)
-        weight, bias = integer_at(layer + _DOWN), integer_at(layer + _DOWN_BIAS)
-        _add_product(job, gated, inner, weight, bias, private, thread, stage + 7 * size)
+        weight, bias = integer_at(layer + words.OUTPUT), integer_at(layer + words.OUTPUT_BIAS)
+        norm, eps = integer_at(layer + words.NORM_ATTENDED), number_at(numbers + words.EPS_ATTENDED)
+        _add_product(job, attended, heads_width, weight, bias, norm, private, thread, stage + 4 * size)
+        _add_normed(job, norm, eps, thread, stage + 5 * size)
+        weight, eps = integer_at(layer + words.NORM_BEHIND), number_at(numbers + words.EPS_BEHIND)
+        x = _normed(job, weight, eps, private, thread, stage + 6 * size)
+        _gate(job, layer, x, private, thread, stage + 7 * size)
+        weight, bias = integer_at(layer + words.DOWN), integer_at(layer + words.DOWN_BIAS)
+        norm, eps = integer_at(layer + words.NORM_FED), number_at(numbers + words.EPS_FED)
+        _add_product(job, gated, inner, weight, bias, norm, private, thread, stage + 8 * size)
+        _add_normed(job, norm, eps, thread, stage + 9 * size)
         stage += STAGES * size
-    if integer_at(job + _KIND) == TILED:
+    if integer_at(job + words.KIND) == TILED:
         release()
 
 
@@ -167,8 +67,8 @@ def decode(job):
 def _normed(job, weight, eps, private, thread, stage):
     """Returns the address of the normed lines, which are inputs of a product. If there are few, each thread norms all
     lines for itself, in private memory after its panel outputs: that takes less time than waiting for other threads."""
-    lines, threads = integer_at(job + _LINES), integer_at(job + _THREADS)
-    shared = integer_at(job + _NORMED)
+    lines, threads = integer_at(job + words.LINES), integer_at(job + words.THREADS)
+    shared = integer_at(job + words.NORMED)
     if shared == 0:
         own = private + 2 * TILE_BYTES
         _norm_lines(job, weight, eps, own, 0, lines)
@@ -186,8 +86,8 @@ def _normed(job, weight, eps, private, thread, stage):
 
 @njit(nogil=True)
 def _norm_lines(job, weight, eps, out, first, end):
-    hidden, narrow = integer_at(job + _HIDDEN), takes_pairs(integer_at(job + _KIND))
-    x = integer_at(job + _STATES)
+    hidden, narrow = integer_at(job + words.HIDDEN), takes_pairs(integer_at(job + words.KIND))
+    x = integer_at(job + words.STATES)
     for line in range(first, end):
         to = out + line * hidden * (2 if narrow else 4)
         rms_norm(to, x + 4 * line * hidden, weight, hidden, eps, narrow)
@@ -195,16 +95,16 @@ def _norm_lines(job, weight, eps, out, first, end):
 
 @njit(nogil=True)
 def _project(job, layer, x, thread, stage):
-    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
-    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
-    heads = integer_at(job + _HEADS) + 2 * integer_at(job + _KV_HEADS)
-    width = heads * integer_at(job + _HEAD_DIM)
-    pieces, bias = width // PANEL, integer_at(layer + _QKV_BIAS)
+    lines, hidden = integer_at(job + words.LINES), integer_at(job + words.HIDDEN)
+    kind, threads = integer_at(job + words.KIND), integer_at(job + words.THREADS)
+    heads = integer_at(job + words.HEADS) + 2 * integer_at(job + words.KV_HEADS)
+    width = heads * integer_at(job + words.HEAD_DIM)
+    pieces, bias = width // PANEL, integer_at(layer + words.QKV_BIAS)
     x_stride = hidden * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        panel = integer_at(layer + _QKV) + piece * panel_bytes(kind, hidden)
-        out = integer_at(job + _PROJECTED) + PANEL_BYTES * piece
+        panel = integer_at(layer + words.QKV) + piece * panel_bytes(kind, hidden)
+        out = integer_at(job + words.PROJECTED) + PANEL_BYTES * piece
         panel_product(kind, panel, x, x_stride, hidden, out, 4 * width, lines)
         if bias != 0:
             add_bias(out, 4 * width, lines, bias + PANEL_BYTES * piece)
@@ -215,15 +115,15 @@ def _project(job, layer, x, thread, stage):
 
 @njit(nogil=True)
 def _store(job, layer, numbers, private, thread, stage):
-    pieces, threads = integer_at(job + _PARTS), integer_at(job + _THREADS)
+    pieces, threads = integer_at(job + words.PARTS), integer_at(job + words.THREADS)
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        part = integer_at(job + _PART_WORDS) + piece * _PART_BYTES
-        first, place = integer_at(part + _FIRST), integer_at(part + _PLACE)
-        for line in range(first, integer_at(part + _END)):
-            for kv_head in range(integer_at(job + _KV_HEADS)):
+        part = integer_at(job + words.PART_WORDS) + piece * words.PART_BYTES
+        first, place = integer_at(part + words.FIRST), integer_at(part + words.PLACE)
+        for line in range(first, integer_at(part + words.END)):
+            for kv_head in range(integer_at(job + words.KV_HEADS)):
                 to = place + line - first
-                _store_head(job, layer, numbers, private, line, to, integer_at(part + _TABLE), kv_head)
+                _store_head(job, layer, numbers, private, line, to, integer_at(part + words.TABLE), kv_head)
         done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
@@ -231,14 +131,14 @@ def _store(job, layer, numbers, private, thread, stage):
 
 @njit(nogil=True)
 def _attend(job, layer, numbers, private, thread, stage):
-    parts, threads = integer_at(job + _PARTS), integer_at(job + _THREADS)
-    pieces, stored = parts * integer_at(job + _KV_HEADS), integer_at(job + _STORES) != 0
-    tiled = integer_at(job + _IN_TILES) != 0
+    parts, threads = integer_at(job + words.PARTS), integer_at(job + words.THREADS)
+    pieces, stored = parts * integer_at(job + words.KV_HEADS), integer_at(job + words.STORES) != 0
+    tiled = integer_at(job + words.IN_TILES) != 0
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        part, kv_head = integer_at(job + _PART_WORDS) + piece % parts * _PART_BYTES, piece // parts
-        first, table = integer_at(part + _FIRST), integer_at(part + _TABLE)
-        end, place = integer_at(part + _END), integer_at(part + _PLACE)
+        part, kv_head = integer_at(job + words.PART_WORDS) + piece % parts * words.PART_BYTES, piece // parts
+        first, table = integer_at(part + words.FIRST), integer_at(part + words.TABLE)
+        end, place = integer_at(part + words.END), integer_at(part + words.PLACE)
         for line in range(first, end if not stored else first):
             _store_head(job, layer, numbers, private, line, place + line - first, table, kv_head)
         if tiled:
@@ -254,18 +154,18 @@ def _attend(job, layer, numbers, private, thread, stage):
 @njit(nogil=True)
 def _store_head(job, layer, numbers, private, line, place, table, kv_head):
     """Stores the rotated key and the value of a line."""
-    heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
-    head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
-    narrow = integer_at(job + _NARROW) != 0
+    heads, kv_heads = integer_at(job + words.HEADS), integer_at(job + words.KV_HEADS)
+    head_dim, block_size = integer_at(job + words.HEAD_DIM), integer_at(job + words.BLOCK_SIZE)
+    narrow = integer_at(job + words.NARROW) != 0
     width = 4 * head_dim
-    projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
+    projected = integer_at(job + words.PROJECTED) + line * (heads + 2 * kv_heads) * width
     key, value = (projected + (heads + kv_head) * width, projected + (heads + kv_heads + kv_head) * width)
-    weight, eps = integer_at(layer + _NORM_KEY), number_at(numbers + _EPS_HEADS)
-    _turned(job, private, key, weight, eps, line, 1.0)
+    weight, eps = integer_at(layer + words.NORM_KEY), number_at(numbers + words.EPS_HEADS)
+    _turned(job, layer, private, key, weight, eps, line, 1.0)
     token_bytes = head_dim * (2 if narrow else 4)
     half_bytes = kv_heads * block_size * token_bytes
     block = integer_at(table + 8 * (place // block_size)) * 2 * half_bytes
-    slot = integer_at(layer + _KV) + block + (kv_head * block_size + place % block_size) * token_bytes
+    slot = integer_at(layer + words.KV) + block + (kv_head * block_size + place % block_size) * token_bytes
     _copy(slot, private, head_dim, narrow)
     _copy(slot + half_bytes, value, head_dim, narrow)
 
@@ -273,23 +173,23 @@ def _store_head(job, layer, numbers, private, line, place, table, kv_head):
 @njit(nogil=True)
 def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
     """Computes attention of a line's query heads of a KV head, over all tokens up to its own."""
-    heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
-    head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
-    narrow, groups = integer_at(job + _NARROW) != 0, heads // kv_heads
+    heads, kv_heads = integer_at(job + words.HEADS), integer_at(job + words.KV_HEADS)
+    head_dim, block_size = integer_at(job + words.HEAD_DIM), integer_at(job + words.BLOCK_SIZE)
+    narrow, groups = integer_at(job + words.NARROW) != 0, heads // kv_heads
     width = 4 * head_dim
     query = private
     out = query + groups * width
     scratch = out + groups * width
-    projected = integer_at(job + _PROJECTED) + line * (heads + 2 * kv_heads) * width
-    weight = integer_at(layer + _NORM_QUERY)
-    eps, scale = number_at(numbers + _EPS_HEADS), number_at(numbers + _SCALE)
+    projected = integer_at(job + words.PROJECTED) + line * (heads + 2 * kv_heads) * width
+    weight = integer_at(layer + words.NORM_QUERY)
+    eps, scale = number_at(numbers + words.EPS_HEADS), number_at(numbers + words.SCALE)
     for head in range(groups):
         x = projected + (kv_head * groups + head) * width
-        _turned(job, query + head * width, x, weight, eps, line, scale)
+        _turned(job, layer, query + head * width, x, weight, eps, line, scale)
     head_bytes = block_size * head_dim * (2 if narrow else 4)
     half_bytes = kv_heads * head_bytes
-    keys = integer_at(layer + _KV) + kv_head * head_bytes
-    window = integer_at(layer + _WINDOW)
+    keys = integer_at(layer + words.KV) + kv_head * head_bytes
+    window = integer_at(layer + words.WINDOW)
     first = max(0, place + 1 - window) if window > 0 else 0
     attend(
         narrow,
@@ -304,34 +204,35 @@ def _attend_head(job, layer, numbers, private, line, place, table, kv_head):
         block_size,
         first,
         place + 1,
+        number_at(numbers + words.SOFTCAP),
         scratch,
     )
-    as_pairs = takes_pairs(integer_at(job + _KIND))
+    as_pairs = takes_pairs(integer_at(job + words.KIND))
     size = head_dim * (2 if as_pairs else 4)
-    to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * size
+    to = integer_at(job + words.ATTENDED) + (line * heads + kv_head * groups) * size
     _copy(to, out, groups * head_dim, as_pairs)
 
 
 @njit(nogil=True)
 def _attend_part(job, layer, numbers, private, first, end, place, table, kv_head):
     """Does the same as `_attend_head` for all lines of a part, in the matrix unit."""
-    heads, kv_heads = integer_at(job + _HEADS), integer_at(job + _KV_HEADS)
-    head_dim, block_size = integer_at(job + _HEAD_DIM), integer_at(job + _BLOCK_SIZE)
-    groups, window = heads // kv_heads, integer_at(layer + _WINDOW)
+    heads, kv_heads = integer_at(job + words.HEADS), integer_at(job + words.KV_HEADS)
+    head_dim, block_size = integer_at(job + words.HEAD_DIM), integer_at(job + words.BLOCK_SIZE)
+    groups, window = heads // kv_heads, integer_at(layer + words.WINDOW)
     lanes, width = (end - first) * groups, 4 * head_dim
-    weight = integer_at(layer + _NORM_QUERY)
-    eps, scale = number_at(numbers + _EPS_HEADS), query_scale(number_at(numbers + _SCALE))
+    weight = integer_at(layer + words.NORM_QUERY)
+    eps, scale = number_at(numbers + words.EPS_HEADS), query_scale(number_at(numbers + words.SCALE))
     for lane in range(lanes):
         line, head = first + lane // groups, kv_head * groups + lane % groups
-        x = integer_at(job + _PROJECTED) + (line * (heads + 2 * kv_heads) + head) * width
-        _turned(job, query_at(private, lane, head_dim), x, weight, eps, line, scale)
+        x = integer_at(job + words.PROJECTED) + (line * (heads + 2 * kv_heads) + head) * width
+        _turned(job, layer, query_at(private, lane, head_dim), x, weight, eps, line, scale)
         last = place + line - first
         see(private, lanes, lane, head_dim, max(0, last + 1 - window) if window > 0 else 0, last + 1)
     half_bytes = kv_heads * block_size * head_dim * 2
     attend_tiles(
         lanes,
         head_dim,
-        integer_at(layer + _KV) + kv_head * block_size * head_dim * 2,
+        integer_at(layer + words.KV) + kv_head * block_size * head_dim * 2,
         2 * half_bytes,
         half_bytes,
         table,
@@ -341,18 +242,18 @@ def _attend_part(job, layer, numbers, private, first, end, place, table, kv_head
         private,
     )
     for line in range(first, end):
-        to = integer_at(job + _ATTENDED) + (line * heads + kv_head * groups) * 2 * head_dim
+        to = integer_at(job + words.ATTENDED) + (line * heads + kv_head * groups) * 2 * head_dim
         _copy(to, query_at(private, (line - first) * groups, head_dim), groups * head_dim, True)
 
 
 @njit(nogil=True)
-def _turned(job, out, x, weight, eps, line, scale):
-    head_dim = integer_at(job + _HEAD_DIM)
+def _turned(job, layer, out, x, weight, eps, line, scale):
+    head_dim = integer_at(job + words.HEAD_DIM)
     if weight != 0:
         rms_norm(out, x, weight, head_dim, eps, False)
         x = out
-    position = integer_at(integer_at(job + _POSITIONS) + 8 * line)
-    rotate(out, x, integer_at(job + _TURNS) + 4 * position * head_dim, head_dim, scale)
+    position = integer_at(integer_at(job + words.POSITIONS) + 8 * line)
+    rotate(out, x, integer_at(layer + words.TURNS) + 4 * position * head_dim, head_dim, scale)
 
 
 @njit(nogil=True)
@@ -365,10 +266,10 @@ def _copy(out, x, size, narrow):
 
 
 @njit(nogil=True)
-def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
-    """Adds a product to the states."""
-    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
-    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
+def _add_product(job, x, num_inputs, weight, bias, norm, private, thread, stage):
+    """Adds a product to the states, or writes it where `_add_normed` reads it if there is a norm."""
+    lines, hidden = integer_at(job + words.LINES), integer_at(job + words.HIDDEN)
+    kind, threads = integer_at(job + words.KIND), integer_at(job + words.THREADS)
     pieces = hidden // PANEL
     x_stride = num_inputs * (2 if takes_pairs(kind) else 4)
     piece = take(stage, thread, threads, pieces)
@@ -379,10 +280,15 @@ def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
             panel_product(kind, panel, rows, x_stride, num_inputs, private, PANEL_BYTES, some)
             if bias != 0:
                 add_bias(private, PANEL_BYTES, some, bias + PANEL_BYTES * piece)
-            to = integer_at(job + _STATES) + 4 * first * hidden + PANEL_BYTES * piece
+            to = (
+                integer_at(job + (words.STATES if norm == 0 else words.ADDED))
+                + 4 * first * hidden
+                + PANEL_BYTES * piece
+            )
             for line in range(some):
                 for at in range(0, PANEL_BYTES, 64):
-                    store(to + at, load(to + at) + load(private + PANEL_BYTES * line + at))
+                    found = load(private + PANEL_BYTES * line + at)
+                    store(to + at, load(to + at) + found if norm == 0 else found)
                 to += 4 * hidden
         done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
@@ -390,16 +296,39 @@ def _add_product(job, x, num_inputs, weight, bias, private, thread, stage):
 
 
 @njit(nogil=True)
-def _gate(job, layer, x, private, thread, stage):
-    lines, hidden = integer_at(job + _LINES), integer_at(job + _HIDDEN)
-    kind, threads = integer_at(job + _KIND), integer_at(job + _THREADS)
-    inner, bias = integer_at(job + _INNER), integer_at(layer + _GATE_UP_BIAS)
-    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), takes_pairs(kind)
-    x_stride = hidden * (2 if as_pairs else 4)
-    gate, up = private, private + TILE_BYTES
+def _add_normed(job, norm, eps, thread, stage):
+    """Norms what `_add_product` wrote and adds it to the states, line by line. Does nothing without a norm."""
+    lines, hidden, threads = (
+        integer_at(job + words.LINES),
+        integer_at(job + words.HIDDEN),
+        integer_at(job + words.THREADS),
+    )
+    pieces = lines if norm != 0 else 0
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
-        panel = integer_at(layer + _GATE_UP) + piece * size
+        added, to = (
+            integer_at(job + words.ADDED) + 4 * piece * hidden,
+            integer_at(job + words.STATES) + 4 * piece * hidden,
+        )
+        rms_norm(added, added, norm, hidden, eps, False)
+        for at in range(0, 4 * hidden, 64):
+            store(to + at, load(to + at) + load(added + at))
+        done(stage, threads, pieces)
+        piece = take(stage, thread, threads, pieces)
+    finish(stage, threads, pieces)
+
+
+@njit(nogil=True)
+def _gate(job, layer, x, private, thread, stage):
+    lines, hidden = integer_at(job + words.LINES), integer_at(job + words.HIDDEN)
+    kind, threads = integer_at(job + words.KIND), integer_at(job + words.THREADS)
+    inner, bias = integer_at(job + words.INNER), integer_at(layer + words.GATE_UP_BIAS)
+    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), takes_pairs(kind)
+    x_stride = hidden * (2 if as_pairs else 4)
+    gate, up, function = private, private + TILE_BYTES, integer_at(layer + words.GATE)
+    piece = take(stage, thread, threads, pieces)
+    while piece < pieces:
+        panel = integer_at(layer + words.GATE_UP) + piece * size
         other = panel + pieces * size
         for first in range(0, lines, LINES_AT_ONCE):
             some, rows = min(lines - first, LINES_AT_ONCE), x + first * x_stride
@@ -408,20 +337,20 @@ def _gate(job, layer, x, private, thread, stage):
             if bias != 0:
                 add_bias(gate, PANEL_BYTES, some, bias + PANEL_BYTES * piece)
                 add_bias(up, PANEL_BYTES, some, bias + PANEL_BYTES * (pieces + piece))
-            to = integer_at(job + _GATED) + (first * inner + PANEL * piece) * (2 if as_pairs else 4)
-            _silu_mul_lines(gate, up, to, inner, some, as_pairs)
+            to = integer_at(job + words.GATED) + (first * inner + PANEL * piece) * (2 if as_pairs else 4)
+            _gate_lines(function, gate, up, to, inner, some, as_pairs)
         done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
 
 
 @njit(nogil=True)
-def _silu_mul_lines(gate, up, out, inner, lines, as_pairs):
-    """Writes silu(gate) * up for the lines of a panel."""
+def _gate_lines(function, gate, up, out, inner, lines, as_pairs):
+    """Writes function(gate) * up for the lines of a panel."""
     for line in range(lines):
         row = PANEL_BYTES * line
         for at in range(0, PANEL_BYTES, 64):
-            product = silu_mul(load(gate + row + at), load(up + row + at))
+            product = gate_mul(function, load(gate + row + at), load(up + row + at))
             if as_pairs:
                 store_bf16(out + line * inner * 2 + at // 2, product)
             else:

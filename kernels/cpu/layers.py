@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama family over the tokens of a step, as one call.
+"""Decoder layers over the tokens of a step, as one call.
 
 Knows tensors: weights in panels, paged KV of a layer, rows. Does not know sequences or models.
 """
@@ -14,10 +14,12 @@ import torch
 from kernels.cpu import team, tile_attention
 from kernels.cpu.attention import scratch_floats
 from kernels.cpu.compiled import functions
-from kernels.cpu.decoder import JOB, LAYER, NUMBERS, PART, STAGES, TILE_BYTES
+from kernels.cpu.decoder import STAGES, TILE_BYTES
 from kernels.cpu.emit import NUM
 from kernels.cpu.panels import Panels
+from kernels.cpu.pointwise import SILU
 from kernels.cpu.product import PANEL, TILED
+from kernels.cpu.words import JOB, LAYER, NUMBERS, PART
 
 PART_LINES = 16
 """Largest number of lines of a part. A step with longer rows stores all keys before attention begins."""
@@ -28,7 +30,8 @@ _KV = LAYER.index("kv")
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """The weights of one layer. Norms and biases are float32; the query's and key's norms are `[head_dim]`."""
+    """Describes one layer for the compiled function. Norms and biases are float32; the query's and key's norms are
+    `[head_dim]`."""
 
     qkv: Panels
     output: Panels
@@ -42,12 +45,23 @@ class LayerWeights:
     norm_behind: torch.Tensor
     norm_query: torch.Tensor | None
     norm_key: torch.Tensor | None
+    turns: torch.Tensor
+    """`[positions, head_dim]` float32, the cosines of rotation angles and then their sines."""
     eps_before: float
     eps_behind: float
     eps_heads: float
     scale: float
     window: int
     """Size of the sliding window; 0 means none."""
+    norm_attended: torch.Tensor | None = None
+    """The norm of what attention adds to the states; None if it is added as it is."""
+    norm_fed: torch.Tensor | None = None
+    """The same for the gated products."""
+    eps_attended: float = 0.0
+    eps_fed: float = 0.0
+    softcap: float = 0.0
+    """Bound of attention's scores; 0 means none."""
+    gate: int = SILU
 
 
 def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
@@ -64,10 +78,11 @@ def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
 
 
 class DecoderLayers:
-    def __init__(self, layers: Sequence[LayerWeights], turns: torch.Tensor, heads: int) -> None:
-        """`turns` is `[positions, head_dim]` float32, the cosines of rotation angles and then their sines."""
-        assert turns.dtype == torch.float32 and turns.is_contiguous(), turns.dtype
-        self._layers, self._turns, self._heads = list(layers), turns, heads
+    def __init__(self, layers: Sequence[LayerWeights], heads: int) -> None:
+        assert all(layer.turns.dtype == torch.float32 and layer.turns.is_contiguous() for layer in layers)
+        self._layers, self._heads = list(layers), heads
+        self._adds_normed = any(layer.norm_attended is not None or layer.norm_fed is not None for layer in layers)
+        self._is_capped = any(layer.softcap > 0.0 for layer in layers)
         first = layers[0]
         self._hidden, self._inner = first.qkv.in_features, first.down.in_features
         self._input_dtype, self._kind = first.qkv.input_dtype, first.qkv.kind
@@ -106,10 +121,11 @@ class DecoderLayers:
         projected = torch.empty((lines, (heads + 2 * kv_heads) * head_dim))
         attended = torch.empty((lines, heads * head_dim), dtype=dtype)
         gated = torch.empty((lines, self._inner), dtype=dtype)
+        added = torch.empty((lines if self._adds_normed else 0, self._hidden))
         shared = lines > _OWN_LINES
         normed = torch.empty((lines if shared else 0, self._hidden), dtype=dtype)
         groups, threads = heads // kv_heads, team.size()
-        in_tiles = self._kind == TILED and narrow and tile_attention.fits(head_dim, block_size)
+        in_tiles = self._kind == TILED and narrow and not self._is_capped and tile_attention.fits(head_dim, block_size)
         if in_tiles:
             longest = min(PART_LINES, max(end - start for start, end in pairwise(starts)))
             attending = tile_attention.scratch_bytes(groups * longest, head_dim)
@@ -138,7 +154,7 @@ class DecoderLayers:
             projected.data_ptr(),
             attended.data_ptr(),
             gated.data_ptr(),
-            self._turns.data_ptr(),
+            added.data_ptr(),
             positions.data_ptr(),
             parts.data_ptr(),
             len(parts) > len(places),
@@ -150,7 +166,7 @@ class DecoderLayers:
             in_tiles,
         )
         assert len(job) == len(JOB)
-        team.run(found.decode, torch.tensor(job))
+        team.run(found.decode, torch.tensor(job), threads)
 
 
 def _parts(starts: Sequence[int], places: Sequence[int], tables: Sequence[torch.Tensor]) -> torch.Tensor:

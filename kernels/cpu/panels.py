@@ -67,5 +67,5 @@ def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:
     counters = torch.zeros(team.LINE + team.stage_bytes(threads), dtype=torch.uint8)
     words = (len(x), weight.kind, x.data_ptr(), x.stride(0) * x.itemsize, weight.in_features, num)
     where = (weight.tensor.data_ptr(), out.data_ptr(), 4 * width, threads, counters.data_ptr())
-    team.run(found.multiply, torch.tensor(words + where))
+    team.run(found.multiply, torch.tensor(words + where), threads)
     return out if width == weight.out_features else out[:, : weight.out_features].contiguous()

@@ -25,6 +25,11 @@ from kernels.cpu.lanes import (
     where_below,
 )
 
+SILU, GELU = 0, 1
+"""Functions of a gate."""
+_GELU = math.sqrt(2.0 / math.pi)
+_SMALL = 0.15
+"""Below it the first four terms of tanh's series are exact to 2e-8."""
 _LEAST, _MOST = -87.0, 88.0
 """Bounds of exponents whose powers of e are normal float32 numbers."""
 
@@ -63,8 +68,25 @@ def rms_norm(out, x, weight, size, eps, narrow):
 
 
 @njit(nogil=True)
-def silu_mul(gate, up):
-    return gate / (spread(1.0) + exp_lanes(spread(0.0) - gate)) * up
+def gate_mul(function, gate, up):
+    """Returns SiLU(gate) * up, or GELU(gate) * up in GELU's form with tanh, which is gate times a logistic function."""
+    x = gate
+    if function == GELU:
+        x = gate * fma(gate * gate, spread(2.0 * _GELU * 0.044715), spread(2.0 * _GELU))
+    return gate / (spread(1.0) + exp_lanes(spread(0.0) - x)) * up
+
+
+@njit(nogil=True)
+def capped(x, cap):
+    """Returns cap · tanh(x / cap). Where x is small its difference from x is computed, so that no digits are lost."""
+    size = larger(x, spread(0.0) - x) / spread(cap)
+    large = spread(1.0) - spread(2.0) / (spread(1.0) + exp_lanes(size + size))
+    square = size * size
+    series = fma(square, spread(-17.0 / 315.0), spread(2.0 / 15.0))
+    series = fma(square, series, spread(-1.0 / 3.0))
+    small = fma(size * square, series, size)
+    found = where_below(size, spread(_SMALL), small, large) * spread(cap)
+    return where_below(x, spread(0.0), spread(0.0) - found, found)
 
 
 @njit(nogil=True)

@@ -110,9 +110,10 @@ def mixed_load(server: Server) -> tuple[Callable[[], None], ...]:
 def _buyer(server: Server) -> str:
     """The key of a tenant that may buy the upstream's model."""
     tenant, key = server.tenant_key("buys")
-    for command in (("add", "bought", "--rate", "bought=0.10,1.00,1.00,2.00"), ("assign", tenant, "bought")):
-        done = server.command("prices", *command)
-        assert done.returncode == 0, done.stderr
+    rates = {"cache_read": 100_000, "cache_write": 1_000_000, "uncached": 1_000_000, "output": 2_000_000}
+    sheet = {"sheet": "bought", "rates": [{"model": "bought", "tier": "interactive", **rates}]}
+    server.admin("POST", "/admin/v1/price-sheets", json=sheet)
+    server.admin("PUT", f"/admin/v1/tenants/{tenant}/price-sheet", json={"sheet": "bought"})
     return key
 
 
@@ -157,9 +158,10 @@ def test_no_panel_is_empty_under_mixed_load(start_server, tmp_path):
         variables = {"HEADGATE_UPSTREAMS": json.dumps(upstreams), "PROVIDER_KEY": KEY, "HEADGATE_TRACE_RATIO": "1"}
         server = start_server("--gateways", "2", env=PATIENT | variables)
         prometheus = stack.enter_context(running_prometheus(directory, server.ready["metrics"]))
+        works = mixed_load(server)
         began = time.time()
         submit_batch(server)
-        with repeated(*mixed_load(server)):
+        with repeated(*works):
             time.sleep(LOAD_S)  # rates need some scrapes
             empty = wanted
             while empty and time.time() < began + LIMIT_S:

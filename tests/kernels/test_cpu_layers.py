@@ -21,6 +21,7 @@ from kernels.cpu import layers, panels, tiles
 from kernels.cpu.attention import CHUNK
 from kernels.cpu.emit import has_bf16_products
 from kernels.cpu.layers import DecoderLayers, LayerWeights
+from kernels.cpu.pointwise import GELU, SILU
 from kernels.cpu.product import PAIRED, TILED, WIDENED
 from kernels.reference.pointwise import rotate
 
@@ -51,6 +52,12 @@ class Case:
     biased: bool = False
     normed: bool = False
     window: int = 0
+    alternating: bool = False
+    """The last layer has no window."""
+    softcap: float = 0.0
+    gelu: bool = False
+    normed_behind: bool = False
+    """What attention and the gated products add is normed first."""
     kind: int = WIDENED
     """Of products with weights in bfloat16."""
 
@@ -66,8 +73,11 @@ class Case:
         shape = (num_blocks, 2, self.kv_heads, self.block_size, self.head_dim)
         self.kv = [self._poisoned(shape) for _ in range(self.num_layers)]
         self.weights = [self._layer() for _ in range(self.num_layers)]
-        angles = self._normal(MAX_POSITIONS, self.head_dim // 2)
-        self.turns = torch.cat((angles.cos(), angles.sin()), dim=1)
+        self.turns = []
+        """Of each layer: they may differ."""
+        for _ in range(self.num_layers):
+            angles = self._normal(MAX_POSITIONS, self.head_dim // 2)
+            self.turns.append(torch.cat((angles.cos(), angles.sin()), dim=1))
         places = [torch.arange(length - new, length) for length, new in zip(self.lens, self.news, strict=True)]
         self.states = [self._normal(len(of_row), HIDDEN) for of_row in places]
         # Not the places: tokens may have been dropped.
@@ -101,15 +111,24 @@ class Case:
             made[f"{name}_bias"] = self._normal(size[0]) if self.biased else None
         for name in ("norm_before", "norm_behind"):
             made[name] = 1 + self._normal(HIDDEN) / 4
+        for name in ("norm_attended", "norm_fed"):
+            made[name] = 1 + self._normal(HIDDEN) / 4 if self.normed_behind else None
         for name in ("norm_query", "norm_key"):
             made[name] = 1 + self._normal(self.head_dim) / 4 if self.normed else None
         return made
 
-    def _packed(self, layer: dict[str, Any]) -> LayerWeights:
+    def _packed(self, index: int) -> LayerWeights:
+        layer = self.weights[index]
         names = ("qkv", "output", "gate_up", "down")
         tiles = {name: panels.pack(layer[name], self.kind) for name in names}
-        eps = {"eps_before": 1e-5, "eps_behind": 1e-6, "eps_heads": 1e-4}
-        return LayerWeights(**layer | tiles, **eps, scale=self.head_dim**-0.5, window=self.window)
+        eps = {"eps_before": 1e-5, "eps_behind": 1e-6, "eps_heads": 1e-4, "eps_attended": 1e-3, "eps_fed": 1e-2}
+        how = {"scale": self.head_dim**-0.5, "softcap": self.softcap, "gate": GELU if self.gelu else SILU}
+        return LayerWeights(**layer | tiles, **eps, **how, window=self.windows[index], turns=self.turns[index])
+
+    @property
+    def windows(self) -> list[int]:
+        """Of each layer."""
+        return [self.window] * (self.num_layers - 1) + [0 if self.alternating else self.window]
 
     def run(self, rows: list[int] | None = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """States of these rows behind all layers, and what KV is then."""
@@ -125,9 +144,9 @@ class Case:
 
     def call(self, parts: list[tuple[int, int, int]], kv: list[torch.Tensor]) -> torch.Tensor:
         """Of rows, each with some of its new tokens."""
-        weights = [self._packed(layer) for layer in self.weights]
+        weights = [self._packed(index) for index in range(self.num_layers)]
         assert all(layers.fits(layer, kv[0]) for layer in weights)
-        decode = DecoderLayers(weights, self.turns, self.heads)
+        decode = DecoderLayers(weights, self.heads)
         states = torch.cat([self.states[row][first:end] for row, first, end in parts])
         positions = torch.cat([self.positions[row][first:end] for row, first, end in parts])
         starts = [0, *accumulate(end - first for _, first, end in parts)]
@@ -141,11 +160,11 @@ class Case:
 
     def _row(self, row: int) -> torch.Tensor:
         x, length, table = self.states[row].double(), self.lens[row], self.tables[row]
-        new, turns = len(x), self.turns[self.positions[row]].double()
-        places = torch.arange(length)
+        new, places = len(x), torch.arange(length)
         ahead = places - places[length - new :, None]
-        hidden = (ahead > 0) | (ahead <= -self.window if self.window else False)
-        for layer, kv in zip(self.weights, self.kv, strict=True):
+        for layer, kv, turned, window in zip(self.weights, self.kv, self.turns, self.windows, strict=True):
+            turns = turned[self.positions[row]].double()
+            hidden = (ahead > 0) | (ahead <= -window if window else False)
             wide = {k: None if v is None else v.double() for k, v in layer.items()}
 
             def linear(name: str, x: torch.Tensor, wide: dict[str, Any] = wide) -> torch.Tensor:
@@ -164,12 +183,17 @@ class Case:
             keys, values = torch.cat((old, own), dim=2)
             asking = query.view(new, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
             scores = asking @ keys.mT
+            if self.softcap:
+                scores = self.softcap * torch.tanh(scores / self.softcap)
             scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
             attended = (scores.softmax(-1) @ values).flatten(1)
-            x = x + linear("output", attended)
+            added = linear("output", attended)
+            x = x + (F.rms_norm(added, (HIDDEN,), wide["norm_attended"], 1e-3) if self.normed_behind else added)
             behind = F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)
             gate, up = linear("gate_up", behind).chunk(2, dim=-1)
-            x = x + linear("down", F.silu(gate) * up)
+            gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
+            added = linear("down", gate * up)
+            x = x + (F.rms_norm(added, (HIDDEN,), wide["norm_fed"], 1e-2) if self.normed_behind else added)
         return x
 
 
@@ -214,6 +238,33 @@ def test_biases_and_norms_of_heads_are_applied() -> None:
     check(Case([5, 70], biased=True))
     check(Case([5, 70], normed=True))
     check(Case([5, 70], biased=True, normed=True, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("softcap", [0.5, 4.0, 50.0])
+def test_scores_are_capped(softcap: float) -> None:
+    case = Case(LENS, softcap=softcap)
+    for layer in case.weights:
+        layer["qkv"][: 6 * case.head_dim] *= 4.0  # queries and keys: scores far beyond the smaller caps
+    check(case, 4e-6)
+    check(Case(LONG_LENS, LONG, softcap=softcap, window=65, alternating=True))
+
+
+GEMMA: dict[str, Any] = {"softcap": 5.0, "gelu": True, "normed_behind": True, "normed": True, "alternating": True}
+"""Everything that a layer may have beside those of Llama."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("part", [*GEMMA, "all"])
+def test_parts_of_other_families_are_those_of_float64(part: str, dtype: torch.dtype) -> None:
+    how = GEMMA if part == "all" else {part: GEMMA[part]}
+    check(Case([5, 70, 600], dtype=dtype, window=12, **how), 4 * TOLERANCE[dtype])
+    check(Case(LONG_LENS, LONG, dtype=dtype, window=65, **how), 4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", ["paired", "tiled"])
+def test_parts_of_other_families_stay_within_the_rounding_of_inputs(way: str) -> None:
+    for lens, news in ((LENS, []), (LONG_LENS, LONG)):
+        check(Case(lens, news, dtype=torch.bfloat16, kind=kind_of(way), window=65, **GEMMA), 2e-2)
 
 
 @pytest.mark.parametrize("way", ["paired", "tiled"])
@@ -269,7 +320,8 @@ def test_tokens_of_a_row_have_the_bits_of_one_after_another(
     way: str, threads: int, window: int, lens: list[int], news: list[int]
 ) -> None:
     dtype = torch.float32 if way == "floats" else torch.bfloat16
-    case = Case(lens, news, dtype=dtype, window=window, normed=True, kind=kind_of(way))
+    how = {"normed": True} if window == 12 else GEMMA
+    case = Case(lens, news, dtype=dtype, window=window, kind=kind_of(way), **how)
     torch.set_num_threads(threads)
     together, kv = case.run()
     torch.set_num_threads(1)
@@ -318,7 +370,7 @@ def test_many_rows_take_the_same_way() -> None:
 
 def test_what_does_not_fall_on_whole_panels_is_told() -> None:
     case = Case([3])
-    weights = case._packed(case.weights[0])
+    weights = case._packed(0)
     kv = case.kv[0]
     assert layers.fits(weights, kv)
     assert not layers.fits(weights, kv.to(torch.int8))

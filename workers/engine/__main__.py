@@ -18,7 +18,7 @@ from typing import Protocol
 
 from cache.host.tiers import HostTier
 from cache.prefix_cache import PrefixCache
-from kernels.cpu import instructions, waiting
+from kernels.cpu import instructions
 from workers.engine import settings, techniques
 from workers.engine.engine import Engine
 from workers.engine.grammars import library
@@ -37,7 +37,7 @@ from workers.engine.tiers.shared_cache.store import Bounds
 from workers.engine.values.errors import StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
-from workers.process import logs
+from workers.process import logs, waiting
 
 logger = logging.getLogger("workers.engine")
 

@@ -7,6 +7,7 @@ Children learn of a drain through one byte of memory that they share with their 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import mmap
 import sys
@@ -24,6 +25,7 @@ from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.batches.tasks import Look
 from workers.process import logs
+from workers.process.forked import give_back
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +90,12 @@ def _connect(app: Celery, process: Process) -> None:
     def on_logging(**_: Any) -> None:
         logs.configure("INFO")
 
+    def on_start(**_: Any) -> None:
+        gc.collect()
+        gc.freeze()
+        give_back()
+
+    signals.worker_init.connect(on_start, weak=False)
     # By default signals keep weak references only, but these functions must live as long as the process.
     signals.setup_logging.connect(on_logging, weak=False)
     signals.worker_process_init.connect(on_child_start, weak=False)

@@ -42,6 +42,13 @@ def load(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
+def give_back() -> None:
+    """Returns memory that the start needed and the process no longer does, where the C library can."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def may_fork() -> bool:
     """Says whether this process has no thread that a child would lack."""
     return threading.active_count() == 1 and hasattr(os, "pidfd_open")

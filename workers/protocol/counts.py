@@ -1,4 +1,4 @@
-"""What an engine counts, independently of every gateway: tokens of attempts, and KV that is kept by the hour.
+"""The counts of an engine, independent of every gateway: tokens of attempts, and KV that is kept by the hour.
 
 Records of attempts come from the worker's journal and are acknowledged. Sums of hours are sent again and again.
 """

@@ -1,4 +1,4 @@
-"""What a worker tells of itself: its heartbeat, its adapters, and each second a report for its operator."""
+"""The reports of a worker: its heartbeat, its adapters, and each second a report for its operator."""
 
 from __future__ import annotations
 

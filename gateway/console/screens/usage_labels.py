@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.console import pages, spans
+from gateway.console import charts, formats, pages, spans
+from gateway.console.spans import Span
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
@@ -31,7 +33,8 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
     label = asked.get("label") or "end_user"
     filters = {name: asked[name] for name in ("project_id", "model") if asked.get(name)}
     root = "/admin/v1/usage/labels" if viewer.sees_all else "/v1/usage/labels"
-    found = await viewer.get(root, label=label, start_time=span.start, end_time=span.end, limit=MOST, **filters)
+    times = {"start_time": span.start, "end_time": span.end}
+    found = await viewer.get(root, label=label, limit=MOST, by_day="true", **times, **filters)
     rows = [_row(one) for one in found["data"]]
     return pages.show(
         request,
@@ -41,9 +44,30 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
         label=label,
         labels=list(dict.fromkeys(["end_user", *found["labels"], label])),
         written=spans.written,
+        bars=_bars(found, span),
         is_cut=len(rows) == MOST,
         table=Table("usage-by-label", _columns(viewer), rows, _EMPTY),
     )
+
+
+def _bars(found: Mapping[str, Any], span: Span) -> charts.Bars | None:
+    """Returns the cost by day of the largest values, in the currency of the largest. None where nothing was charged."""
+    if not found["data"]:
+        return None
+    currency = found["data"][0]["currency"]
+    days: dict[int, dict[str, float]] = {start: {} for start in range(span.start, span.end, spans.SECONDS["day"])}
+    totals = Counter[str]()
+    for one in found["days"]:
+        if one["currency"] == currency and one["start_time"] in days:
+            name = one["value"] or BEYOND
+            days[one["start_time"]][name] = one["charge_micro_units"]
+            totals[name] += one["charge_micro_units"]
+    names = sorted(totals, key=lambda name: (name == BEYOND, -totals[name]))
+    labelled = [
+        (f"{spans.label('day', start)}: {formats.money(int(sum(parts.values())), currency)}", parts)
+        for start, parts in days.items()
+    ]
+    return charts.stacked(labelled, names, formats.short_money, [label[5:10] for label, _ in labelled])
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -17,7 +18,8 @@ from accounting.limits.spend_alerts import AlertFields
 from accounting.requests import label_usage, request_log, request_postings
 from accounting.requests.label_usage import LabelFilter
 from accounting.requests.request_log import LoggedRequest, RequestFilter
-from accounting.tenants import model_permissions, tenants
+from accounting.tenants import adapters, model_permissions, prefixes, tenants
+from accounting.upstreams import upstreams
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
 
@@ -181,3 +183,29 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     month = spend_limits.month(NOW_MS)
     assert await spend_limits.spent_by_all(conn, month) == 500
     assert await auth_epoch.auth_epoch(conn) > 1
+
+
+async def test_what_gateways_serve_raises_the_number_that_they_watch(conn):
+    """They read prefixes, adapters and upstreams again only when it has risen."""
+    epochs = [await auth_epoch.auth_epoch(conn)]
+
+    async def noted() -> None:
+        epochs.append(await auth_epoch.auth_epoch(conn))
+
+    prefix = await prefixes.create(conn, name="rules", model="m", tokens=[1, 2], ttl_s=None, now=NOW, actor="x")
+    await noted()
+    await prefixes.delete(conn, prefix.id, now=NOW, actor="x")
+    await noted()
+    adapter = await adapters.create(conn, model="m", name="a", path="/a", tenant_id=None, now=NOW, actor="x")
+    await noted()
+    await adapters.delete(conn, adapter.id, now=NOW, actor="x")
+    await noted()
+    await upstreams.add(conn, "u", {"kind": "openai"}, "secret", key=bytes(32), now=NOW, actor="x")
+    await noted()
+    await upstreams.remove(conn, "u", now=NOW, actor="x")
+    await noted()
+    await spend_limits.put(conn, OPERATOR_TENANT, 100, now_ms=NOW_MS, actor="x")
+    await noted()
+    await spend_limits.clear(conn, OPERATOR_TENANT, now=NOW, actor="x")
+    await noted()
+    assert all(before < after for before, after in pairwise(epochs)), epochs

@@ -143,3 +143,21 @@ async def test_an_end_user_whose_day_is_far_above_its_own_past_is_found(db: Data
     await write(db, *days_of("dear  ", [2] * 10), row(next(NUMBERS), days=28, end_user="dear  ", charge=900_000))
     assert list(await unusual(db)) == ["dear  ", "maria"], "the highest charge comes first"
     assert await unusual(db, "proj_b") == {}
+
+
+async def test_days_tell_the_named_values_one_by_one_and_all_others_together(db: Database) -> None:
+    await write(
+        db,
+        row(1, end_user="maria"),
+        row(2, end_user="maria", charge=50),
+        row(3, end_user="jo", days=1),
+        row(4, end_user="ada", days=1, charge=7),
+        row(5, end_user="eve", days=1, charge=3),
+        row(6, end_user="eve", days=1, charge=3, tenant_id="proj_b"),
+    )
+    async with db.read() as conn:
+        wanted = LabelFilter(**EVERYTHING)
+        days = await label_usage.list_days(conn, wanted, ["maria", "jo"])
+        found = {((one.day_ms - T0_MS) // DAY_MS, one.value): (one.num_requests, one.charge) for one in days}
+        assert found == {(0, "maria"): (2, 150), (1, "jo"): (1, 100), (1, None): (2, 10)}
+        assert await label_usage.list_days(conn, LabelFilter(**EVERYTHING | {"until_ms": T0_MS}), ["maria"]) == []

@@ -196,7 +196,9 @@ async def test_every_micro_unit_of_thirty_faults_is_matched_or_in_a_named_accoun
     async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": declared(provider)}) as gateway:
         await price(gateway, "bought")
         for fault in FAULTS:
-            gateway.app[MARKET].places["mock"].breaker = Breaker()
+            place = gateway.app[MARKET].places["mock"]
+            place.breaker = Breaker()
+            place.of_models.clear()
             total += await _check(gateway, provider, fault)
         await gateway.balanced()
         [(matched, rows)] = await gateway.sql("SELECT sum(matched), sum(amount) FROM upstream_cost")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 from click.testing import CliRunner
 from gateways import RunningGateway
 
+from accounting.values import clock
+from gateway.books.bookkeeping import BOOKKEEPING
 from gateway.cli.exit_codes import FAILED, OK
 from gateway.cli.main import main
 
@@ -47,11 +50,23 @@ async def test_status_fails_where_no_model_is_served(bare_gateway: RunningGatewa
     assert "NOT healthy" in output
 
 
-async def test_status_tells_of_the_last_check_of_the_books(gateway: RunningGateway) -> None:
+async def test_status_tells_of_the_checks_of_the_books(gateway: RunningGateway) -> None:
+    """Of each minute's check by itself, and of the whole ledger's once somebody asked for it."""
+    await gateway.app[BOOKKEEPING].once(clock.now_ms())
+    _, output, _ = await headgate(gateway, "status")
+    assert "books: in order, checked" in output
+    assert "the whole ledger: never" in output
     async with gateway.session(gateway.keys.admin_key) as session:
         await session.post("/admin/v1/verify-books")
     _, output, _ = await headgate(gateway, "status")
-    assert "books: in order, checked at 2" in output
+    assert re.search(r"the whole ledger: \d+ s ago, in order", output), output
+
+
+async def test_status_fails_while_the_books_differ(gateway: RunningGateway) -> None:
+    gateway.app[BOOKKEEPING].watched = {"as_of": clock.now_ms() // 1000, "failed": ["I3"]}
+    status, output, _ = await headgate(gateway, "status")
+    assert status == FAILED
+    assert "books: FAILED: I3; see `headgate verify-books`" in output
 
 
 async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) -> None:

@@ -47,6 +47,7 @@ async def test_forty_of_forty_cases_hold_and_the_books_balance(
             def between() -> None:
                 for place in gateway.app[MARKET].places.values():
                     place.breaker = Breaker()
+                    place.of_models.clear()
 
             target = Target(
                 gateway.url,

@@ -10,7 +10,7 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway
 
-from gateway.base.throttle import JITTER, OPEN_S
+from gateway.intake.throttle import JITTER, OPEN_S
 
 RETRY_S = 5.0
 

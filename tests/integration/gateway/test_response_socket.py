@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 import aiohttp
 import pytest
-from gateways import MODEL, RunningGateway
+from gateways import MODEL, RunningGateway, until
 
 from gateway.base.app_keys import LIFECYCLE
+from gateway.intake.intake import INTAKE
+from gateway.routes.response_socket import MAX_PINGS
 
 PATH = "/v1/responses"
 ASKED = {"type": "response.create", "model": MODEL, "input": "hi", "store": False, "max_output_tokens": 8}
@@ -115,6 +118,53 @@ async def test_messages_that_are_not_text_or_too_many_close_the_connection(gatew
             while not kinds or kinds[-1] not in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED):
                 kinds.append((await socket.receive(timeout=20)).type)
             assert socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+
+
+async def test_attack_A18_messages_are_decoded_within_the_bounds_of_a_body(gateway: RunningGateway) -> None:
+    """They were decoded on the loop, uncounted, and a deep one ended the connection."""
+    bombs = {"invalid_json": "[" * 100_000, "too_many_values": "[" + "[]," * 400_000 + "[]]"}
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        for code, bomb in bombs.items():
+            await socket.send_str(bomb)
+            (error,) = await events_of(socket)
+            assert (error["status"], error["error"]["code"]) == (400, code)
+        assert (await turn(socket))[0]["type"] == "response.created"
+
+
+@pytest.mark.parametrize("kind", [aiohttp.WSMsgType.PING, aiohttp.WSMsgType.PONG])
+async def test_attack_A18_a_flood_of_pings_ends_its_connection(
+    gateway: RunningGateway, kind: aiohttp.WSMsgType
+) -> None:
+    async with gateway.session() as session:
+        async with session.ws_connect(PATH) as socket:
+            for _ in range(500):
+                await socket.ping()
+            assert (await turn(socket))[0]["type"] == "response.created"
+        async with session.ws_connect(PATH) as socket:
+            with contextlib.suppress(ConnectionError):
+                for _ in range(2 * MAX_PINGS):
+                    await (socket.ping() if kind is aiohttp.WSMsgType.PING else socket.pong())
+            await socket.receive(timeout=20)
+            assert socket.close_code == aiohttp.WSCloseCode.ABNORMAL_CLOSURE
+
+
+async def test_attack_A18_messages_that_wait_are_held_bytes_of_their_tenant(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    intake = gateway.app[INTAKE]
+    monkeypatch.setattr(intake, "_most_held", 3000)
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        await socket.send_json(ASKED | {"input": "x" * 2000})
+        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        assert socket.close_code == aiohttp.WSCloseCode.TRY_AGAIN_LATER
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        for _ in range(4):
+            await socket.send_json(ASKED)
+        for _ in range(4):
+            assert (await events_of(socket))[0]["type"] == "response.created"
+        await socket.send_json(ASKED)
+        await socket.send_json(ASKED)  # it waits when the client leaves
+    await until(lambda: intake.num_held == 0)
 
 
 async def test_a_gateway_that_stops_answers_and_closes(gateway: RunningGateway) -> None:

@@ -16,6 +16,7 @@ from tiny_models import CONFIGS, TinyModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gateway.cli.main import main as headgate
+from kernels.cpu import compiled
 from workers.engine.commands import cpu_speed, plan_command
 from workers.engine.kv import kv_store
 from workers.engine.values.errors import ModelError
@@ -131,6 +132,17 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(tmp_path, monkeypatch):
     assert "one sequence of 250 tokens" in said.output
     model.runner(num_blocks=None, max_model_len=64)
     model.runner(num_blocks=None)  # told no length, it serves what fits
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3", "gpt2", "mixtral"])
+def test_what_computes_the_layers_is_what_a_worker_says_at_its_start(name, tmp_path, caplog):
+    model = TinyModel.make(name, tmp_path)
+    with caplog.at_level("INFO"):
+        model.runner()
+    (told,) = [record for record in caplog.records if getattr(record, "event", "") == "cpu_path"]
+    plan = json.loads(run(str(tmp_path), "--gpu", "cpu", "--json").output)
+    assert (plan["cpu_path"], plan["cpu_layers"]) == (told.products, told.layers)
+    assert ("one compiled call" in told.layers) is (name in ("llama", "phi3", "gemma3") and not compiled.refusal())
 
 
 @pytest.mark.rest

@@ -13,7 +13,7 @@ from proposing import speculating
 from safetensors.torch import save_file
 from tiny_models import TinyModel
 
-from workers.engine.model.heads import Heads, load, saved
+from workers.engine.model.heads import Head, Heads, load
 from workers.engine.settings import WorkerSettings
 from workers.engine.speculate.heads import HeadsProposer, grow
 from workers.engine.techniques import speculation
@@ -28,6 +28,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams(seed=3, temperature=0.0, ignore_eos=True)
 PROMPTS = [[5 + i, 17, 90 - i, 41] for i in range(6)]
 NUM_HEADS = 3
+
+
+def saved(heads: Heads) -> dict[str, torch.Tensor]:
+    """Returns the weights as `load` reads them."""
+    found = {}
+    for k, head in enumerate(heads.heads):
+        assert isinstance(head, Head)
+        for i, block in enumerate(head.blocks):
+            found[f"{k}.{i}.linear.weight"] = block.get_parameter("weight").detach()
+            found[f"{k}.{i}.linear.bias"] = block.get_parameter("bias").detach()
+        found[f"{k}.{len(head.blocks)}.weight"] = head.project.weight.detach()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +88,7 @@ def test_trained_heads_save_steps_and_random_ones_change_nothing(model, tmp_path
     runner = model.runner(num_blocks=200)
     plain, texts = generated(runner)
     heads = trained(runner, [p + t for p, t in zip(PROMPTS, texts, strict=True)])
-    save_file(dict(saved(heads)), tmp_path / "medusa_lm_head.safetensors")
+    save_file(saved(heads), tmp_path / "medusa_lm_head.safetensors")
     told = WorkerSettings(
         model=str(model.directory),
         threads=1,
@@ -98,7 +110,7 @@ def test_trained_heads_save_steps_and_random_ones_change_nothing(model, tmp_path
 
 def test_heads_are_read_as_they_were_written(tmp_path):
     heads = Heads(2, 8, 30, num_blocks=2)
-    save_file(dict(saved(heads)), tmp_path / "h.safetensors")
+    save_file(saved(heads), tmp_path / "h.safetensors")
     found = load(tmp_path / "h.safetensors", 8, 30, torch.device("cpu"), torch.float32)
     x = torch.randn(3, 8)
     assert torch.equal(found(x), heads(x))
@@ -107,7 +119,7 @@ def test_heads_are_read_as_they_were_written(tmp_path):
 
 @pytest.mark.parametrize(("hidden", "vocab", "sentence"), [(9, 30, "do not fit the model"), (8, 31, "size mismatch")])
 def test_heads_of_another_model_are_refused(tmp_path, hidden, vocab, sentence):
-    save_file(dict(saved(Heads(1, 8, 30))), tmp_path / "h.safetensors")
+    save_file(saved(Heads(1, 8, 30)), tmp_path / "h.safetensors")
     with pytest.raises(ModelError, match=sentence):
         load(tmp_path / "h.safetensors", hidden, vocab, torch.device("cpu"), torch.float32)
 

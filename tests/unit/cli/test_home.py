@@ -7,6 +7,7 @@ import stat
 import pytest
 
 from gateway.base.home import SOCKET_PATH_MAX, Home, HomeError, write_private
+from gateway.configuration.place import find
 
 
 def test_everything_private_is_private(tmp_path):
@@ -102,3 +103,10 @@ def test_a_private_file_is_replaced_whole(tmp_path):
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_users_home_is_named_with_what_to_do(tmp_path, monkeypatch):
+    """A file in it would be reported instead, although it may not even be there."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    with pytest.raises(HomeError, match=r"may be used by its owner alone: run the command as that user \(`sudo -u"):
+        find(tmp_path, tmp_path)

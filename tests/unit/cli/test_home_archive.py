@@ -114,7 +114,7 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
             info = tarfile.TarInfo(member)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    with home_archive.opened(path) as (tar, found), pytest.raises(HomeError, match="no file of a home"):
+    with home_archive.opened(path) as (tar, found), pytest.raises(HomeError, match="not a file of a home"):
         home_archive.unpack(tar, found, tmp_path / "deep" / "out")
     assert not (tmp_path / "outside").exists()
 
@@ -122,7 +122,7 @@ def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
 @pytest.mark.parametrize("content", [b"", b"not a tar", b"\0" * 10240])
 def test_what_is_no_backup_is_one_sentence(tmp_path, content):
     (tmp_path / "b.tar").write_bytes(content)
-    with pytest.raises(HomeError, match="no backup of Headgate"), home_archive.opened(tmp_path / "b.tar"):
+    with pytest.raises(HomeError, match="not a backup of Headgate"), home_archive.opened(tmp_path / "b.tar"):
         pass
 
 

@@ -75,7 +75,8 @@ def test_the_counted_sizes_are_those_of_a_runner(name, tmp_path: Path):
 
 def held_bytes(model: torch.nn.Module) -> int:
     """By the modules of a loaded model: parameters, packed weights, and the norms that hand-written layers keep."""
-    norms = [norm for module in model.modules() for norm in getattr(module, "norms", ())]
+    kept = [getattr(module, name, None) or () for module in model.modules() for name in ("norms", "added_norms")]
+    norms = [norm for of_layer in kept for norm in of_layer]
     tensors = {id(p): p for module in (model, *norms) for p in module.parameters()}
     for module in model.modules():
         for value in vars(module).values():

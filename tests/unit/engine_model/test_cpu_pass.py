@@ -21,6 +21,8 @@ from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
 FAMILY = ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral"]
+COMPILED = [*FAMILY, "phi3", "gemma", "gemma2", "gemma3"]
+"""Models whose layers are compiled."""
 PROMPT = list(range(20, 45))
 
 
@@ -28,16 +30,26 @@ PROMPT = list(range(20, 45))
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     def make(name: str) -> TinyModel:
         # Whole panels, so that there are compiled layers.
-        return TinyModel.make(name, tmp_path_factory.mktemp(name), intermediate_size=128)
+        model = TinyModel.make(name, tmp_path_factory.mktemp(name), intermediate_size=128)
+        if name in FAMILY:
+            return model
+        # Norms of a new model are all one or zero: here they differ.
+        generator = torch.Generator().manual_seed(5)
+        for tensor in model.reference.parameters():
+            if tensor.dim() == 1:
+                tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
+        model.reference.save_pretrained(model.directory)
+        return model
 
     return make
 
 
-@pytest.mark.parametrize("name", FAMILY)
-def test_the_family_takes_it_and_says_the_tokens_of_transformers(tiny_model: TinyModels, name: str) -> None:
+@pytest.mark.parametrize("name", COMPILED)
+def test_these_families_take_it_and_say_the_tokens_of_transformers(tiny_model: TinyModels, name: str) -> None:
     model = tiny_model(name)
     runner = model.runner()
-    assert isinstance(runner.loaded.hidden_states, CpuPass)
+    takes_it = name in FAMILY or not compiled.refusal()
+    assert isinstance(runner.loaded.hidden_states, CpuPass) is takes_it
     sequence = Driven(PROMPT)
     drive(runner, [sequence], 20)
     ids = torch.tensor([PROMPT])
@@ -83,7 +95,7 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(
     assert alone.output == beside.output
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_take_the_compiled_layers_whoever_is_beside_them(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
@@ -108,7 +120,7 @@ def test_rows_take_the_compiled_layers_whoever_is_beside_them(
     assert (logits[0] - plain).abs().max() <= limit * plain.abs().max()
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them(
     tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str

@@ -21,7 +21,7 @@ from workers.engine import loading
 from workers.engine.device.runner import ModelRunner
 from workers.engine.layers.linear import PackedLinear, Split, SplitLinear, can_pack
 from workers.engine.layers.merged_linear import Part, Together
-from workers.engine.model import fusers
+from workers.engine.model import fusers, llama
 from workers.engine.model.fusers import Change, Found, GatedProduct, Norm
 from workers.engine.model.packing import pack
 from workers.engine.settings import WorkerSettings
@@ -44,6 +44,12 @@ FAMILIES = {
     "gpt_oss": (3, 7, 0, 0),
     "mixtral": (3, 7, 0, 0),
 }
+
+
+@pytest.fixture(autouse=True)
+def _without_compiled_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, or on a CPU whose layers are not compiled: some of these families have hand-written layers else."""
+    monkeypatch.setattr(llama, "MORE_KINDS", {})
 
 
 @pytest.fixture(scope="module")

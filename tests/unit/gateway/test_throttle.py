@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.base.throttle import ACCEPTS, LONGEST_S, OPEN_S, AdaptiveThrottle
+from gateway.intake.throttle import ACCEPTS, LONGEST_S, OPEN_S, AdaptiveThrottle
 
 WHO = ("tenant", "model")
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from kernels.cpu.pages import give_back, in_large_pages
 from kernels.dispatch import TWINS, Ops
 from workers.engine.checkpoint import stored, wrappers
-from workers.engine.checkpoint.checkpoint import Checkpoint, Part, cause_of, read_json
+from workers.engine.checkpoint.checkpoint import Checkpoint, Part, Stored, cause_of, read_json
 from workers.engine.checkpoint.experts import Stacks
 from workers.engine.checkpoint.names import Names
 from workers.engine.checkpoint.stored import Scheme
@@ -108,58 +108,70 @@ def fill(
     """Moves the checkpoint's tensors into the model, one at a time, in the model's dtype. For tensors in `parts` (by
     the model's names) only the part is read. `scheme` says how quantized layers are stored. `skips` are expressions for
     names of tensors that are left out."""
-    known = places(model)
-    filled: dict[int, torch.Tensor] = {}
-    names = Names(model, known, wrappers.wraps(checkpoint))
+    filling = _Filling(places(model))
+    names = Names(model, filling.known, wrappers.wraps(checkpoint))
     stacks = Stacks(model, device, names)
     packed: dict[str, Tensors] = {}
     for found in checkpoint.tensors():
-        name = found.name
-        if any(re.search(pattern, name) for pattern in skips) or stacks.take(found):
+        if any(re.search(pattern, found.name) for pattern in skips) or stacks.take(found):
             continue
-        path, _, suffix = name.rpartition(".")
+        path, _, suffix = found.name.rpartition(".")
         if scheme is not None and scheme.takes(suffix, found):
-            weight = names.resolve(f"{path}.weight")
-            if weight is None:
-                continue
-            packed.setdefault(weight, {})[suffix] = found.read().to(device)
-            continue
-        target = names.resolve(name)
-        if target is None:
-            continue
-        old, homes = known[target]
-        part = parts.get(target)
-        needed = part.full(old.shape) if part else list(old.shape)
-        if found.shape != needed:
-            raise ModelError(f"The tensor {name} has shape {found.shape}, but the model needs {needed}.")
-        tensor = found.read(part).to(device=device, dtype=old.dtype)
-        if device.type == "cpu" and tensor.nbytes < _SMALL:
-            tensor = tensor.clone()
-        if id(old) in filled:
-            _refuse_unequal(name, filled[id(old)], tensor)
-            continue
-        filled[id(old)] = tensor
-        for module, attribute in homes:
-            assign(module, attribute, tensor)
+            if (weight := names.resolve(f"{path}.weight")) is not None:
+                packed.setdefault(weight, {})[suffix] = found.read().to(device)
+        elif (target := names.resolve(found.name)) is not None:
+            filling.read(target, found, parts.get(target), device)
     for target, tensor in stacks.whole().items():
-        old, homes = known[target]
-        if id(old) in filled:
-            raise ModelError(f"The checkpoint has {target} whole and by expert.")
-        filled[id(old)] = tensor
-        for module, attribute in homes:
-            assign(module, attribute, tensor)
+        filling.put(target, tensor, twice=f"The checkpoint has {target} whole and by expert.")
     for target, tensors in packed.items():
-        old, _ = known[target]
-        if id(old) in filled:
-            raise ModelError(f"The checkpoint has {target} exact and quantized.")
-        filled[id(old)] = old
+        filling.claim(target, twice=f"The checkpoint has {target} exact and quantized.")
         assert scheme is not None, "without a scheme nothing is packed"
         _put_packed(model, target, tensors, scheme)
-    missing = sorted(name for name, (old, _) in known.items() if id(old) not in filled)
-    if missing:
+    if missing := filling.missing:
         raise ModelError(
             f"The checkpoint {checkpoint.directory} lacks {len(missing)} tensors, the first is {missing[0]}."
         )
+
+
+class _Filling:
+    """The tensors of a model while they are filled, each of them once. Tied ones are one tensor."""
+
+    def __init__(self, known: Mapping[str, Place]) -> None:
+        self.known = known
+        self._filled: dict[int, torch.Tensor] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        return sorted(name for name, (old, _) in self.known.items() if id(old) not in self._filled)
+
+    def read(self, target: str, found: Stored, part: Part | None, device: torch.device) -> None:
+        """Reads a tensor, or the part of it. A copy of a tied tensor must equal what was read before."""
+        old, _ = self.known[target]
+        needed = part.full(old.shape) if part else list(old.shape)
+        if found.shape != needed:
+            raise ModelError(f"The tensor {found.name} has shape {found.shape}, but the model needs {needed}.")
+        tensor = found.read(part).to(device=device, dtype=old.dtype)
+        if device.type == "cpu" and tensor.nbytes < _SMALL:
+            tensor = tensor.clone()
+        if id(old) in self._filled:
+            _refuse_unequal(found.name, self._filled[id(old)], tensor)
+        else:
+            self.put(target, tensor, twice="")
+
+    def put(self, target: str, tensor: torch.Tensor, twice: str) -> None:
+        """Puts a tensor into its places. Raises ModelError `twice` if they are filled already."""
+        self.claim(target, twice)
+        old, homes = self.known[target]
+        self._filled[id(old)] = tensor
+        for module, attribute in homes:
+            assign(module, attribute, tensor)
+
+    def claim(self, target: str, twice: str) -> None:
+        """Notes that a tensor is filled. Raises ModelError `twice` if it was."""
+        old, _ = self.known[target]
+        if id(old) in self._filled:
+            raise ModelError(twice)
+        self._filled[id(old)] = old
 
 
 def leave_files(model: PreTrainedModel) -> None:

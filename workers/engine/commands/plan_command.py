@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from workers.engine.sizing.devices import TABLE, Device, named
-from workers.engine.sizing.plan_report import Report
+from workers.engine.sizing.plan_report import CpuPath, Report
 from workers.engine.sizing.sizing import Asked, plan
 from workers.engine.values.errors import ModelError
 
@@ -149,7 +150,7 @@ def main(
     except ModelError as error:
         _fail(str(error))
     settings = {"MODEL": model, "DTYPE": census.dtype, "KV_DTYPE": kv_dtype, "QUANT": quant}
-    path = _cpu_path(census.dtype) if device.is_cpu else ""
+    path = _cpu_path(model, census.dtype, settings, tensor_parallel) if device.is_cpu else None
     report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason, path)
     if as_json:
         click.echo(json.dumps(report.as_dict()))
@@ -195,12 +196,17 @@ def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, n
     return taken, chosen.reason
 
 
-def _cpu_path(dtype: str) -> str:
+def _cpu_path(model: str, dtype: str, settings: Mapping[str, str], num_ranks: int) -> CpuPath:
     import torch
 
     from workers.engine.layers import cpu_path
+    from workers.engine.model import census, layer_kinds
 
-    return cpu_path.of_products(getattr(torch, dtype))
+    config = census.read_config(model)
+    is_exact = settings["QUANT"] == "none" and settings["KV_DTYPE"] == "auto" and num_ranks == 1
+    in_panels = all(getattr(config, name, 1) % 32 == 0 for name in ("hidden_size", "intermediate_size"))
+    whole = is_exact and in_panels and layer_kinds.is_compiled(config.model_type)
+    return CpuPath(cpu_path.of_products(getattr(torch, dtype)), cpu_path.of_layers(whole))
 
 
 def _encoder(model: str, device: Device, dtype: str) -> dict[str, Any] | None:

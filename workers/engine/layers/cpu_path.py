@@ -39,8 +39,8 @@ def _products(dtype: torch.dtype) -> str:
 
 def of_layers(whole: bool) -> str:
     """Returns what computes between the products. `whole` says that compiled layers run the model's rows."""
-    if whole:
-        return "all layers in one compiled call"
     if reason := compiled.refusal():
         return f"torch's operations: {reason}"
-    return "torch's operations between products: compiled layers are those of the Llama family in whole panels"
+    if whole:
+        return "all layers in one compiled call"
+    return "torch's operations between products: compiled layers are those of Llama, Phi-3 and Gemma in whole panels"

@@ -23,6 +23,7 @@ from kernels.dispatch import Ops
 from kernels.reference.lora import MAX_RANK
 from workers.engine.checkpoint.checkpoint import read_json
 from workers.engine.layers.lora import LoraLinear, TokenAdapters
+from workers.engine.model.fused import is_plain
 from workers.engine.model.llama import LlamaLayer
 from workers.engine.model.packing import PackedStep
 from workers.engine.values.errors import ModelError
@@ -113,7 +114,7 @@ class Adapters:
 
     def _make_places(self) -> None:
         layers = getattr(self._model.base_model, "layers", ())
-        if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
+        if not layers or not all(is_plain(layer) for layer in layers):
             raise ModelError("Adapters need a model whose layers are all of the Llama family.")
         room = (self._max_adapters, self._max_rank)
         self._sites = [self._beside(layer, room) for layer in layers]

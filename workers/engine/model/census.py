@@ -67,7 +67,7 @@ def take(
 
     def served(num_ranks: int) -> Served:
         # The last part is the largest if parts differ.
-        size = _size(config, dtype, ImaginedRank(num_ranks - 1, num_ranks))
+        size = _size(config, ImaginedRank(num_ranks - 1, num_ranks))
         kv = (dtype.itemsize, False) if kv_itemsize is None else (kv_itemsize, True)
         return Served(size, dtype.itemsize, quant, *kv, on_cpu and _packs(dtype))
 
@@ -130,9 +130,10 @@ def count(model: PreTrainedModel, sites: Sequence[AttentionSite] = ()) -> ModelS
     )
 
 
-def _size(config: PreTrainedConfig, dtype: torch.dtype, parallel: Parallel) -> ModelSize:
+def _size(config: PreTrainedConfig, parallel: Parallel) -> ModelSize:
     with torch.inference_mode():
-        model = loader.build(config, dtype, torch.device("cpu"), hf.ATTENTION)
+        # Nothing that is counted depends on the dtype, and grouped products of experts know shapes of bfloat16 alone.
+        model = loader.build(config, torch.bfloat16, torch.device("cpu"), hf.ATTENTION)
         sharding.split(model, parallel)
         # Its buffers were computed on the CPU.
         model.to(_META)  # type: ignore[arg-type]  # the decorator of transformers' `to` hides self from mypy

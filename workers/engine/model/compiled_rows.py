@@ -5,7 +5,7 @@ Knows the hand-written layers and paged rows. Does not know what else is in the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from kernels.arguments.batch import PagedBatch
 from workers.engine.layers.linear import PackedLinear, PanelProduct
-from workers.engine.model.fused import rope_table
+from workers.engine.model.layer_kinds import GELU, norm_eps, norm_weight
 from workers.engine.model.llama import LlamaLayer
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class CompiledRows:
-    def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights], turns: torch.Tensor) -> None:
+    def __init__(self, layers: Sequence[LlamaLayer], weights: Sequence[LayerWeights]) -> None:
         from kernels.cpu.layers import DecoderLayers  # needs numba
 
         self._layers = layers
-        self._compiled = DecoderLayers(weights, turns, layers[0].num_heads)
+        self._compiled = DecoderLayers(weights, layers[0].num_heads)
 
     def __call__(
         self, hidden: torch.Tensor, positions: torch.Tensor, batches: Sequence[PagedBatch], layers: range
@@ -42,17 +42,17 @@ class CompiledRows:
         self._compiled(hidden, positions, starts, places, tables, kv, layers.start)
 
 
-def build(layers: Sequence[LlamaLayer], rotary: nn.Module, max_positions: int) -> CompiledRows | None:
-    """Returns None if a product is not in panels, if sizes are not multiples of whole panels, or if KV has 8 bits."""
+def build(layers: Sequence[LlamaLayer], turns: Mapping[str | None, torch.Tensor]) -> CompiledRows | None:
+    """Returns None if a product is not in panels, if sizes are not multiples of whole panels, or if KV has 8 bits.
+    `turns` has the table of each type of angles (`fused.rope_table`)."""
     if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
         return None
     from kernels.cpu.layers import fits  # needs numba
 
-    weights = [_weights(layer) for layer in layers]
+    weights = [_weights(layer, turns[layer.turns_type]) for layer in layers]
     if not all(fits(each, layer.paged.kv[0]) for each, layer in zip(weights, layers, strict=True)):
         return None
-    turns = rope_table(rotary, max_positions, torch.device("cpu"))
-    return CompiledRows(layers, weights, turns)
+    return CompiledRows(layers, weights)
 
 
 def _in_panels(linear: nn.Module) -> bool:
@@ -60,11 +60,14 @@ def _in_panels(linear: nn.Module) -> bool:
     return plain and isinstance(linear.product, PanelProduct)
 
 
-def _weights(layer: LlamaLayer) -> LayerWeights:
-    from kernels.cpu.layers import LayerWeights  # needs numba
+def _weights(layer: LlamaLayer, turns: torch.Tensor) -> LayerWeights:
+    from kernels.cpu import pointwise  # needs numba
+    from kernels.cpu.layers import LayerWeights
 
     query, key, eps = layer.qk_norms or (None, None, 0.0)
     before, behind = layer.norms
+    attended, fed = layer.added_norms or (None, None)
+    plus_one = layer.kind.plus_one
     qkv, output, gate_up, down = layer.linears
     return LayerWeights(
         qkv=_panels(qkv),
@@ -75,15 +78,22 @@ def _weights(layer: LlamaLayer) -> LayerWeights:
         output_bias=_bias(output),
         gate_up_bias=_bias(gate_up),
         down_bias=_bias(down),
-        norm_before=_wide(before.weight),
-        norm_behind=_wide(behind.weight),
+        norm_before=norm_weight(before, plus_one).contiguous(),
+        norm_behind=norm_weight(behind, plus_one).contiguous(),
+        norm_attended=None if attended is None else norm_weight(attended, plus_one).contiguous(),
+        norm_fed=None if fed is None else norm_weight(fed, plus_one).contiguous(),
         norm_query=None if query is None else _wide(query),
         norm_key=None if key is None else _wide(key),
-        eps_before=before.variance_epsilon,
-        eps_behind=behind.variance_epsilon,
+        turns=turns,
+        eps_before=norm_eps(before),
+        eps_behind=norm_eps(behind),
+        eps_attended=0.0 if attended is None else norm_eps(attended),
+        eps_fed=0.0 if fed is None else norm_eps(fed),
         eps_heads=eps,
         scale=layer.scale,
         window=layer.window,
+        softcap=layer.softcap,
+        gate=pointwise.GELU if layer.gate is GELU else pointwise.SILU,
     )
 
 

@@ -1,4 +1,4 @@
-"""A pass of the Llama family on a CPU: its own loop over hand-written layers, with as few operations as torch allows.
+"""A pass over hand-written layers on a CPU: its own loop, with as few operations as torch allows.
 
 Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
 only if each agrees with itself called by transformers. If products are computed in float32, weights and KV may have 16
@@ -25,7 +25,8 @@ from workers.engine.layers.norm import RmsNorm
 from workers.engine.model import compiled_rows
 from workers.engine.model.fused import rope_table
 from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, decoder_of
+from workers.engine.model.layer_kinds import LayerKind, norm_eps, norm_weight
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, decoder_of, rotary_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -47,11 +48,16 @@ class CpuPass:
         self.dtype = torch.float32 if wide else self._embed.weight.dtype
         """The dtype of inputs and outputs of linear layers and attention. The residual stream is float32."""
         self.min_tokens = 1 if all(product.is_alone for product in products) else MIN_ROWS
-        self._norm = _norm(base.norm)
-        self._norms = [[_norm(norm) for norm in layer.norms] for layer in self.layers]
+        self._norm = _norm(base.norm, self.layers[0].kind)
+        self._norms = [[_norm(norm, layer.kind) for norm in layer.norms] for layer in self.layers]
+        self._added_norms = [
+            [_norm(norm, layer.kind) for norm in layer.added_norms or ()] or None for layer in self.layers
+        ]
         self._qk = [_qk_weight(layer, self.dtype) for layer in self.layers]
-        self._cos, self._sin = _angles(base.rotary_emb, max_positions, self.dtype)
-        self._compiled = compiled_rows.build(self.layers, base.rotary_emb, max_positions)
+        rotaries = {layer.turns_type: rotary_of(model, layer) for layer in self.layers}
+        tables = {kind: rope_table(of, max_positions, torch.device("cpu")) for kind, of in rotaries.items()}
+        self._angles = {kind: _angles(table, self.dtype) for kind, table in tables.items()}
+        self._compiled = compiled_rows.build(self.layers, tables)
 
     @property
     def is_compiled(self) -> bool:
@@ -87,13 +93,16 @@ class CpuPass:
 
     def run_plain(self, layers: range, hidden: torch.Tensor, positions: torch.Tensor) -> None:
         """Does the same as `run` with torch's operations alone."""
-        turns = self._cos[positions][:, None], self._sin[positions][:, None]
+        turns = {kind: (cos[positions][:, None], sin[positions][:, None]) for kind, (cos, sin) in self._angles.items()}
         for index in layers:
             layer, (before, behind) = self.layers[index], self._norms[index]
+            attended, fed = self._added_norms[index] or (None, None)
             qkv = layer.qkv(before(hidden).to(self.dtype))
-            hidden += layer.output(self._attend(layer, self._qk[index], qkv, turns))
+            added = layer.output(self._attend(layer, self._qk[index], qkv, turns[layer.turns_type]))
+            hidden += added if attended is None else attended(added.float())
             gate, up = layer.gate_up(behind(hidden).to(self.dtype)).chunk(2, dim=-1)
-            hidden += layer.down(F.silu(gate).mul_(up))
+            added = layer.down(layer.gate(gate).mul_(up))
+            hidden += added if fed is None else fed(added.float())
 
     def _attend(
         self,
@@ -118,7 +127,7 @@ class CpuPass:
         if scales is None and kv.dtype != self.dtype:
             key, value = key.to(kv.dtype), value.to(kv.dtype)
         self._ops.kv_write(kv, key[:number], value[:number], step.slots, scales)
-        call = Call(query, key, value, layer.scale, layer.window, 0.0, None)
+        call = Call(query, key, value, layer.scale, layer.window, layer.softcap, None)
         return layer.paged.attend_written(call, step).view(num_tokens, -1)
 
 
@@ -136,8 +145,8 @@ def _products(layer: LlamaLayer) -> Iterator[Product]:
         yield linear.product
 
 
-def _norm(norm: Norm) -> RmsNorm:
-    return RmsNorm(norm.weight.detach().float(), norm.variance_epsilon)
+def _norm(norm: nn.Module, kind: LayerKind) -> RmsNorm:
+    return RmsNorm(norm_weight(norm, kind.plus_one), norm_eps(norm))
 
 
 def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
@@ -149,10 +158,10 @@ def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.cat(weights).detach().to(dtype)
 
 
-def _angles(rotary: nn.Module, max_positions: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _angles(table: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns two tables, `[max_positions, head_dim]` each: cosines twice, and sines that carry the sign of
     rotate_half."""
-    cos, sin = rope_table(rotary, max_positions, torch.device("cpu")).chunk(2, dim=-1)
+    cos, sin = table.chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
 
@@ -190,7 +199,7 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
     table = [3, 1]
     whole = pack([Row([0] * number, 0, table)], _TRIAL_BLOCK, weight.device)
     trial.context = whole.context
-    embeddings = decoder_of(model).rotary_emb(x[None], whole.positions[None])
+    embeddings = rotary_of(model, layer)(x[None], whole.positions[None])
     expected = layer(x[None], position_embeddings=embeddings)[0].float()
     errors = []
     for run in (mine.run, mine.run_plain):

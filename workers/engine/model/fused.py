@@ -7,6 +7,7 @@ only if each agrees with its unfused self on random input. A layer takes ten lau
 from __future__ import annotations
 
 import logging
+from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -15,7 +16,8 @@ from transformers import PreTrainedModel
 from kernels.dispatch import TWINS, Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.model.hf import Call, PagedLayer, StepSlot
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, decoder_of
+from workers.engine.model.layer_kinds import PLAIN_KINDS
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, Rotary, decoder_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -81,7 +83,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     if any(ops.chosen[name] is TWINS[name] for name in _OPS):
         return None
     layers = getattr(model.base_model, "layers", ())
-    if not layers or not all(isinstance(layer, LlamaLayer) for layer in layers):
+    if not layers or not all(is_plain(layer) for layer in layers):
         return None
     trial = StepSlot()
     mine = FusedPass(model, ops, trial, max_positions)
@@ -91,6 +93,11 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
             log.warning("the layers stay unfused: layer %d is off by %.1e", index, error)
             return None
     return FusedPass(model, ops, step, max_positions)
+
+
+def is_plain(layer: nn.Module) -> TypeGuard[LlamaLayer]:
+    """Returns whether a layer is hand-written and has no more than those of the Llama family."""
+    return isinstance(layer, LlamaLayer) and layer.kind in PLAIN_KINDS.values()
 
 
 def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: Ops, trial: StepSlot) -> float:
@@ -109,7 +116,7 @@ def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: 
     return ((residual + added - expected).abs().max() / expected.abs().max()).item()
 
 
-def rope_table(rotary: nn.Module, max_positions: int, device: torch.device) -> torch.Tensor:
+def rope_table(rotary: Rotary, max_positions: int, device: torch.device) -> torch.Tensor:
     """Returns `[max_positions, head_dim]` float32: the cosines of a position's angles, then their sines. They are
     computed as transformers does, but are not rounded to the model's dtype."""
     positions = torch.arange(max_positions, device=device)

@@ -6,7 +6,7 @@ projection to the vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -77,18 +77,6 @@ def load(path: Path, hidden: int, vocab: int, device: torch.device, dtype: torch
         reason = " ".join(str(error).split())
         raise ModelError(f"The heads {file} do not fit the model: {reason}") from error
     return heads.to(device, dtype).requires_grad_(requires_grad=False).eval()
-
-
-def saved(heads: Heads) -> Mapping[str, torch.Tensor]:
-    """Returns the weights as `load` reads them."""
-    found = {}
-    for k, head in enumerate(heads.heads):
-        assert isinstance(head, Head)
-        for i, block in enumerate(head.blocks):
-            found[f"{k}.{i}.linear.weight"] = block.get_parameter("weight").detach()
-            found[f"{k}.{i}.linear.bias"] = block.get_parameter("bias").detach()
-        found[f"{k}.{len(head.blocks)}.weight"] = head.project.weight.detach()
-    return found
 
 
 def _own_name(match: re.Match[str], num_blocks: int) -> str:

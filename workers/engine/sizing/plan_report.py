@@ -19,6 +19,15 @@ PREFIX = "HEADGATE_"
 
 
 @dataclass(frozen=True, slots=True)
+class CpuPath:
+    """How a CPU computes a model, in words."""
+
+    products: str
+    layers: str
+    """The way in which everything between the products is computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     whole: Served
     rank: Served
@@ -28,8 +37,8 @@ class Report:
     given: dict[str, str]
     """Settings that were asked for, by their names without prefix."""
     dtype_reason: str
-    cpu_path: str = ""
-    """How a CPU computes linear layers; empty for a GPU."""
+    cpu_path: CpuPath | None = None
+    """The way of a CPU; None for a GPU."""
 
     def settings(self) -> dict[str, str | int]:
         """Returns the settings for a worker, by environment variable."""
@@ -68,7 +77,8 @@ class Report:
                 "block_size": self.asked.block_size,
                 "process_bytes": plan.process_bytes,
             },
-            "cpu_path": self.cpu_path,
+            "cpu_path": "" if self.cpu_path is None else self.cpu_path.products,
+            "cpu_layers": "" if self.cpu_path is None else self.cpu_path.layers,
             "knee_tokens_per_step": plan.knee,
             "contexts": [_context(each) for each in plan.contexts],
             "settings": self.settings(),
@@ -95,7 +105,11 @@ class Report:
         each = "" if ranks == 1 else f", on each of {ranks} devices"
         rate = device.ceilings(self.given["DTYPE"]).matmul_flops_per_s
         on_cpu = [
-            ("products", self.cpu_path),
+            *(
+                []
+                if self.cpu_path is None
+                else [("products", self.cpu_path.products), ("layers", self.cpu_path.layers)]
+            ),
             (
                 "process",
                 f"{in_words(plan.process_bytes)} once its KV is full, {in_words(CPU_LIBRARIES)} of it for libraries and steps",

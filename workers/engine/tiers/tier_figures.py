@@ -47,7 +47,7 @@ def _host(cache: PrefixCache, restores: Restores) -> TierFigures:
 
 
 def _shared(shared: SharedTier, block_size: int) -> TierFigures:
-    counts = shared.courier.counts
+    counts = shared.store_thread.counts
     return TierFigures(
         num_hit_tokens=shared.num_taken * block_size,
         num_bytes_in=counts.num_bytes_written,

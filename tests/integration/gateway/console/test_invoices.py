@@ -145,7 +145,10 @@ async def test_a_credit_is_given_once_however_often_its_form_is_sent(shared_gate
     }
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         await operator.get("/invoices")
-        for wrong, sentence in (({"amount": "12,50"}, "no amount like 25.00"), ({"project_id": "proj_no"}, "not")):
+        for wrong, sentence in (
+            ({"amount": "12,50"}, "is not an amount like 25.00"),
+            ({"project_id": "proj_no"}, "not"),
+        ):
             refused = await operator.submit("/invoices/credits", **(form | wrong | {"once": "b" * 32}))
             assert (refused.status, sentence in refused.words) == (400, True), refused.words
             assert "<script>alert" not in refused.text

@@ -14,12 +14,16 @@ from html import unescape
 from typing import Any
 
 import pytest
+from billing_world import PERIOD, START
 from console_pages import signed_in
 from gateways import MODEL, RunningGateway
+from money import posting
 from yarl import URL
 
-from accounting.requests import request_log
+from accounting.prices import prices, pricing
+from accounting.requests import request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
+from accounting.values.types import Usage
 from gateway.base.app_keys import DATABASE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -124,7 +128,7 @@ async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gatewa
             "wire critical path",
             "from the cache: 128 computed and kept: 256 computed: 116",
             "like a cached one for 130 tokens",
-            "everything behind the change has to be computed",
+            "everything after the change has to be computed",
             "batch_1",
             f"traceparent: 00-{5000:032x}-",
             "The ledger has no charge for this request.",
@@ -225,3 +229,26 @@ async def test_the_times_of_a_link_are_the_filters_of_the_page_that_it_leads_to(
         [link] = {one for one in links if time.strftime("T%H:%M", time.gmtime(minute)) in URL(one).query["from"]}
         found = await tenant.get(link)
         assert (inside in found.text, outside in found.text) == (True, False)
+
+
+async def test_a_request_leads_to_the_lines_of_its_invoice_or_of_the_draft(shared_gateway: RunningGateway) -> None:
+    owner, key = await shared_gateway.new_tenant("billed")
+    opened_ms = (START + 86_400) * 1000
+    request_id = f"req_{opened_ms:012x}{7:020x}"
+    usage = Usage(10, 20, 30, 40)
+    async with shared_gateway.app[DATABASE].write() as conn:
+        rates = await prices.rates_of(conn, "standard@1", MODEL, "interactive")
+        assert rates is not None
+        fields = {"tenant_id": owner, "model": MODEL, "opened_at_ms": opened_ms, "charge": pricing.charge(usage, rates)}
+        await request_postings.post(conn, 7, 1, [posting(request_id, usage, **fields)])
+    await add(shared_gateway, 0, request_id=request_id, started_at_ms=opened_ms, tenant_id=owner)
+    async with signed_in(shared_gateway, key) as tenant:
+        page = await tenant.get(f"/requests/{request_id}")
+        assert f'href="/console/invoices/draft?period={PERIOD}#lines"' in page.text
+        async with shared_gateway.session(shared_gateway.keys.admin_key) as admin:
+            body = {"period": PERIOD, "project_id": owner}
+            async with admin.post("/admin/v1/invoices", json=body) as answer:
+                number = (await answer.json())["number"]
+        page = await tenant.get(f"/requests/{request_id}")
+        assert f'href="/console/invoices/{number}#lines"' in page.text
+        assert 'id="lines"' in (await tenant.get(f"/invoices/{number}")).text

@@ -45,6 +45,7 @@ async def test_a_tenant_sees_what_each_of_its_users_and_teams_cost(shared_gatewa
     found = await all_of(shared_gateway, key, 3)
     assert found["labels"] == ["end_user", "metadata.team"]
     assert [(one["value"], one["num_requests"]) for one in found["data"]] == [("maria", 2), ("jo", 1)]
+    await shared_gateway.settled()
     [(charged,)] = await shared_gateway.sql("SELECT sum(charge) FROM rollup_day WHERE tenant_id = :id", id=tenant_id)
     assert sum(one["charge_micro_units"] for one in found["data"]) == charged > 0
     teams = await all_of(shared_gateway, key, 2, label="metadata.team")

@@ -32,7 +32,7 @@ def open_store(request, tmp_path, redis_url):
 
 @pytest.fixture
 def worker(open_store):
-    """Makes workers of one model, each with a courier of its own."""
+    """Makes workers of one model, each with its own thread of the store."""
     opened = []
 
     def make(store=None, secret=SECRET, root="model@1", num_slots=256, num_blocks=200, **options):
@@ -59,9 +59,9 @@ def ask(drive, name, prompt=TEXT, **fields):
 
 
 def settle(drive):
-    """Until the courier has nothing left to do."""
+    """Until the store's thread has nothing left to do."""
     tier, deadline = drive.engine.shared, time.monotonic() + 10
-    while tier._pinned or tier.courier._drops or tier._fetches:
+    while tier._pinned or tier.store_thread._drops or tier._fetches:
         assert time.monotonic() < deadline
         drive.step(0.0)
         time.sleep(0.001)
@@ -71,7 +71,7 @@ def fill(drive, name="fill", **fields):
     for number in range(3):
         ask(drive, f"{name}{number}", **fields)
     settle(drive)
-    assert drive.engine.shared.courier.counts.num_written > 0
+    assert drive.engine.shared.store_thread.counts.num_written > 0
 
 
 def test_another_worker_reads_it_for_the_same_tenant_and_not_for_another(worker):
@@ -82,7 +82,7 @@ def test_another_worker_reads_it_for_the_same_tenant_and_not_for_another(worker)
     assert bert.usage.cache_read == 0
     assert anna.usage.cache_read == anna.cache.cached_tokens == 192
     assert anna.usage.cache_write + anna.usage.uncached == 8
-    assert second.engine.shared.courier.counts.num_found == 3
+    assert second.engine.shared.store_thread.counts.num_found == 3
     second.check_idle()
     names = [event.name for event in anna.timeline]
     assert names[:5] == ["queued", "fetching", "fetched", "matched", "restored"]
@@ -111,7 +111,7 @@ def test_a_long_prompt_comes_in_several_rounds(worker):
     fill(worker(**options), prompt=text)
     second = worker(**options)
     assert ask(second, "again", prompt=text).usage.cache_read == 1280 > READ_GROUPS * 64
-    assert second.engine.shared.courier.counts.num_found == 20
+    assert second.engine.shared.store_thread.counts.num_found == 20
 
 
 def test_b7_what_came_is_copied_in_bounded_parts_and_steps_go_on_between_them(worker, monkeypatch):
@@ -167,7 +167,7 @@ def test_what_the_device_has_is_not_fetched_again(worker):
     second = worker()
     ask(second, "short", prompt=TEXT[:120], tenant="anna", cache_read=False)
     assert ask(second, "long", tenant="anna").usage.cache_read == 192
-    assert second.engine.shared.courier.counts.num_found == 2
+    assert second.engine.shared.store_thread.counts.num_found == 2
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_opts_out_of_writing_is_nowhere(worker):
     for number in range(3):
         ask(first, f"r{number}", tenant="anna", cache_write=False)
     settle(first)
-    assert first.engine.shared.courier.counts.num_written == 0
+    assert first.engine.shared.store_thread.counts.num_written == 0
     assert first.cache.host.num_of("anna") == 0
 
 
@@ -230,7 +230,7 @@ def test_what_is_not_sound_is_refused_counted_and_computed(worker, open_store, c
     fill(worker(), tenant="anna")
     second = worker(Tampered(open_store(), change))
     assert ask(second, "a", tenant="anna").usage.cache_read == 0
-    assert second.engine.shared.courier.counts.refused == {fault: 1}
+    assert second.engine.shared.store_thread.counts.refused == {fault: 1}
 
 
 def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_store):
@@ -250,7 +250,7 @@ def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_
     second = worker(store)
     ask(second, "warm", tenant="anna", prompt=TEXT[:70])
     assert ask(second, "a", tenant="anna", prompt=other).usage.cache_read == 0
-    assert second.engine.shared.courier.counts.refused["foreign"] >= 1
+    assert second.engine.shared.store_thread.counts.refused["foreign"] >= 1
 
 
 class Away:
@@ -268,7 +268,7 @@ def test_a_store_that_is_away_costs_nothing_but_time(worker):
     for number in range(3):
         ask(drive, f"r{number}", tenant="anna")
     assert drive.endings[LINK, "r2"].usage.cache_read == 196
-    assert drive.engine.shared.courier.counts.num_away > 0
+    assert drive.engine.shared.store_thread.counts.num_away > 0
     settle(drive)
     drive.check_idle()
 

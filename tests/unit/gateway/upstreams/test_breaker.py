@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.base.upstream_source import UpstreamModel, UpstreamSource
 from gateway.upstreams.breaker import FIRST_WAIT_S, LONGEST_WAIT_S, MOST_FAILURES, Breaker
-from gateway.upstreams.outcomes import client_error, of_status, retry_after_s
+from gateway.upstreams.outcomes import Fault, client_error, of_status, retry_after_s
+from gateway.upstreams.place import Place
+from gateway.upstreams.wires.values import Upstream
 
 
 def opened(now: float = 0.0) -> Breaker:
@@ -61,18 +64,49 @@ def test_a_refused_credential_opens_at_once_and_a_rate_limit_only_waits():
     assert (breaker.state(0.0), breaker.lets_through(19.0), breaker.lets_through(20.0)) == ("closed", False, True)
 
 
+def place() -> Place:
+    models = {"good": UpstreamModel(), "bad": UpstreamModel()}
+    return Place(Upstream("mock", UpstreamSource(url="http://127.0.0.1:1/v1", models=models)), clock=lambda: 0.0)
+
+
+@pytest.mark.parametrize("fault", [of_status(404, {}, b""), of_status(500, {}, b""), Fault("garbage")])
+def test_attack_D17_a_model_that_fails_keeps_nobody_from_the_others(fault):
+    """A tenant that asked for a model that the provider does not know closed the upstream for everybody."""
+    one = place()
+    for _ in range(MOST_FAILURES):
+        one.begin("bad")
+        one.failed("bad", fault)
+        one.end()
+    assert (one.takes_work("bad"), one.takes_work("good")) == (False, True)
+    assert (one.wait_s("bad") > 0, one.wait_s("good"), one.state) == (True, 0.0, "open")
+    one.begin("good")
+    one.delivered("good", 0.1)
+    assert not one.takes_work("bad"), "the answer of another model says nothing of it"
+
+
+@pytest.mark.parametrize("fault", [Fault("connect", "address"), of_status(401, {}, b""), of_status(429, {}, b"")])
+def test_what_is_wrong_with_the_address_or_the_credential_holds_for_all_models(fault):
+    one = place()
+    for _ in range(MOST_FAILURES):
+        one.begin("a")
+        one.failed("a", fault)
+        one.end()
+    assert (one.takes_work("a"), one.takes_work("b")) == (False, False)
+    assert one.wait_s("b") > 0
+
+
 @pytest.mark.parametrize(
     ("status", "blame", "shown"),
     [
-        (302, "upstream", 503),
+        (302, "model", 503),
         (400, "client", 400),
         (401, "credential", 503),
-        (404, "credential", 503),
+        (404, "no_model", 503),
         (413, "client", 400),
         (429, "rate", 503),
-        (500, "upstream", 503),
-        (529, "upstream", 503),
-        (204, "upstream", 503),
+        (500, "model", 503),
+        (529, "model", 503),
+        (204, "model", 503),
     ],
 )
 def test_each_status_has_one_outcome(status, blame, shown):

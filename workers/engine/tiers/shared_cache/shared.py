@@ -4,7 +4,7 @@ host's blocks to write there.
 Groups of tokens are copied between the store and the host tier, and from there the usual way. Nothing is copied to the
 device without the host. Names are chained keyed hashes that contain the KV identity, the region and every token in the
 group and before it. So a worker can find only what the namespace of its own request lets it read. This module decides;
-the courier (`StoreThread`) waits for the store.
+the thread of the store (`StoreThread`) waits for the store.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Arrival:
 class SharedTier:
     def __init__(
         self,
-        courier: StoreThread,
+        store_thread: StoreThread,
         cache: PrefixCache,
         mover: HostBlocks,
         secret: bytes,
@@ -76,7 +76,7 @@ class SharedTier:
         prefill: Forecast,
     ) -> None:
         assert cache.host is not None
-        self.courier = courier
+        self.store_thread = store_thread
         self.rate = Rate()
         """Blocks per second that reads bring."""
         self.num_skipped = self.num_taken = 0
@@ -115,11 +115,11 @@ class SharedTier:
         return self._read(_Fetch(attempt, tokens, groups[first:], start, limit, self._generation))
 
     def take(self, now: float) -> list[Attempt]:
-        """Takes in what the courier brought. Returns the attempts that need not wait any more."""
+        """Takes in what the store's thread brought. Returns the attempts that need not wait any more."""
         ready: list[Attempt] = []
         heard, self._heard = self._heard, []
-        while not self.courier.results.empty():
-            heard.append(self.courier.results.get_nowait())
+        while not self.store_thread.results.empty():
+            heard.append(self.store_thread.results.get_nowait())
         for done in heard:
             if isinstance(done.job, Write):
                 self._host.unpin(self._pinned.pop(done.job))
@@ -142,11 +142,11 @@ class SharedTier:
         return ready
 
     def wait(self, seconds: float) -> None:
-        """Waits for the courier, because there is nothing else to do."""
+        """Waits for the store's thread, because there is nothing else to do."""
         if self._arrived:
             return
         with contextlib.suppress(queue.Empty):
-            self._heard.append(self.courier.results.get(timeout=seconds))
+            self._heard.append(self.store_thread.results.get(timeout=seconds))
 
     def _num_here(self, path: NamespacePath, tokens: Sequence[int]) -> int:
         size = self._cache.block_size
@@ -169,7 +169,7 @@ class SharedTier:
             counts.append((end - start) // size * self._mover.bytes_per_slot)
             start = end
         read = Read(groups, counts)
-        if not self.courier.ask(read):
+        if not self.store_thread.ask(read):
             return False
         self._fetches[read] = fetch
         return True
@@ -257,7 +257,7 @@ class SharedTier:
             Group(self._tag(copies[-1].key[0]), name.hex(), tokens),
             lambda: b"".join(read(slot) for slot in slots),
         )
-        if not self.courier.ask(write):
+        if not self.store_thread.ask(write):
             return False
         self._host.pin(copies)
         self._pinned[write] = copies
@@ -279,11 +279,11 @@ class SharedTier:
     def _dropped(self, drop: Drop) -> None:
         self._generation += 1
         self._sent.clear()
-        self.courier.drop(drop)
+        self.store_thread.drop(drop)
 
     def close(self) -> None:
-        """Ends the courier, because the process ends."""
-        self.courier.close()
+        """Ends the store's thread, because the process ends."""
+        self.store_thread.close()
 
     # --- names ---
 

@@ -67,7 +67,7 @@ class Done:
 
 @dataclass(slots=True)
 class SharedCounts:
-    """Counts since the process began. The courier writes them, and any thread reads them."""
+    """Counts since the process began. The store's thread writes them, and any thread reads them."""
 
     num_found: int = 0
     """Number of groups that were found."""

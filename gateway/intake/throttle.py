@@ -16,6 +16,8 @@ import random
 from dataclasses import dataclass, field
 from itertools import islice
 
+from aiohttp import web
+
 ACCEPTS = 2.0
 """The book's K: the number of requests let through for each accepted one."""
 FADE_S = 10.0
@@ -110,3 +112,6 @@ def _lapse(places: dict[bytes, float], now: float) -> None:
     for request in list(islice(places, 2)):
         if places[request] + GRACE_S < now:
             del places[request]
+
+
+THROTTLE = web.AppKey("throttle", AdaptiveThrottle)
