@@ -101,8 +101,8 @@ def pack(path: Path, manifest: Manifest, members: Sequence[tuple[str, Path]], to
             with tarfile.open(fileobj=file, mode="w") as tar:
                 for name, source in members:
                     checksums[name] = _add(tar, name, source, bytes_read)
-                told = msgspec.structs.replace(manifest, sha256=checksums)
-                content = msgspec.json.encode(told)
+                written = msgspec.structs.replace(manifest, sha256=checksums)
+                content = msgspec.json.encode(written)
                 tar.addfile(_info(MANIFEST, len(content), manifest.taken_at), io.BytesIO(content))
             file.flush()
             os.fsync(file.fileno())
@@ -111,7 +111,7 @@ def pack(path: Path, manifest: Manifest, members: Sequence[tuple[str, Path]], to
         raise HomeError(f"The file {path} exists, and nothing is overwritten: give another name.") from None
     except OSError as error:
         raise HomeError(f"The backup {path} cannot be written: {error.strerror}.") from None
-    return told
+    return written
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         return ENCRYPTED_REASONING in (self.include or ())
 
 
-PARTS: dict[str, type[msgspec.Struct]] = {
+PARTS: Mapping[str, type[msgspec.Struct]] = {
     "reasoning": Reasoning,
     "text": TextOptions,
     "stream_options": ResponseStreamOptions,

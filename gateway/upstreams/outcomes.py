@@ -90,7 +90,7 @@ def _said(body: bytes) -> str:
     """Returns code and message of an error body in lower case, to be searched and never to be shown."""
     try:
         value: Any = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
     error = value.get("error", value) if isinstance(value, dict) else {}
     if not isinstance(error, dict):

@@ -10,7 +10,8 @@ import msgspec
 from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstream
 
 MAX_TOKENS_STATED = 2**40
-MAX_DEPTH_ERROR = (msgspec.DecodeError, RecursionError)
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises for bytes that are no JSON, no text, or too deep."""
 
 
 class Failure(Exception):
@@ -52,7 +53,7 @@ def decoded(data: bytes) -> dict[str, Any]:
     """Decodes one JSON object. Raises `Garbage`."""
     try:
         value = msgspec.json.decode(data)
-    except MAX_DEPTH_ERROR:
+    except NOT_JSON:
         raise Garbage("an event is not JSON") from None
     if not isinstance(value, dict):
         raise Garbage("an event is not an object")

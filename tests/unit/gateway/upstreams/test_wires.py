@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.values.types import Usage
+from gateway.upstreams.outcomes import of_status
 from gateway.upstreams.wires import kinds
 from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
 from gateway.upstreams.wires.openai import stated_of
@@ -84,6 +85,14 @@ def test_any_event_of_a_stranger_is_read_or_refused(kind, data):
     except (Garbage, Failure):
         return
     assert all(0 <= chunk.index < 2 for chunk in chunks)
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+def test_an_event_that_is_no_utf_8_is_garbage(kind):
+    """Its error was nobody's: the attempt counted for no breaker, and one that tried alone was never over."""
+    with pytest.raises(Garbage):
+        kinds.of(kind).reader(ASK).read(b'{"choices":[{"index":0,"delta":{"content":"\xff\xfe"}}]}')
+    assert of_status(400, {}, b'{"error":{"message":"\xff"}}').blame == "client"
 
 
 @given(JSON)
