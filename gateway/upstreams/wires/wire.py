@@ -11,7 +11,7 @@ from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstre
 
 MAX_TOKENS_STATED = 2**40
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes that are no JSON, no text, or too deep."""
+"""A decoder raises these for bytes that are no JSON, no text, or too deep."""
 
 
 class Failure(Exception):
