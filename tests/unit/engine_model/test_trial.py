@@ -68,7 +68,7 @@ def test_both_a_prompt_and_a_token_behind_it_are_tried(tiny_model: TinyModels, m
 
     monkeypatch.setattr(hf, "hidden_states", failing)
     with pytest.raises(ModelError, match=r"fails with IndexError: no second step$"):
-        tiny_model("phi3").runner()
+        tiny_model("granite").runner()
     assert sizes[-2:] == [0, 4]  # behind those of the probe
 
 
