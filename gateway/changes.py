@@ -19,12 +19,12 @@ from accounting.prices.prices import next_change_ms
 from accounting.tenants import adapters as registered
 from accounting.tenants import prefixes
 from accounting.values import clock
-from gateway.base.auth_epoch import EPOCH_EVERY_S, AuthEpoch
 from gateway.base.lifecycle import ask_sql
 from gateway.base.running import Running
 from gateway.generation.adapters import AdapterKeeper
 from gateway.generation.prefixes import PublicPrefixes
 from gateway.http.auth import Authenticator
+from gateway.http.auth_epoch import EPOCH_EVERY_S, AuthEpoch
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.price_cache import PriceCache
 from workers.process.rounds import heed_cancellation

@@ -42,7 +42,6 @@ from gateway.base.app_keys import (
     SETTINGS,
     UPSTREAM_KEY,
 )
-from gateway.base.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import ask_sql, uninterrupted
@@ -61,6 +60,7 @@ from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
 from gateway.generation.stream import GENERATION, GenerationServices
 from gateway.http import last_use
 from gateway.http.auth import AUTH, Authenticator
+from gateway.http.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse
 from gateway.idempotency import idempotency

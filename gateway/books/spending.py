@@ -16,9 +16,9 @@ from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import DueAlert
 from accounting.values import clock
 from gateway.base import errors
-from gateway.base.auth_epoch import AuthEpoch
 from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer, MailFailed
+from gateway.http.auth_epoch import AuthEpoch
 from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)

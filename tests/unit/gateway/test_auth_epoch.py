@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.base.auth_epoch import AuthEpoch
+from gateway.http.auth_epoch import AuthEpoch
 
 
 class Read:
