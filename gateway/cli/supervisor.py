@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.base.home import HomeError
 from workers.process.forked import Forked, fork, may_fork
 
 BREAKER_DEATHS = 3
@@ -206,8 +207,8 @@ class Supervisor:
     async def _tell_owner(self) -> None:
         try:
             await self._on_change()
-        except OSError as error:  # the disk is full, for example
-            _say(f"The ready file names an older process until the next change: {error}.")
+        except (OSError, HomeError) as error:  # the disk is full, for example
+            _say(f"The ready file names an older process until the next change: {error}")
 
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
         """Counts the death. Returns None if the child is to be restarted."""

@@ -217,7 +217,10 @@ class Up:
                 fault = str(error)
                 self._say([f"The models stay as they were: {fault}"])
             outcome = {"error": fault, "models": [model.id for model in self.models]}
-            write_private(self.home.reloaded, msgspec.json.encode(outcome))
+            try:
+                write_private(self.home.reloaded, msgspec.json.encode(outcome))
+            except HomeError as error:  # the disk is full, which must not end what is served
+                self._say([str(error)])
 
     async def _reload(self) -> None:
         wanted = self.options.models_again() if self.options.models_again else self.options.models

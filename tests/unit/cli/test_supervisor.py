@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from gateway.base.home import write_private
 from gateway.cli.supervisor import Child, Spec, Supervisor
 
 
@@ -139,7 +140,7 @@ async def kill_and_await_another(supervisor) -> None:
 
 async def test_a_full_disk_on_which_the_owner_cannot_write_does_not_end_restarts(tmp_path):
     async def on_change() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        write_private(tmp_path / "missing" / "ready.json", b"{}")
 
     supervisor = Supervisor(tmp_path, on_change)
     try:

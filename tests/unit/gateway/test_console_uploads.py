@@ -57,3 +57,10 @@ def test_no_bytes_raise_anything_else(data: bytes, content_type: str) -> None:
             uploads.fields(data, kind)
         except ValueError:
             pass
+
+
+@pytest.mark.parametrize("head", [b"form-data;" * 200_000, b'form-data; name="' * 100_000, b" " * 2_000_000])
+def test_attack_F16_a_head_of_megabytes_is_refused_before_it_is_searched(head: bytes) -> None:
+    """Its search took the square of its length: minutes for what anybody may send to the page of the sign-in."""
+    with pytest.raises(ValueError, match="too long"):
+        uploads.fields(form(b"Content-Disposition: " + head + b"\r\n\r\nx"), TYPE)
