@@ -18,15 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import Credentials, bootstrap
+from accounting.values.errors import AccountingError
 from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import ModelSource, SettingsError
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.banner import banner
+from gateway.cli.faults import sentence
 from gateway.cli.first_prices import first_rates
 from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
@@ -213,8 +216,8 @@ class Up:
             fault = ""
             try:
                 await self._reload()
-            except (HomeError, SettingsError) as error:
-                fault = str(error)
+            except (HomeError, SettingsError, AccountingError, SQLAlchemyError, OSError) as error:
+                fault = sentence(error)[0]
                 self._say([f"The models stay as they were: {fault}"])
             outcome = {"error": fault, "models": [model.id for model in self.models]}
             try:
