@@ -19,7 +19,9 @@ from gateway.billing.fonts import FAMILY
 
 INK, SOFT, RULE, BLUE = (28, 35, 48), (93, 103, 120), (205, 211, 222), (47, 111, 219)
 MARGIN_MM, WIDTH_MM, CHART_MM, LOGO_MM = 20, 170, 34, 22
+FACTS_MM = MARGIN_MM + 95
 COLUMNS_MM = (88, 30, 24, 28)
+TOTAL_MM, PAYMENT_MM = 6, 5
 BOLD_MM = 0.12
 PRODUCER = "fpdf2"
 XML_NAME = "factur-x.xml"
@@ -38,8 +40,19 @@ class _Page(FPDF):
         self.set_y(-15)
         self.set_font(FAMILY, size=8)
         self.set_text_color(*SOFT)
-        self.cell(WIDTH_MM - 20, 5, f"{self._doc.title} {self._doc.number}")
-        self.cell(20, 5, f"{self.page_no()} / {{nb}}", align="R")
+        self.cell(WIDTH_MM, 5, f"{self._doc.title} {self._doc.number}, page {self.page_no()} of {{nb}}")
+
+    def _render_styled_text_line(self, *args: Any, **kwargs: Any) -> bool:
+        """A line that begins with a fallback font sets its font in a state of its own, and fpdf2 takes it for set on the
+        page. The next line would have the size of an earlier text.
+        """
+        is_on_next_page: bool = super()._render_styled_text_line(*args, **kwargs)
+        self.current_font_is_set_on_page = False
+        return is_on_next_page
+
+    def keep_together(self, height: float) -> None:
+        if self.will_page_break(height):
+            self.add_page()
 
     def drawn(self, text: str) -> str:
         return fonts.drawable(text, self._doc.country)
@@ -61,7 +74,7 @@ def render(doc: Document, created_at: int, logo: bytes | None = None, xml: bytes
     _table(page, doc)
     _totals(page, doc)
     if doc.credits:
-        _credits(page, doc.credits)
+        _credits(page, doc)
     _closing(page, doc)
     if xml is not None:
         _attach(page, doc, xml, made_at)
@@ -73,14 +86,18 @@ def _head(page: _Page, doc: Document) -> None:
     _block(page, doc.issuer, MARGIN_MM, WIDTH_MM - 65)
     page.ln(6)
     top = page.get_y()
-    _line(page, "Customer", 8, color=SOFT, height=4)
+    _line(page, "Customer", 8, color=SOFT, height=4.4)
     _block(page, doc.customer, MARGIN_MM, 90)
     bottom = page.get_y()
     page.set_y(top)
     for label, text in doc.facts:
-        for words, size, color in ((label, 8, SOFT), (text, 9.5, INK)):
-            page.set_x(MARGIN_MM + 95)
-            _line(page, words, size, color=color, height=4.4)
+        page.set_x(FACTS_MM)
+        _line(page, label, 8, color=SOFT, height=4.4)
+        page.set_x(FACTS_MM)
+        page.set_font(FAMILY, size=9.5)
+        page.set_text_color(*INK)
+        page.multi_cell(0, 4.4, page.drawn(text), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+        page.ln(0.8)
     page.set_y(max(page.get_y(), bottom, top + 22) + 3)
 
 
@@ -116,21 +133,20 @@ def _chart(page: _Page, doc: Document) -> None:
 
 def _table(page: _Page, doc: Document) -> None:
     with _lines(page, COLUMNS_MM) as table:
-        table.row(["Item", "Tokens", "Per million", doc.currency])
+        table.row(["Item", "Tokens", "Per million", f"Amount ({doc.currency})"])
         for row in doc.rows:
             cells = (_title(row), row.quantity, row.rate, row.amount)
             table.row([page.drawn(cell) for cell in cells])
     page.ln(3)
 
 
-def _credits(page: _Page, rows: list[Row]) -> None:
+def _credits(page: _Page, doc: Document) -> None:
     page.ln(3)
-    if page.will_page_break(30):  # a heading does not stand alone
-        page.add_page()
+    page.keep_together(30)  # a heading does not stand alone
     _line(page, "Prepaid credits that were used", 9, is_bold=True)
     with _lines(page, (WIDTH_MM - 40, 40)) as table:
-        table.row(["Credit", "Amount"])
-        for row in rows:
+        table.row(["Credit", f"Amount ({doc.currency})"])
+        for row in doc.credits:
             table.row([page.drawn(cell) for cell in (_title(row), row.amount)])
 
 
@@ -146,7 +162,7 @@ def _lines(page: _Page, widths: tuple[float, ...]) -> Any:
         borders_layout=TableBordersLayout.HORIZONTAL_LINES,
         headings_style=FontFace(emphasis=TextEmphasis.NONE, color=SOFT, size_pt=8),
         line_height=4.4,
-        padding=(1.1, 0.8),
+        padding=(1.1, page.c_margin),
         width=WIDTH_MM,
     )
 
@@ -156,24 +172,31 @@ def _title(row: Row) -> str:
 
 
 def _totals(page: _Page, doc: Document) -> None:
+    page.keep_together(TOTAL_MM * len(doc.totals) + 2)
     for number, (label, amount) in enumerate(doc.totals, 1):
         is_due = number == len(doc.totals)
+        if is_due:
+            page.ln(1)
+            page.set_draw_color(*RULE)
+            page.line(MARGIN_MM + WIDTH_MM - 110, page.get_y(), MARGIN_MM + WIDTH_MM, page.get_y())
+            page.ln(1)
         page.set_font(FAMILY, size=11 if is_due else 9)
         page.set_text_color(*INK)
         with _weight(page, is_due):
-            page.cell(WIDTH_MM - 55, 6, label, align="R")
-            page.cell(55, 6, amount, align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+            page.cell(WIDTH_MM - 55, TOTAL_MM, label, align="R")
+            page.cell(55, TOTAL_MM, amount, align="R", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
 
 
 def _closing(page: _Page, doc: Document) -> None:
     if doc.payment:
         page.ln(3)
+        page.keep_together(PAYMENT_MM * len(doc.payment))
         for label, text in doc.payment:
             page.set_font(FAMILY, size=9)
             page.set_text_color(*SOFT)
-            page.cell(28, 5, label)
+            page.cell(28, PAYMENT_MM, label)
             page.set_text_color(*INK)
-            page.multi_cell(WIDTH_MM - 28, 5, page.drawn(text), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
+            page.multi_cell(WIDTH_MM - 28, PAYMENT_MM, page.drawn(text), align="L", new_x=XPos.LMARGIN, new_y=YPos.NEXT)
     page.ln(4)
     for note in doc.notes:
         page.set_font(FAMILY, size=7)
