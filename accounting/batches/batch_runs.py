@@ -72,6 +72,12 @@ async def renew(conn: AsyncConnection, held: BatchClaim, now: int, lasts_ms: int
     await _move(conn, held, claimed_until_ms=now + lasts_ms)
 
 
+async def pause(conn: AsyncConnection, held: BatchClaim, reason: str) -> None:
+    """Say why the work cannot be done now. The claim stays, so that it is tried again when that has run out. Raises
+    `ClaimLost`."""
+    await _move(conn, held, paused_reason=reason)
+
+
 async def begin(
     conn: AsyncConnection,
     held: BatchClaim,
@@ -96,6 +102,7 @@ async def begin(
         num_invalid=len(faulty),
         errors=errors,
         claimed_until_ms=None,
+        paused_reason=None,
         **values,
     )
     rows = [
@@ -118,7 +125,14 @@ async def begin(
 async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int) -> None:
     """End a batch of which no line was run. Raises `ClaimLost`."""
     await _move(
-        conn, held, state="failed", failed_at=now // 1000, errors=errors, num_invalid=num_invalid, claimed_until_ms=None
+        conn,
+        held,
+        state="failed",
+        failed_at=now // 1000,
+        errors=errors,
+        num_invalid=num_invalid,
+        claimed_until_ms=None,
+        paused_reason=None,
     )
     await _tell_end(conn, held, now)
 

@@ -4,17 +4,19 @@ Children run in a session of their own (a Ctrl-C in the terminal reaches only th
 and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
 the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
 healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
-back-off.
+back-off. The watch over a child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import importlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
@@ -27,6 +29,8 @@ from workers.process.forked import Forked, fork, may_fork
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
+SPAWN_AGAIN_S = 2.0
+"""The time after which a process is tried again that the machine refused to start."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -87,9 +91,12 @@ class Child:
         return record if isinstance(record, dict) else {}
 
     def _last(self) -> str:
-        with self.log.open("rb") as file:
-            file.seek(self.log_start)
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        try:
+            with self.log.open("rb") as file:
+                file.seek(self.log_start)
+                lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        except OSError:  # somebody deleted the log, for example
+            return ""
         return lines[-1].strip() if lines else ""
 
 
@@ -176,12 +183,31 @@ class Supervisor:
                     self.failed.set_result(failure)
                 return
             why = f" ({child.refusal})" if child.refusal else ""
-            print(f"{child.spec.name} ended with {_ending(code)}{why} and is restarted.", file=sys.stderr, flush=True)
+            _say(f"{child.spec.name} ended with {_ending(code)}{why} and is restarted.")
             await asyncio.sleep(MAX_BACKOFF_S if code == os.EX_CONFIG else _backoff_s(len(child.deaths)))
-            if self._stopping or child not in self._children:
+            if not await self._restart(child):
                 return
-            await self._spawn(child)
+            await self._tell_owner()
+
+    async def _restart(self, child: Child) -> bool:
+        """Starts a child again, however long the machine has no process, memory or file for it. Returns False if the
+        child is not wanted any more.
+        """
+        while not self._stopping and child in self._children:
+            try:
+                await self._spawn(child)
+            except (OSError, subprocess.SubprocessError) as error:
+                _say(f"{child.spec.name} cannot be started now and is tried again: {error}.")
+                await asyncio.sleep(SPAWN_AGAIN_S)
+            else:
+                return True
+        return False
+
+    async def _tell_owner(self) -> None:
+        try:
             await self._on_change()
+        except OSError as error:  # the disk is full, for example
+            _say(f"The ready file names an older process until the next change: {error}.")
 
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
         """Counts the death. Returns None if the child is to be restarted."""
@@ -237,9 +263,7 @@ class Supervisor:
             async with asyncio.timeout(child.spec.stop_limit_s):
                 await child.process.wait()
         except TimeoutError:
-            print(
-                f"{child.spec.name} did not end within {child.spec.stop_limit_s:.0f} s and is killed.", file=sys.stderr
-            )
+            _say(f"{child.spec.name} did not end within {child.spec.stop_limit_s:.0f} s and is killed.")
             child.process.kill()
             await child.process.wait()
 
@@ -260,6 +284,12 @@ class Supervisor:
         for child in self._children:
             if child.process is not None:
                 await child.process.wait()
+
+
+def _say(line: str) -> None:
+    """Tells the operator. A terminal or pipe that is gone hears nothing, and that is no fault of a child."""
+    with contextlib.suppress(OSError):
+        print(line, file=sys.stderr, flush=True)
 
 
 def _backoff_s(num_deaths: int) -> float:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from accounting.batches.file_store import Writer
@@ -19,6 +19,8 @@ from gateway.base.app_keys import SETTINGS
 from gateway.http import body
 
 MAX_PARTS = 16
+MAX_LINES = 1024
+"""The most lines of an upload outside of its parts' bytes: boundaries, heads, and what precedes the first boundary."""
 MAX_FIELD_BYTES = 1024
 MAX_NAME_CHARS = 512
 READ_BYTES = 64 * 1024
@@ -26,6 +28,25 @@ WRITE_BYTES = 512 * 1024
 """The number of bytes that a thread encrypts and writes at a time."""
 
 T = TypeVar("T")
+
+
+class _FewLines:
+    """The bytes of a request, with few lines. aiohttp skips the lines before the first boundary one by one, without a
+    pause: a megabyte of them would hold the loop for a second.
+    """
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._num_left = MAX_LINES
+
+    async def readline(self, **limits: int) -> bytes:
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise ValueError("more lines than an upload has")
+        return await self._content.readline(**limits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._content, name)
 
 
 @dataclass
@@ -64,7 +85,7 @@ class Receiver:
         return self._upload
 
     async def _read_parts(self) -> None:
-        reader = await self._request.multipart()
+        reader = MultipartReader(self._request.headers, cast(StreamReader, _FewLines(self._request.content)))
         for _ in range(MAX_PARTS):
             part = await self._timed(reader.next())
             if part is None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import text
+from sqlalchemy import text, update
 
-from accounting.batches import batch_lines, batch_runs, batches, claims
+from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_figures import batch_figures
+from accounting.tables.batch_models import Batch
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
 from workers.jobs.base.tracing import provider
@@ -286,3 +289,57 @@ async def test_a_crash_while_writing_the_files_leaves_none_and_is_made_good(home
     batch = await home.get(batch_id)
     output, errors = await home.results(batch)
     assert (custom_ids(output), custom_ids(errors)) == (["line-0"], ["line-1"])
+
+
+async def look_until(home, look, batch_id: str, state: str) -> None:
+    async with asyncio.timeout(60):
+        while (await home.get(batch_id)).state != state:
+            await look()
+            await asyncio.sleep(0.05)
+
+
+async def lose_input(home, batch_id: str, how: str) -> Path:
+    """Takes the bytes of a batch's input away, or damages them. Returns where they were."""
+    async with home.database.read() as conn:
+        path = home.path / "files" / (await files.of_batch(conn, batch_id)).storage_key
+    path.rename(path.with_suffix(".away"))
+    if how == "damaged":
+        path.write_bytes(path.with_suffix(".away").read_bytes()[:-1] + b"?")
+    return path
+
+
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+@pytest.mark.parametrize("looks_before", [0, 1])
+async def test_a_batch_whose_input_cannot_be_read_waits_for_it_and_says_so(home, gateway, look, how, looks_before):
+    batch_id = await home.submit(["say a", "say b"])
+    for _ in range(looks_before):
+        await look()
+    path = await lose_input(home, batch_id, how)
+    await look()
+    batch = await home.get(batch_id)
+    assert (batch.state, batch.paused_reason) == (("validating", "in_progress")[looks_before], "input_file_unreadable")
+    path.with_suffix(".away").rename(path)
+    await look_until(home, look, batch_id, "completed")
+    batch = await home.get(batch_id)
+    assert (batch.num_completed, batch.paused_reason) == (2, None)
+
+
+@pytest.mark.parametrize("work", ["cancelled", "expired", "failed"])
+async def test_a_batch_whose_input_is_gone_ends_when_it_is_cancelled_or_its_time_is_over(home, gateway, look, work):
+    batch_id = await home.submit(["say a", "say b"])
+    if work != "failed":
+        await look()
+    await lose_input(home, batch_id, "gone")
+    async with home.database.write() as conn:
+        if work == "cancelled":
+            await batches.stop(conn, batch_id, int(time.time()))
+        else:
+            await conn.execute(update(Batch).where(Batch.id == batch_id).values(expires_at=int(time.time()) - 60))
+    await look_until(home, look, batch_id, work)
+    batch = await home.get(batch_id)
+    assert batch.paused_reason is None
+    if work == "failed":
+        assert [error["code"] for error in batch.errors] == ["input_file_unreadable"]
+    else:
+        _, errors = await home.results(batch)
+        assert [error["error"]["code"] for error in errors] == [f"batch_{work}"] * 2

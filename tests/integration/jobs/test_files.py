@@ -162,6 +162,16 @@ async def test_attack_E06_a_broken_upload_is_refused_and_leaves_nothing(gateway)
         assert on_disk(gateway) == [], body[:200]
 
 
+@pytest.mark.parametrize("line", [b"\n", b"x\r\n"])
+async def test_attack_E06_lines_before_the_first_part_are_few(gateway, line):
+    """Each would be read by itself, and all that have arrived in one turn of the loop."""
+    upload = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x\n" * 100_000))
+    assert (await post(gateway, line * 100 + upload, MULTIPART))[0] == 200
+    status, answer = await post(gateway, line * 100_000 + upload, MULTIPART)
+    assert (status, answer["error"]["code"]) == (400, "invalid_value")
+    assert len(on_disk(gateway)) == 1
+
+
 async def test_attack_E06_size_is_bounded_by_purpose_wherever_the_purpose_stands(gateway, client, monkeypatch):
     monkeypatch.setitem(routes.MAX_BYTES, "batch", 1000)
     file, purpose = ('name="file"; filename="a"', b"x" * 1001), ('name="purpose"', b"batch")

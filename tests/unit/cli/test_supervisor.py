@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -126,3 +129,58 @@ def test_the_last_record_of_a_child_is_that_of_its_present_process(tmp_path):
     assert (child.last_record(), child.last_line()) == ({}, "no record")
     log.write_bytes(before)
     assert child.last_line() == "it wrote nothing to its log"
+
+
+async def kill_and_await_another(supervisor) -> None:
+    (old,) = supervisor.pids("worker")
+    os.kill(old, signal.SIGKILL)
+    await until(lambda: supervisor.pids("worker") != [old])
+
+
+async def test_a_full_disk_on_which_the_owner_cannot_write_does_not_end_restarts(tmp_path):
+    async def on_change() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    supervisor = Supervisor(tmp_path, on_change)
+    try:
+        supervisor.ready = True
+        await supervisor.start(spec("exec sleep 60"))
+        await kill_and_await_another(supervisor)
+        await kill_and_await_another(supervisor)
+    finally:
+        supervisor.kill_all()
+        await supervisor.close()
+
+
+async def test_a_terminal_that_is_gone_does_not_end_restarts(supervisor, monkeypatch):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb", buffering=0) as raw:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))
+        await supervisor.start(spec("exec sleep 60"))
+        await kill_and_await_another(supervisor)
+        await kill_and_await_another(supervisor)
+
+
+async def test_a_machine_without_room_for_a_process_is_asked_again(supervisor, monkeypatch):
+    refusals = [OSError(errno.EAGAIN, "Resource temporarily unavailable"), subprocess.SubprocessError("no memory")]
+    start = asyncio.create_subprocess_exec
+
+    async def refuse_at_first(*command, **more):
+        if refusals:
+            raise refusals.pop()
+        return await start(*command, **more)
+
+    monkeypatch.setattr("gateway.cli.supervisor.SPAWN_AGAIN_S", 0.01, raising=False)
+    await supervisor.start(spec("exec sleep 60"))
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse_at_first)
+    await kill_and_await_another(supervisor)
+    assert not refusals
+
+
+async def test_a_log_that_somebody_deleted_does_not_end_restarts(supervisor, tmp_path, monkeypatch):
+    monkeypatch.setattr("gateway.cli.supervisor.MAX_BACKOFF_S", 0.0)
+    supervisor.ready = True
+    await supervisor.start(spec(f"while [ -e {tmp_path}/worker-0.log ]; do sleep 0.01; done; exit {os.EX_CONFIG}"))
+    (tmp_path / "worker-0.log").unlink()
+    await until(lambda: supervisor.changes)

@@ -23,6 +23,7 @@ from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store
 from workers.jobs.batches.order import PackedLine, unpack
 from workers.jobs.batches.runner import InputLine, delivered
+from workers.jobs.batches.source import InputUnreadable, opened
 
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
@@ -88,14 +89,14 @@ class Finaliser:
             return
         async with self._database.read() as conn:
             input_file = await files.of_batch(conn, self._held.batch_id)
-        reader = self._store.open(input_file.storage_key, self._data_key)
         try:
-            ends = [
-                self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
-                for place in sorted(places, key=lambda p: p.offset)
-            ]
-        finally:
-            reader.close()
+            with opened(self._store, input_file, self._data_key) as reader:
+                ends = [
+                    self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
+                    for place in sorted(places, key=lambda p: p.offset)
+                ]
+        except InputUnreadable:  # the batch ends all the same, and its lines have numbers alone
+            ends = [self._cut(place.line_no, None) for place in places]
         async with self._database.write() as conn:
             await batch_lines.add_ended_lines(conn, self._held.batch_id, ends)
 

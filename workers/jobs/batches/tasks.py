@@ -30,6 +30,7 @@ from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
 from workers.jobs.batches.runner import ChunkRunner
+from workers.jobs.batches.source import UNREADABLE, InputUnreadable, opened
 from workers.jobs.batches.validation import Validation
 
 logger = logging.getLogger(__name__)
@@ -106,18 +107,24 @@ class Look:
         async with database.read() as conn:
             source = await files.of_batch(conn, held.batch_id)
         credential = batch_credential(self._settings.secret("pepper"), held.batch_id)
-        reader = self._store.open(source.storage_key, data_key)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         try:
-            with tracing.chunk_span(self._tracer, held, batch.traceparent) as trace:
+            with (
+                opened(self._store, source, data_key) as reader,
+                tracing.chunk_span(self._tracer, held, batch.traceparent) as trace,
+            ):
                 async with aiohttp.ClientSession(timeout=timeout) as session:
                     sender = Sender(session, self._settings.url + batch.endpoint, credential, held.batch_id, trace)
                     runner = ChunkRunner(self._settings, database, held, reader, data_key, sender, self._is_draining)
                     left = await runner.run()
                 trace.left(left)
             logger.info("chunk_left", extra={"batch": held.batch_id, "seq": held.seq, "how": left})
-        finally:
-            reader.close()
+        except InputUnreadable:
+            async with database.write() as conn:
+                until = await claims.now_ms(conn) + int(self._settings.pause_s * 1000)
+                await claims.release(conn, held, until)
+                await claims.postpone(conn, held.batch_id, until, UNREADABLE)
+            logger.error("batch_input_unreadable", extra={"batch": held.batch_id, "seq": held.seq})
 
     async def _num_left(self, database: Database) -> int:
         async with database.read() as conn:

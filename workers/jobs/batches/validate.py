@@ -32,6 +32,7 @@ Code = Literal[
     "empty_file",
     "too_many_lines",
     "backlog_exceeded",
+    "input_file_unreadable",
 ]
 
 _MESSAGES: dict[str, str] = {
@@ -45,6 +46,7 @@ _MESSAGES: dict[str, str] = {
     "empty_file": "The input file has no lines.",
     "too_many_lines": f"The input file has more than {MAX_LINES} lines.",
     "backlog_exceeded": "The enqueued prompt tokens of this model would exceed the limit of your project.",
+    "input_file_unreadable": "The input file could not be read for as long as the batch had time.",
 }
 _PARAMS = {
     "missing_custom_id": "custom_id",

@@ -13,11 +13,13 @@ from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import FileStore
+from accounting.batches.files import FileInfo
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.batches import order
+from workers.jobs.batches.source import UNREADABLE, InputUnreadable, opened
 from workers.jobs.batches.validate import MAX_REPORTED, Fault, Validated, validate
 
 
@@ -38,15 +40,25 @@ class Validation:
             source = await files.of_batch(conn, self._held.batch_id)
             now = await claims.now_ms(conn)
             models = await batch_runs.usable_models(conn, batch, await prices.priced_models(conn, batch.tenant_id, now))
-        found = await self._keeping_the_claim(lambda: self._read(source.storage_key, batch.endpoint, models))
-        await self._decide(batch, found)
-
-    def _read(self, storage_key: str, endpoint: str, models: frozenset[str]) -> Validated:
-        reader = self._store.open(storage_key, self._data_key)
         try:
+            found = await self._keeping_the_claim(lambda: self._read(source, batch.endpoint, models))
+        except InputUnreadable:
+            await self._wait_for_input(batch)
+        else:
+            await self._decide(batch, found)
+
+    def _read(self, source: FileInfo, endpoint: str, models: frozenset[str]) -> Validated:
+        with opened(self._store, source, self._data_key) as reader:
             return validate(reader.parts(), endpoint, models)
-        finally:
-            reader.close()
+
+    async def _wait_for_input(self, batch: BatchInfo) -> None:
+        """Keep the claim, which runs out and is taken anew, until the batch's time is over."""
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            if batch.expires_at <= now // 1000:
+                await batch_runs.fail(conn, self._held, now, [Fault(UNREADABLE, None).shown()], 0)
+            else:
+                await batch_runs.pause(conn, self._held, UNREADABLE)
 
     async def _keeping_the_claim(self, work: Callable[[], Validated]) -> Validated:
         """Run `work` in a thread and renew the claim meanwhile. Raises `ClaimLost`."""
