@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from accounting.batches.file_store import FileStore, Reader
 from accounting.batches.files import FileInfo
 from accounting.database.sealing import SealBroken
 
-UNREADABLE = "input_file_unreadable"
+UNREADABLE: Final = "input_file_unreadable"
 """The reason of a pause, and the code of a batch that failed by it."""
 
 
