@@ -87,6 +87,9 @@ class ChatClient:
 
     async def _events(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+            if answer.status == 404:
+                served = ", ".join(await self._models()) or "none"
+                raise ApiFailed(f"No model {body['model']!r} is served to this key. Served are: {served}.")
             if answer.status != 200:
                 raise refusal(self.url, answer.status, await answer.read())
             async for line in answer.content:

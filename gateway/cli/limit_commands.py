@@ -212,7 +212,7 @@ def _budget_row(budget: dict[str, Any]) -> tuple[Any, ...]:
         shown(current.get("limit_micro_units", budget["limit_micro_units"]), currency),
         shown(current.get("settled_micro_units"), currency),
         "shadow" if budget["shadow"] else "hard" if budget["hard"] else "soft",
-        str(current.get("end_local") or "").replace("T", " "),
+        str(current.get("end_local") or "").replace("T", " ").removesuffix("+00:00"),
     )
 
 

@@ -31,7 +31,7 @@ from gateway.cli.addresses import listen, listen_from
 from gateway.cli.banner import banner
 from gateway.cli.faults import sentence
 from gateway.cli.first_prices import first_rates
-from gateway.cli.gateway_probes import GatewayProbes
+from gateway.cli.gateway_probes import GatewayProbes, news
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
 from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, check_memory
 from gateway.cli.ready_file import Ready
@@ -263,10 +263,7 @@ class Up:
             raise
 
     def _news(self) -> str:
-        """Says how much of its weights each worker has read that reads them now."""
-        records = {place.name: self.supervisor.last_record(place.name) for place in self.workers.places}
-        shares = {name: record["share"] for name, record in records.items() if record.get("event") == "weights_read"}
-        return ", ".join(f"{name} has read {share:.0%} of its weights" for name, share in shares.items())
+        return news({place.name: self.supervisor.last_record(place.name) for place in self.workers.places})
 
     def _tell_gateways(self) -> None:
         sources = {model.id: model.source for model in self.models}

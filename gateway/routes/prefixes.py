@@ -103,7 +103,7 @@ def _check_tokens(request: web.Request, model: ServedModel, tokens: list[int]) -
     ]
     if len(tokens) < max(blocks, default=1):
         raise errors.invalid(
-            f"A prompt of {len(tokens)} is too short: only whole blocks of {max(blocks)} tokens are shared.", "messages"
+            f"A prompt of {len(tokens)} tokens is too short: only whole blocks of {max(blocks)} are shared.", "messages"
         )
 
 

@@ -62,7 +62,7 @@ def _compile(folder: Path) -> Compiled:
     numba.config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]  # numba makes its settings at run time
     is_first = not any(folder.iterdir())
     if is_first:
-        log.info("compiling the kernels of this CPU, once: about ten seconds (%s)", folder)
+        log.info("compiling the kernels of this CPU, once (%s)", folder, extra={"event": "kernels_compiling"})
     started = time.perf_counter()
     make = numba.cfunc("void(int64)", nopython=True, cache=True)  # type: ignore[call-arg]  # of the decorator's **options
     decode, multiply = make(decoder.decode.py_func), make(product.multiply.py_func)

@@ -287,6 +287,8 @@ async def test_ends_of_budgets_are_shown_by_the_tenants_clocks_and_stay_what_the
     fixed = {"start": 1_700_000_040, "end": end}
     made = await budget(gateway, tenant, 10**6, period=fixed)
     assert made["current"]["end_local"] == "2030-06-29T22:00:00+00:00"
+    listed = (await headgate(gateway, "budgets", "list"))[1]
+    assert ("2030-06-29 22:00:00" in listed, "+00:00" in listed) == (True, False), listed
     status, _ = await headgate(gateway, "tenants", "set", "anna", "--time-zone", "Europe/Berlin")
     assert status == 0
     _, shown = await call(gateway, "GET", f"{BUDGETS}/{made['id']}")

@@ -87,7 +87,7 @@ async def test_chat_prints_the_answer_and_what_it_cost(gateway: RunningGateway) 
 @pytest.mark.parametrize(
     ("arguments", "key", "words"),
     [
-        (("--model", "nope", "hi"), "", "does not exist"),
+        (("--model", "nope", "hi"), "", "No model 'nope' is served to this key. Served are: "),
         (("hi",), "hg_live_wrong", "Incorrect API key"),
         (("",), "", "empty"),
     ],

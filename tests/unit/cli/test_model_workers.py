@@ -12,7 +12,7 @@ from gateway.base.home import HomeError
 from gateway.base.output_formats import TOOL_FORMATS
 from gateway.cli import model_workers
 from gateway.cli.devices import Room
-from gateway.cli.gateway_probes import awaited, missing
+from gateway.cli.gateway_probes import awaited, missing, news
 from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel, resolve_all, with_tool_formats
 from gateway.cli.model_workers import ModelWorkers, Place, check_memory
@@ -117,3 +117,14 @@ def test_two_models_of_one_name_are_refused():
     assert (first.id, second.id, first.path) == ("headgate-demo", "other", second.path)
     with pytest.raises(HomeError, match="NAME=DIRECTORY_OR_HUB_ID"):
         WantedModel.read("=x")
+
+
+def test_a_start_says_which_worker_takes_long_and_with_what():
+    records = {
+        "worker-0": {"event": "weights_read", "share": 0.42},
+        "worker-1": {"event": "kernels_compiling"},
+        "worker-2": {"event": "worker_ready"},
+        "worker-3": {},
+    }
+    said = "worker-0 has read 42% of its weights, worker-1 compiles the kernels of this CPU, which it does once"
+    assert news(records) == said

@@ -174,7 +174,7 @@ def test_a_sequence_that_just_fits_is_served_and_one_byte_less_is_refused_with_t
     with pytest.raises(ModelError) as refused:
         need.num_blocks((least << 20) - 1, 10**9, "why")
     assert str(refused.value) == (
-        "The model does not fit: it needs 3.00 GiB for weights and 0.12 GiB for one sequence of 1600 tokens beside "
+        "The model does not fit: it needs 3.00 GiB for weights and 0.12 GiB for one sequence of 1600 tokens and the "
         "pinned blocks, and has 3.12 GiB (why)."
     )
 

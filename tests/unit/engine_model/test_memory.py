@@ -33,7 +33,7 @@ def test_no_room_is_one_sentence_with_the_numbers() -> None:
     with pytest.raises(ModelError) as refused:
         need.num_blocks(plan.kv, 10**9, plan.terms())
     assert str(refused.value) == (
-        "The model does not fit: it needs 70.00 GiB for weights and 0.31 GiB for one sequence of 4096 tokens with"
+        "The model does not fit: it needs 70.00 GiB for weights and 0.31 GiB for one sequence of 4096 tokens and the"
         " pinned blocks, and has 69.50 GiB (90% of 80.00 GiB - 71.50 used - 1.00 for a step - 0.00 for recorded steps = -0.50 GiB)."
     )
 
