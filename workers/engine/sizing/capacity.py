@@ -371,7 +371,9 @@ class Need:
 def does_not_fit(weights: int, has: int, sequence: int = 0, num_tokens: int = 0, terms: str = "") -> ModelError:
     """Returns the error with its one sentence. All sizes are in bytes; without a sequence the weights alone are too
     large."""
-    kv = f" and {in_words(sequence)} for one sequence of {num_tokens} tokens and the pinned blocks" if num_tokens else ""
+    kv = (
+        f" and {in_words(sequence)} for one sequence of {num_tokens} tokens and the pinned blocks" if num_tokens else ""
+    )
     because = f" ({terms})" if terms else ""
     return ModelError(
         f"The model does not fit: it needs {in_words(weights)} for weights{kv}, and has {in_words(has)}{because}."
