@@ -298,7 +298,7 @@ async def test_create_refuses_what_it_cannot_honour(gateway, client):
     for change, status in (
         ({"input_file_id": "file-0"}, 404),
         ({"input_file_id": other_file.id}, 400),
-        ({"endpoint": "/v1/responses"}, 400),
+        ({"endpoint": "/v1/moderations"}, 400),
         ({"completion_window": "1h"}, 400),
         ({"metadata": {"k": "v" * 513}}, 400),
         ({"metadata": {str(i): "" for i in range(17)}}, 400),
