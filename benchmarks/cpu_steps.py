@@ -45,18 +45,16 @@ GREEDY = SamplingParams(seed=0, temperature=0.0)
 
 def shapes() -> dict[str, PretrainedConfig]:
     ends = {"bos_token_id": 0, "eos_token_id": 1}
+    size = {
+        "vocab_size": 8192,
+        "hidden_size": 768,
+        "intermediate_size": 2560,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 4,
+    }
     return {
-        "llama95m": LlamaConfig(
-            vocab_size=8192,
-            hidden_size=768,
-            intermediate_size=2560,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            **ends,
-        ),
+        "llama95m": LlamaConfig(**size, max_position_embeddings=4096, tie_word_embeddings=True, **ends),
         "qwen3-0.6b": Qwen3Config(
             vocab_size=151936,
             hidden_size=1024,
@@ -70,52 +68,12 @@ def shapes() -> dict[str, PretrainedConfig]:
             **ends,
         ),
         "gpt2": GPT2Config(**ends),
-        "gemma2": Gemma2Config(
-            vocab_size=8192,
-            hidden_size=768,
-            intermediate_size=2560,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=64,
-            max_position_embeddings=4096,
-            **ends,
-        ),
-        "gemma3": Gemma3TextConfig(
-            vocab_size=8192,
-            hidden_size=768,
-            intermediate_size=2560,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            head_dim=64,
-            max_position_embeddings=4096,
-            **ends,
-        ),
+        "gemma2": Gemma2Config(**size, head_dim=64, max_position_embeddings=4096, **ends),
+        "gemma3": Gemma3TextConfig(**size, head_dim=64, max_position_embeddings=4096, **ends),
         "phi3": Phi3Config(
-            vocab_size=8192,
-            hidden_size=768,
-            intermediate_size=2560,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            max_position_embeddings=4096,
-            sliding_window=2047,
-            tie_word_embeddings=True,
-            pad_token_id=0,
-            **ends,
+            **size, max_position_embeddings=4096, sliding_window=2047, tie_word_embeddings=True, pad_token_id=0, **ends
         ),
-        "granite": GraniteConfig(
-            vocab_size=8192,
-            hidden_size=768,
-            intermediate_size=2560,
-            num_hidden_layers=12,
-            num_attention_heads=12,
-            num_key_value_heads=4,
-            max_position_embeddings=4096,
-            tie_word_embeddings=True,
-            **ends,
-        ),
+        "granite": GraniteConfig(**size, max_position_embeddings=4096, tie_word_embeddings=True, **ends),
     }
 
 

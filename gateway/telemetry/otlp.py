@@ -55,7 +55,7 @@ def _span(made: MadeSpan) -> Span:
         span_id=context.span_id.to_bytes(8, "big"),
         parent_span_id=b"" if parent is None else parent.span_id.to_bytes(8, "big"),
         name=planned.name,
-        kind=_KINDS[planned.kind],  # type: ignore[arg-type]
+        kind=_KINDS[planned.kind],  # type: ignore[arg-type]  # an enum of protobuf is a plain int
         start_time_unix_nano=planned.start_ns,
         end_time_unix_nano=planned.end_ns,
         attributes=_attributes(made.attributes),
