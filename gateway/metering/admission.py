@@ -183,10 +183,10 @@ class Admission:
     ) -> Verdict:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
-        except (LimiterUnavailable, ReservationEnded, asyncio.CancelledError) as reason:
+        except BaseException as reason:
             # The reply may be lost although the reservation was made.
             self.detach(self.limiter.release(holder, never_admitted=True))
-            if isinstance(reason, asyncio.CancelledError):
+            if not isinstance(reason, LimiterUnavailable | ReservationEnded):
                 raise
             log.warning("limiter_unavailable", extra={"reason": str(reason)})
             if isinstance(reason, BooksUnavailable):
@@ -245,7 +245,7 @@ class Reserved:
             self.release()
             admission.journal.forget(opened.request_id)
             raise admission.cannot_write() from reason
-        except asyncio.CancelledError:
+        except BaseException:
             # The OPEN is written nevertheless, so it gets its ending like any other.
             admission.detach(self._undo(opened))
             raise

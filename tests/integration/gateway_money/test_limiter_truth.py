@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from accounting.limits.budgets import NewBudget
 from accounting.tenants import tenants
 from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base import ids
+from gateway.base.errors import ApiError
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.limiter.rules import row_of
 from gateway.metering.admission import AdmissionRequest
@@ -108,3 +110,38 @@ async def test_without_redis_it_is_left_out(books, metered, ask, own_redis):
     own_redis.kill()
     found = await check(metered, books)
     assert (found.ok, found.num_checked) == (True, 0)
+
+
+@pytest.mark.rest
+async def test_attack_D09_eight_gateways_that_rebuild_at_once_agree_with_the_books(books, ask, own_redis, tmp_path):
+    """Redis is emptied three times while each of them serves: what runs, has ended and is not posted yet counts once."""
+    async with contextlib.AsyncExitStack() as stack:
+        gateways = [
+            await stack.enter_async_context(
+                metering(
+                    database=books, redis_url=own_redis.url, slot=n, directory=tmp_path / f"{n}", limiter_timeout_s=5
+                )
+            )
+            for n in range(8)
+        ]
+        journals = {n: gateway.journal.directory for n, gateway in enumerate(gateways)}
+        held = [await gateway.admission.admit(ask(), "r") for gateway in gateways]
+        refused = 0
+        for _ in range(3):
+            await gateways[0].link.command("FLUSHALL")
+            results = await asyncio.gather(
+                *(served(gateway, ask) for gateway in gateways for _ in range(8)), return_exceptions=True
+            )
+            errors = [one for one in results if one is not None]
+            assert all(isinstance(one, ApiError) and one.code == "limiter_unavailable" for one in errors), errors
+            refused += len(errors)
+            found = await limiter_equals_books(books, gateways[0].link, journals, drift_s=10)
+            assert found.failures == ()
+        assert refused <= 3 * 8
+        for one in held:
+            await one.void("internal")
+        for gateway in gateways:
+            await gateway.admission.drain()
+            await gateway.shipper.caught_up()
+        found = await limiter_equals_books(books, gateways[0].link, journals, drift_s=0.3)
+    assert (found.failures, found.num_checked) == ((), 1)
