@@ -22,6 +22,8 @@ from gateway.schema.convert import of_validation
 MAX_REQUESTS = 50_000
 PATH = "/v1/messages/batches"
 CHUNK_BYTES = 64 * 1024
+NO_JSON = (msgspec.DecodeError, ValueError, RecursionError)
+"""What decoding raises for bytes that are no JSON; a ValueError where they are not UTF-8."""
 _STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
@@ -50,6 +52,10 @@ class _Line(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
+def _no_json() -> errors.ApiError:
+    return errors.invalid("The request body is not valid JSON.", code="invalid_json")
+
+
 def read(body: bytes) -> tuple[str, bytes]:
     """Reads the body of a new batch. Returns (the model of all requests, the lines of the input file). Raises
     `ApiError` 400. What is inside of a request is judged when it runs.
@@ -58,8 +64,8 @@ def read(body: bytes) -> tuple[str, bytes]:
         requests = msgspec.json.decode(body, type=NewMessageBatch).requests
     except msgspec.ValidationError as error:
         raise of_validation(str(error)) from None
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise errors.invalid("The request body is not valid JSON.", code="invalid_json") from None
+    except NO_JSON:
+        raise _no_json() from None
     models = [_model(request, f"requests[{index}]") for index, request in enumerate(requests)]
     other = next((index for index, model in enumerate(models) if model != models[0]), None)
     if other is not None:
@@ -73,8 +79,8 @@ def fingerprint(lines: bytes) -> bytes:
     """Returns what makes two bodies the same one: their requests in order. Raises `ApiError` 400."""
     try:
         return fingerprint_of_lines(PATH, lines)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise errors.invalid("The request body is not valid JSON.", code="invalid_json") from None
+    except NO_JSON:
+        raise _no_json() from None
 
 
 def _model(request: BatchRequest, where: str) -> str:
@@ -84,6 +90,8 @@ def _model(request: BatchRequest, where: str) -> str:
         fault = of_validation(str(error))
         fault.param = f"{where}.params.{fault.param}" if fault.param else f"{where}.params"
         raise fault from None
+    except NO_JSON:
+        raise _no_json() from None
 
 
 def _check_ids(requests: Sequence[BatchRequest]) -> None:

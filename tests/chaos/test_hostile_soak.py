@@ -139,7 +139,7 @@ def _starts(server: Server) -> set[str]:
 def _exceptions(server: Server) -> list[str]:
     """Lines of the logs that tell of what no handler expected."""
     logs = sorted((server.home / "logs").glob("*.log"))
-    return [line for path in logs for line in path.read_text().splitlines() if "Traceback" in line][:20]
+    return [line for path in logs for line in path.read_text().splitlines() if "unhandled_exception" in line][:20]
 
 
 def _events(server: Server, name: str) -> int:

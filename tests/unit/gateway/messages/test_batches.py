@@ -6,11 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from accounting.batches.batches import TIMESTAMPS, BatchInfo
 from accounting.values.types import Usage
 from gateway.base.errors import ApiError
-from gateway.messages.batches import batch_object, in_chunks, lines_of, read, result, unrun_result
+from gateway.messages.batches import batch_object, fingerprint, in_chunks, lines_of, read, result, unrun_result
 
 
 def request(custom_id: str = "a", **params: Any) -> dict[str, Any]:
@@ -158,3 +160,29 @@ def test_lines_are_found_however_a_file_is_cut() -> None:
         parts = [text[start : start + size] for start in range(0, len(text), size)]
         assert list(lines_of(parts)) == [b"one", b"two", b"", b"four"]
     assert list(in_chunks([b"x" * 40_000] * 3)) == [b"x" * 80_000, b"x" * 40_000]
+
+
+PLAIN = body(request("a", model="some-model", messages=[{"role": "user"}]))
+
+
+@given(st.integers(0, len(PLAIN)), st.binary(max_size=4))
+@example(PLAIN.index(b"some-model") + 3, b"\xcb")
+@example(PLAIN.index(b"max_tokens") + 3, b"\xcb")
+@example(PLAIN.index(b"role") + 1, b"\xed\xa0\x80")
+def test_any_bytes_at_any_place_of_a_body_are_read_or_refused(place: int, planted: bytes) -> None:
+    try:
+        _, lines = read(PLAIN[:place] + planted + PLAIN[place:])
+        fingerprint(lines)
+        list(map(msgspec.json.decode, lines.splitlines()))
+    except ApiError as refusal:
+        assert refusal.status == 400
+
+
+@pytest.mark.parametrize("depth", [100, 10_000, 200_000])
+def test_nesting_is_refused_or_read(depth: int) -> None:
+    params = b'{"model": "m", "x": ' + b"[" * depth + b"]" * depth + b"}"
+    try:
+        _, lines = read(b'{"requests": [{"custom_id": "a", "params": ' + params + b"}]}")
+        fingerprint(lines)
+    except ApiError as refusal:
+        assert refusal.status == 400
