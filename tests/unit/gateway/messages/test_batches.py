@@ -165,24 +165,26 @@ def test_lines_are_found_however_a_file_is_cut() -> None:
 PLAIN = body(request("a", model="some-model", messages=[{"role": "user"}]))
 
 
+def _status(text: bytes) -> int:
+    try:
+        _, lines = read(text)
+        fingerprint(lines)
+        list(map(msgspec.json.decode, lines.splitlines()))
+    except ApiError as refusal:
+        return refusal.status
+    return 200
+
+
 @given(st.integers(0, len(PLAIN)), st.binary(max_size=4))
 @example(PLAIN.index(b"some-model") + 3, b"\xcb")
 @example(PLAIN.index(b"max_tokens") + 3, b"\xcb")
 @example(PLAIN.index(b"role") + 1, b"\xed\xa0\x80")
 def test_any_bytes_at_any_place_of_a_body_are_read_or_refused(place: int, planted: bytes) -> None:
-    try:
-        _, lines = read(PLAIN[:place] + planted + PLAIN[place:])
-        fingerprint(lines)
-        list(map(msgspec.json.decode, lines.splitlines()))
-    except ApiError as refusal:
-        assert refusal.status == 400
+    assert _status(PLAIN) == 200
+    assert _status(PLAIN[:place] + planted + PLAIN[place:]) in {200, 400}
 
 
 @pytest.mark.parametrize("depth", [100, 10_000, 200_000])
 def test_nesting_is_refused_or_read(depth: int) -> None:
     params = b'{"model": "m", "x": ' + b"[" * depth + b"]" * depth + b"}"
-    try:
-        _, lines = read(b'{"requests": [{"custom_id": "a", "params": ' + params + b"}]}")
-        fingerprint(lines)
-    except ApiError as refusal:
-        assert refusal.status == 400
+    assert _status(b'{"requests": [{"custom_id": "a", "params": ' + params + b"}]}") in {200, 400}
