@@ -185,9 +185,15 @@ class GatewayProtocol(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Sends the answer. If the client still sends its body then, the rest has to keep coming."""
+        """Sends the answer. If the client still sends its body then, nothing follows the answer: our half of the
+        connection is closed, and the rest of the body has to keep coming.
+        """
+        is_early = not request.content.is_eof()
+        if is_early:
+            resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
-        if not request.content.is_eof():
+        if is_early and self.transport is not None and not request.content.is_eof():
+            cast(asyncio.Transport, self.transport).write_eof()
             self._last_data_at = self._loop.time()
             self._watch_rest(request.content)
         return finished

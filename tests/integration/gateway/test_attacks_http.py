@@ -260,6 +260,7 @@ async def test_a_client_that_still_sends_sees_why_its_body_was_refused(shared_ga
         await writer.drain()
     answer = await reader.readuntil(b"\r\n\r\n")
     assert status_of(answer) == 413
+    assert b"\r\nconnection: close\r\n" in answer.lower()  # else its next request may meet a connection that closes
     await reader.read()  # closed, once nothing more comes
     writer.close()
 
