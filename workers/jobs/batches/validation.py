@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batches import batch_runs, claims, files
+from accounting.batches import batch_runs, claims, files, order
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import FileStore
 from accounting.batches.files import FileInfo
+from accounting.batches.source import UNREADABLE, InputUnreadable, opened
+from accounting.batches.validate import MAX_REPORTED, Fault, Validated, validate
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
 from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches import order
-from workers.jobs.batches.source import UNREADABLE, InputUnreadable, opened
-from workers.jobs.batches.validate import MAX_REPORTED, Fault, Validated, validate
 
 
 class Validation:

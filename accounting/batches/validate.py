@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from workers.jobs.batches.order import Placed, predicted_tokens, prefix_bytes, sort_key
+from accounting.batches.order import Placed, predicted_tokens, prefix_bytes, sort_key
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 * 1024 * 1024

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from accounting.batches.validate import MAX_LINES, split, validate
 from workers.jobs.batches import validate as validation
-from workers.jobs.batches.validate import MAX_LINES, split, validate
 
 ENDPOINT = "/v1/chat/completions"
 
