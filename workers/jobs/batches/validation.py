@@ -38,7 +38,8 @@ class Validation:
             batch = await batch_runs.get(conn, self._held.batch_id)
             source = await files.of_batch(conn, self._held.batch_id)
             now = await claims.now_ms(conn)
-            models = await batch_runs.usable_models(conn, batch, await prices.priced_models(conn, batch.tenant_id, now))
+            priced = await prices.priced_models(conn, batch.tenant_id, now)
+            models = await batch_runs.usable_models(conn, batch.tenant_id, batch.key_id, priced)
         try:
             found = await self._keeping_the_claim(lambda: self._read(source, batch.endpoint, models))
         except InputUnreadable:
