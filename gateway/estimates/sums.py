@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,13 +12,19 @@ from accounting.prices import pricing
 from accounting.values.types import Rates, Usage
 from gateway.generation.engine_request import EngineRequest
 
-STRIDE = 0x9E3779B1
-"""2**32 divided by the golden ratio, and odd: its multiples lie evenly in every beginning of their row."""
+GOLDEN = 0.6180339887498949
+"""The golden ratio's part below 1: its multiples lie evenly in every beginning of their row."""
 
 
 def spread(num_lines: int) -> Iterator[int]:
     """Yields each of the indexes 0 to `num_lines` - 1 once, so that every beginning is an even sample of them."""
-    yield from sorted(range(num_lines), key=lambda index: index * STRIDE & 0xFFFFFFFF)
+    modulus = num_lines
+    while math.gcd(round(modulus * GOLDEN), modulus) > 1:
+        modulus += 1
+    stride = round(modulus * GOLDEN)
+    for step in range(modulus):
+        if (index := step * stride % modulus) < num_lines:
+            yield index
 
 
 @dataclass
