@@ -27,6 +27,7 @@ from gateway.routes import (
     adapters,
     anomalies,
     audit_logs,
+    batch_estimates,
     batch_results,
     batches,
     billing,
@@ -69,6 +70,7 @@ from gateway.routes import (
     webhooks,
     workers,
 )
+from gateway.routes.batch_estimates import ESTIMATING
 from gateway.telemetry.keys import OBSERVERS
 
 
@@ -94,6 +96,7 @@ def api_routes() -> list[Route]:
         *tokenize.ROUTES,
         *quotes.ROUTES,
         *files.ROUTES,
+        *batch_estimates.ROUTES,
         *batches.ROUTES,
         *batch_results.ROUTES,
         *organization.ROUTES,
@@ -137,6 +140,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[DETACHED] = Detached()
     app[OBSERVERS] = []
     app[KEYED] = set()
+    app[ESTIMATING] = set()
     app[RUNNING] = Running()
     app[THROTTLE] = AdaptiveThrottle()
     app[INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)

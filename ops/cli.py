@@ -18,7 +18,7 @@ EVERYWHERE = frozenset({"home", "as_json", "help"})
 GROUPS = (
     ("Run", "up reload migrate gateway worker jobs"),
     ("Look", "status top doctor requests workers"),
-    ("Use", "chat"),
+    ("Use", "chat batches"),
     ("Settings", "config completion"),
     ("Tenants and keys", "tenants keys audit anomalies"),
     ("Limits", "limits models-permissions quotas budgets"),

@@ -143,10 +143,10 @@ async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
     return batch_info((await conn.execute(query)).one())
 
 
-async def usable_models(conn: AsyncConnection, batch: BatchInfo, priced: Collection[str]) -> frozenset[str]:
+async def usable_models(conn: AsyncConnection, tenant_id: str, key_id: str, priced: Collection[str]) -> frozenset[str]:
     """Return the priced models that the submitting key may use."""
-    of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == batch.key_id))
-    permissions = await model_permissions.get(conn, batch.tenant_id)
+    of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == key_id))
+    permissions = await model_permissions.get(conn, tenant_id)
     allowed = permissions.narrow(None if of_key is None else frozenset(of_key))
     usable = frozenset(priced) if allowed is None else frozenset(priced) & allowed
     return usable - permissions.denied

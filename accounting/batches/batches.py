@@ -13,7 +13,7 @@ from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import files
-from accounting.batches.files import ENDED
+from accounting.batches.files import ENDED, FileInfo
 from accounting.database import audit
 from accounting.database.paging import Page, newest_first
 from accounting.tables.batch_models import Batch
@@ -88,13 +88,7 @@ async def create(
 ) -> BatchInfo:
     """Create a batch. Raises NotFoundError for an input file that the tenant does not have, and InvalidError for a file
     that is no batch input."""
-    if endpoint not in ENDPOINTS:
-        raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
-    if completion_window not in WINDOWS:
-        raise InvalidError("The completion window must be '24h'.", "completion_window")
-    file = await files.get(conn, tenant_id, input_file_id, now)
-    if file.purpose != "batch":
-        raise InvalidError("The input file must have the purpose 'batch'.", "input_file_id")
+    await check_input(conn, tenant_id, input_file_id, endpoint, completion_window, now)
     batch_id = new_id("batch")
     await conn.execute(
         insert(Batch).values(
@@ -123,6 +117,20 @@ async def create(
         detail={"endpoint": endpoint, "input_file_id": input_file_id},
     )
     return await get(conn, tenant_id, batch_id)
+
+
+async def check_input(
+    conn: AsyncConnection, tenant_id: str, input_file_id: str, endpoint: str, completion_window: str, now: int
+) -> FileInfo:
+    """Return the input file of a batch with this endpoint and window. Raises what `create` raises."""
+    if endpoint not in ENDPOINTS:
+        raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
+    if completion_window not in WINDOWS:
+        raise InvalidError("The completion window must be '24h'.", "completion_window")
+    file = await files.get(conn, tenant_id, input_file_id, now)
+    if file.purpose != "batch":
+        raise InvalidError("The input file must have the purpose 'batch'.", "input_file_id")
+    return file
 
 
 async def get(conn: AsyncConnection, tenant_id: str | None, batch_id: str) -> BatchInfo:

@@ -49,6 +49,7 @@ MODULES = {
     "top": "top",
     "doctor": "doctor",
     "chat": "chat",
+    "batch_commands": "batches",
     "completion": "completion",
 }
 LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}

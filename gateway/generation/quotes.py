@@ -66,8 +66,8 @@ async def make(request: web.Request, known_by: bytes, plan: AnswerPlan | VectorP
     model, tier = orders[0].model.id, orders[0].facts.tier
     admission = request.app[GENERATION].admission
     price = await admission.price(principal.tenant_id, model, tier, base=orders[0].model.base)
-    parts = [part for order in orders for part in _parts(order)]
-    cached = await _ask_worker(request, parts)
+    parts = [part for order in orders for part in parts_of(order)]
+    cached = await ask_worker(request, parts)
     terms = Terms(
         model, price.version, price.currency, max(order.max_tokens for order in orders), _most(orders, price.rates)
     )
@@ -127,7 +127,8 @@ def _at_terms(plan: P, terms: Terms, price: Price) -> P:
     return dataclasses.replace(plan, orders=orders)
 
 
-def _parts(order: EngineRequest) -> list[Part]:
+def parts_of(order: EngineRequest) -> list[Part]:
+    """Returns the texts of a request."""
     if order.pooling is None:
         return [Part(order, order.prompt)]
     ends = itertools.accumulate(order.pooling.lengths)
@@ -136,7 +137,7 @@ def _parts(order: EngineRequest) -> list[Part]:
     ]
 
 
-async def _ask_worker(request: web.Request, parts: Sequence[Part]) -> Cached:
+async def ask_worker(request: web.Request, parts: Sequence[Part]) -> Cached:
     """Asks the worker that the router would choose now. If it does not answer, there is no quote: a guess would be
     believed.
     """

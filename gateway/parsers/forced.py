@@ -14,12 +14,12 @@ from typing import Any
 
 from gateway.base import errors
 from gateway.parsers.dialects import OutputSyntax
-from gateway.schema.custom_tools import arguments_of
+from gateway.schema.custom_tools import INPUT, arguments_of
 from gateway.schema.tools import FunctionTool, Tools
 from gateway.structured import check
 from gateway.structured.document import ANY_OBJECT, Document, Node, types
 from gateway.structured.form import Form, document_of, too_deep
-from gateway.structured.lark import schema_text
+from gateway.structured.lark import of_own, schema_text
 
 MAX_CHARS = 256 * 1024
 """The longest grammar of all schemas together."""
@@ -219,6 +219,12 @@ class _Writer:
         """Returns the rule of one call as one JSON value. The library tells it from another JSON value; it could not
         tell a call that begins with fixed text.
         """
+        if self._wanted.tools.grammars:
+            raise errors.invalid(
+                "This model's calls have no mark, so a form of the answer and a Lark grammar of a tool cannot be told apart.",
+                "response_format",
+                "unsupported_schema",
+            )
         calls: list[dict[str, Any]] = []
         named: dict[str, Node] = {}
         for i, function in enumerate(self._wanted.tools.callable):
@@ -247,11 +253,21 @@ class _Writer:
         for i, function in enumerate(self._wanted.tools.callable):
             head = (spelling.before + function.name + spelling.between).removeprefix(mark)
             self._rules.append(f"call{i}: {self._literal(head)} arguments{i} {self._literal(spelling.after)}".rstrip())
-            document = self._documents.get(function.name, Document(ANY_OBJECT))
-            self._rules.append(f"arguments{i}: {schema_text(document.whole())}")
+            self._add_arguments(i, function)
             names.append(f"call{i}")
         self._rules.append(f"call: {' | '.join(names)}")
         return "call"
+
+    def _add_arguments(self, i: int, function: FunctionTool) -> None:
+        """Adds the rule of the arguments of a tool, which are one JSON object."""
+        grammar = self._wanted.tools.grammars.get(function.name)
+        if grammar is None or function.name not in self._documents:
+            document = self._documents.get(function.name, Document(ANY_OBJECT))
+            self._rules.append(f"arguments{i}: {schema_text(document.whole())}")
+            return
+        start, rules = of_own(grammar, f"own{i}")
+        self._rules.append(f'arguments{i}: /\\{{"{INPUT}": ?"/ {start} /"\\}}/')
+        self._rules += rules
 
     # Terminals
 

@@ -19,7 +19,7 @@ from gateway.routes import chat, common, completions, embeddings, messages, resp
 from gateway.telemetry.keys import RECORD
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
-PLANS: dict[Endpoint, Callable[[web.Request, dict[str, Any]], Awaitable[AnswerPlan | VectorPlan]]] = {
+PLANS: dict[Endpoint, Callable[..., Awaitable[AnswerPlan | VectorPlan]]] = {
     "/v1/chat/completions": chat.plan,
     "/v1/completions": completions.plan,
     "/v1/embeddings": embeddings.plan,

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from accounting.batches.batches import BatchInfo
 from accounting.batches.files import MAX_EXPIRY_S, MIN_EXPIRY_S, FileInfo
+from accounting.batches.validate import MAX_LINES
 from accounting.requests.batch_results import LineFailures
 
 Seconds = Annotated[int, Meta(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)]
@@ -33,6 +34,22 @@ class NewBatch(msgspec.Struct, frozen=True):
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
     output_expires_after: ExpiresAfter | None = None
     headgate: HeadgateOptions = HeadgateOptions()
+
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
+
+
+class EstimateOptions(HeadgateOptions, frozen=True):
+    max_counted_lines: Annotated[int, Meta(ge=1, le=MAX_LINES)] = 2_000
+    """A file with more lines is sampled evenly."""
+
+
+class EstimateFields(NewBatch, frozen=True):
+    """The body of a batch that is not submitted yet."""
+
+    endpoint: Endpoint
+    completion_window: str = "24h"
+    headgate: EstimateOptions = EstimateOptions()
 
 
 def file_object(file: FileInfo) -> dict[str, Any]:

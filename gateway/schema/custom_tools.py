@@ -11,6 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from gateway.base import errors
+from gateway.structured import lark_reader
+from gateway.structured.ebnf import Rules
+from gateway.structured.lark import of_own
 from gateway.structured.regex import RegexError, anywhere
 
 INPUT = "input"
@@ -39,21 +42,40 @@ class CustomTool(msgspec.Struct, frozen=True):
 def parameters_of(tool: CustomTool, where: str) -> dict[str, Any]:
     """Returns the schema of the arguments. `where` is the place of the tool's format. Raises `ApiError` 400."""
     text: dict[str, Any] = {"type": "string", "description": "The whole input, as plain text."}
-    if tool.format is not None and tool.format.type == "grammar":
-        text["pattern"] = _pattern(tool.format.grammar, where)
+    grammar = _grammar(tool, where)
+    if grammar is not None and grammar.syntax == "lark":
+        text["description"] += f" It has the form of this Lark grammar:\n{grammar.definition}"
+    elif grammar is not None:
+        text["pattern"] = _pattern(grammar, where)
     return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
 
 
-def _pattern(grammar: Grammar | None, where: str) -> str:
-    if grammar is None:
+def rules_of(tool: CustomTool, where: str) -> Rules | None:
+    """Returns the rules of the input; None for a tool without a grammar in Lark's syntax. Raises `ApiError` 400."""
+    grammar = _grammar(tool, where)
+    if grammar is None or grammar.syntax != "lark":
+        return None
+    try:
+        rules = lark_reader.read(grammar.definition)
+        of_own(rules, "own")
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise errors.invalid(
+            f"This Lark grammar cannot be enforced: {why}.", f"{where}.grammar.definition", "unsupported_schema"
+        ) from None
+    return rules
+
+
+def _grammar(tool: CustomTool, where: str) -> Grammar | None:
+    if tool.format is None or tool.format.type != "grammar":
+        return None
+    if tool.format.grammar is None:
         param = f"{where}.grammar"
         raise errors.invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    if grammar.syntax == "lark":
-        raise errors.invalid(
-            "A grammar of the syntax 'lark' cannot be enforced in a call: use 'regex'.",
-            f"{where}.grammar.syntax",
-            "unsupported_parameter",
-        )
+    return tool.format.grammar
+
+
+def _pattern(grammar: Grammar, where: str) -> str:
     pattern = _whole(grammar.definition)
     try:
         anywhere(pattern)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -11,7 +11,8 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import of_validation
-from gateway.schema.custom_tools import CustomTool, parameters_of
+from gateway.schema.custom_tools import CustomTool, parameters_of, rules_of
+from gateway.structured.ebnf import Rules
 
 MAX_TOOLS = 128
 MAX_BYTES = 512 * 1024
@@ -47,6 +48,8 @@ class Tools:
     """Whether one answer may hold several calls."""
     custom: frozenset[str] = frozenset()
     """The names of those whose input is a text. They are functions for the model."""
+    grammars: Mapping[str, Rules] = field(default_factory=dict)
+    """The rules of those texts that have a grammar in Lark's syntax, by name."""
 
     @property
     def may_call(self) -> bool:
@@ -81,13 +84,18 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
     """Reads `tools`, `tool_choice` and `parallel_tool_calls`. Raises `ApiError` 400."""
     given = [_function(f"tools[{i}]", tool) for i, tool in enumerate(_bounded(tools or ()))]
     functions = [function for function, _ in given]
-    custom = frozenset(function.name for function, is_custom in given if is_custom)
+    custom = {function.name: tool for function, tool in given if tool is not None}
     names = [function.name for function in functions]
     for i, name in enumerate(names):
         if name in names[:i]:
             raise errors.invalid(f"There are two tools with the name '{name}'.", f"tools[{i}].function.name")
     mode, allowed = _choice(choice, names)
-    return Tools(functions, mode, allowed, parallel is not False and mode != "named", custom)
+    grammars = {
+        function.name: rules
+        for i, (function, tool) in enumerate(given)
+        if tool is not None and (rules := rules_of(tool, f"tools[{i}].custom.format")) is not None
+    }
+    return Tools(functions, mode, allowed, parallel is not False and mode != "named", frozenset(custom), grammars)
 
 
 def _bounded(tools: Sequence[Any]) -> Sequence[Any]:
@@ -108,22 +116,22 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return depth == 0 or any(_is_deeper(one, depth - 1) for one in inner)
 
 
-def _function(where: str, value: Any) -> tuple[FunctionTool, bool]:
-    """Returns a function, and whether it stands for a tool of the type `custom`."""
+def _function(where: str, value: Any) -> tuple[FunctionTool, CustomTool | None]:
+    """Returns a function, and the tool of the type `custom` that it stands for."""
     if not isinstance(value, dict):
         raise errors.invalid("A tool must be an object.", where, "invalid_type")
     tool: Tool = _converted(where, value)
     if tool.type == "custom" and tool.custom is not None:
         custom = tool.custom
         parameters = parameters_of(custom, f"{where}.custom.format")
-        return FunctionTool(custom.name, custom.description, parameters, strict=True), True
+        return FunctionTool(custom.name, custom.description, parameters, strict=True), custom
     if tool.type not in ("function", "custom"):
         message = "Only tools of the types 'function' and 'custom' are served."
         raise errors.invalid(message, f"{where}.type", "unsupported_parameter")
     if tool.function is None or tool.type == "custom":
         param = f"{where}.{tool.type}"
         raise errors.invalid(f"Missing required parameter: '{param}'.", param, "missing_required_parameter")
-    return tool.function, False
+    return tool.function, None
 
 
 def _converted(where: str, value: Any) -> Tool:

@@ -53,6 +53,24 @@ def one_of(ranges: Ranges) -> str:
     return f"[{''.join(_range(low, high) for low, high in ranges)}]"
 
 
+_ESCAPED = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+_NOT_PLAIN: Ranges = ((0, 31), (0x22, 0x22), (0x5C, 0x5C))
+
+
+def in_json(ranges: Ranges) -> str:
+    """Returns an expression of one character of the set as it stands in a string of JSON. Control characters that only
+    `\\u` writes are left out: if no other is in the set, `ValueError`.
+    """
+    plain = without(ranges, _NOT_PLAIN)
+    letters = "".join(letter for one, letter in _ESCAPED.items() if common(ranges, chars(one)))
+    if not letters:
+        if not plain:
+            raise ValueError("a control character has no short escape in JSON")
+        return one_of(plain)
+    escape = char(0x5C) + one_of(chars(letters))
+    return f"(?:{one_of(plain)}|{escape})" if plain else escape
+
+
 def literal(text: str) -> str:
     """Returns an expression of a fixed text."""
     return "".join(char(ord(one)) for one in text)

@@ -9,9 +9,10 @@ character (the text is split everywhere).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
-from gateway.structured.charset import one_of
+from gateway.structured.charset import Ranges, in_json, one_of
 from gateway.structured.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
 
 _DEPTH = 8
@@ -54,6 +55,24 @@ def of_rules(rules: Rules) -> str:
     return "\n".join((f"start: {writer.names['root']}", *writer.lines, ""))
 
 
+def of_own(rules: Rules, prefix: str) -> tuple[str, list[str]]:
+    """Writes rules of texts as they stand in a string of JSON, under names that begin with `prefix`, which is in small
+    letters. Returns the name of the first rule, and the rules. Raises `ValueError` for a character that cannot stand
+    there.
+
+    Each terminal is one character or its escape: longer ones would be split before it is known whether a backslash goes
+    on with them or begins the next.
+    """
+    used = reached(rules, "root")
+    refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
+    writer = _Writer(f"{prefix}r" if refers_to_itself else f"{prefix.upper()}R", in_json)
+    for name in used:
+        writer.names[name] = writer.new_name()
+    for name in used:
+        writer.add(writer.names[name], rules[name])
+    return writer.names["root"], writer.lines
+
+
 def reached(rules: Rules, *names: str) -> dict[str, None]:
     """Returns these names and all that they refer to, in the order in which they are found."""
     found = dict.fromkeys(names)
@@ -67,11 +86,13 @@ def reached(rules: Rules, *names: str) -> dict[str, None]:
 
 
 class _Writer:
-    def __init__(self, kind: str) -> None:
-        """Creates a writer. `kind` is the first letter of names, which makes them rules or terminals."""
+    def __init__(self, kind: str, one_of: Callable[[Ranges], str] = one_of) -> None:
+        """Creates a writer. `kind` is the beginning of names, whose case makes them rules or terminals. `one_of` writes
+        one character of a set.
+        """
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
-        self._kind, self._number = kind, 0
+        self._kind, self._number, self._one_of = kind, 0, one_of
 
     def new_name(self) -> str:
         self._number += 1
@@ -83,7 +104,7 @@ class _Writer:
     def _body(self, node: Node, depth: int) -> str:
         match node:
             case Chars(ranges):
-                return f"/{one_of(ranges)}/"
+                return f"/{self._one_of(ranges)}/"
             case Ref(name):
                 return self.names[name]
             case Sequence(()) | Repeat(high=0):

@@ -42,19 +42,12 @@ def anywhere(pattern: str) -> str:
     return _Parser(pattern, search=True, within=IN_JSON).parse()
 
 
-class _Parser:
-    def __init__(self, pattern: str, *, search: bool, within: Ranges = charset.ALL) -> None:
-        self._pattern = pattern
-        self._within = within
-        self._around = _AROUND if search else ""
-        self._place = 0
-        self._depth = 0
+class Pattern:
+    """The characters of an expression, its repetitions and its classes, from the first to the last."""
 
-    def parse(self) -> str:
-        body = self._alternatives()
-        if self._place < len(self._pattern):
-            raise RegexError("A group is closed that was not opened.")
-        return body
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._place = 0
 
     # --- characters of the pattern ---
 
@@ -73,40 +66,6 @@ class _Parser:
         if found:
             self._place += len(text)
         return found
-
-    # --- structure ---
-
-    def _alternatives(self) -> str:
-        found = [self._alternative()]
-        while self._skip("|"):
-            found.append(self._alternative())
-        return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
-
-    def _alternative(self) -> str:
-        outer = self._depth == 0
-        begins = outer and self._skip("^")
-        items: list[str] = []
-        ends = False
-        while self._peek() not in ("", "|", ")"):
-            if outer and self._peek() == "$":
-                self._take()
-                ends = True
-                break
-            items.append(self._item())
-        if ends and self._peek() not in ("", "|"):
-            raise RegexError("'$' is supported at the end only.")
-        if outer and self._around:
-            items = [*([] if begins else [self._around]), *items, *([] if ends else [self._around])]
-        return "".join(items)
-
-    def _item(self) -> str:
-        atom = self._atom()
-        repeats = self._repeats()
-        if repeats and self._peek() in ("*", "+", "?", "{"):
-            if self._peek() != "?":
-                raise RegexError("A repetition is repeated; put it into a group.")
-            self._take()  # whether the repetition is lazy does not change what matches
-        return atom + repeats
 
     def _repeats(self) -> str:
         char = self._peek()
@@ -131,39 +90,6 @@ class _Parser:
             self._place += 1
         digits = self._pattern[start : self._place]
         return min(int(digits[:9]), MAX_REPEAT + 1) if digits else None
-
-    def _atom(self) -> str:
-        char = self._take()
-        match char:
-            case "(":
-                return self._group()
-            case "[":
-                return self._one_of(self._class())
-            case ".":
-                return self._one_of(_ANY)
-            case "\\":
-                return self._one_of(self._escape(in_class=False))
-            case "^" | "$":
-                raise RegexError("Anchors are supported at the ends only.")
-            case "*" | "+" | "?" | "{":
-                raise RegexError("A repetition has nothing to repeat.")
-            case _:
-                return self._one_of(self._one(char))
-
-    def _one_of(self, ranges: Ranges) -> str:
-        return charset.one_of(charset.common(ranges, self._within))
-
-    def _group(self) -> str:
-        if self._skip("?") and not self._skip(":"):
-            self._group_name()
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise RegexError(f"Groups are nested deeper than {MAX_DEPTH}.")
-        body = self._alternatives()
-        if not self._skip(")"):
-            raise RegexError("A group is not closed.")
-        self._depth -= 1
-        return f"(?:{body})"
 
     def _group_name(self) -> None:
         self._skip("P")
@@ -227,3 +153,84 @@ class _Parser:
         if 0xD800 <= code <= 0xDFFF:
             raise RegexError("A surrogate is not a character.")
         return ((code, code),)
+
+
+class _Parser(Pattern):
+    def __init__(self, pattern: str, *, search: bool, within: Ranges = charset.ALL) -> None:
+        super().__init__(pattern)
+        self._within = within
+        self._around = _AROUND if search else ""
+        self._depth = 0
+
+    def parse(self) -> str:
+        body = self._alternatives()
+        if self._place < len(self._pattern):
+            raise RegexError("A group is closed that was not opened.")
+        return body
+
+    # --- structure ---
+
+    def _alternatives(self) -> str:
+        found = [self._alternative()]
+        while self._skip("|"):
+            found.append(self._alternative())
+        return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
+
+    def _alternative(self) -> str:
+        outer = self._depth == 0
+        begins = outer and self._skip("^")
+        items: list[str] = []
+        ends = False
+        while self._peek() not in ("", "|", ")"):
+            if outer and self._peek() == "$":
+                self._take()
+                ends = True
+                break
+            items.append(self._item())
+        if ends and self._peek() not in ("", "|"):
+            raise RegexError("'$' is supported at the end only.")
+        if outer and self._around:
+            items = [*([] if begins else [self._around]), *items, *([] if ends else [self._around])]
+        return "".join(items)
+
+    def _item(self) -> str:
+        atom = self._atom()
+        repeats = self._repeats()
+        if repeats and self._peek() in ("*", "+", "?", "{"):
+            if self._peek() != "?":
+                raise RegexError("A repetition is repeated; put it into a group.")
+            self._take()  # whether the repetition is lazy does not change what matches
+        return atom + repeats
+
+    def _atom(self) -> str:
+        char = self._take()
+        match char:
+            case "(":
+                return self._group()
+            case "[":
+                return self._one_of(self._class())
+            case ".":
+                return self._one_of(_ANY)
+            case "\\":
+                return self._one_of(self._escape(in_class=False))
+            case "^" | "$":
+                raise RegexError("Anchors are supported at the ends only.")
+            case "*" | "+" | "?" | "{":
+                raise RegexError("A repetition has nothing to repeat.")
+            case _:
+                return self._one_of(self._one(char))
+
+    def _one_of(self, ranges: Ranges) -> str:
+        return charset.one_of(charset.common(ranges, self._within))
+
+    def _group(self) -> str:
+        if self._skip("?") and not self._skip(":"):
+            self._group_name()
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RegexError(f"Groups are nested deeper than {MAX_DEPTH}.")
+        body = self._alternatives()
+        if not self._skip(")"):
+            raise RegexError("A group is not closed.")
+        self._depth -= 1
+        return f"(?:{body})"

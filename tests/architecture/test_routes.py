@@ -50,6 +50,7 @@ LISTED = {
     "GET /v1/files/{file}/content": "files:read",
     "DELETE /v1/files/{file}": "files:write",
     "POST /v1/batches": "batch",
+    "POST /v1/batches/estimate": "batch",
     "GET /v1/batches": "batch",
     "GET /v1/batches/{batch}": "batch",
     "POST /v1/batches/{batch}/cancel": "batch",

@@ -35,7 +35,11 @@ async def list_batches(request: web.Request, viewer: Viewer) -> web.StreamRespon
 
 
 async def _show_list(
-    request: web.Request, viewer: Viewer, given: MultiMapping[str] | Mapping[str, str], message: str
+    request: web.Request,
+    viewer: Viewer,
+    given: MultiMapping[str] | Mapping[str, str],
+    message: str,
+    estimate: Mapping[str, Any] | None = None,
 ) -> web.StreamResponse:
     asked = {name: request.query[name] for name in _filters(viewer) if request.query.get(name)}
     found = await viewer.get(_path(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
@@ -54,6 +58,7 @@ async def _show_list(
         endpoints=ENDPOINTS,
         given=given,
         message=message,
+        estimate=estimate,
         example=_EXAMPLE,
     )
 
@@ -83,18 +88,28 @@ async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse
 
 
 async def submit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    """Uploads the lines as a file and makes a batch of it. A refusal shows the form with its values again."""
+    """Uploads the lines as a file and makes a batch of it, or an estimate. A refusal shows the form with its values again."""
     form = await pages.fields_of(request)
     try:
         file = await _upload(viewer, form.get("lines", ""))
         asked = {"input_file_id": file["id"], "endpoint": form.get("endpoint", ""), "completion_window": "24h"}
         options = {"headgate": {"invalid_lines": "skip"}} if form.get("skip") else {}
+        if form.get("action") == "estimate":
+            return await _show_list(request, viewer, form, "", await _estimate(viewer, file["id"], asked | options))
         batch = await viewer.post("/v1/batches", asked | options)
     except Refused as refused:
         if refused.status == 401:
             raise
         return await _show_list(request, viewer, form, refused.message)
     return pages.see_other(f"/batches/{batch['id']}")
+
+
+async def _estimate(viewer: Viewer, file_id: str, asked: Mapping[str, Any]) -> Any:
+    """Returns the estimate of a file, which is deleted again. Raises `Refused`."""
+    try:
+        return await viewer.post("/v1/batches/estimate", asked)
+    finally:
+        await viewer.delete(f"/v1/files/{file_id}")
 
 
 async def cancel(request: web.Request, viewer: Viewer) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from gateways import RunningGateway
+from gateways import MODEL, RunningGateway
 
 from accounting.values import clock
 from gateway.books.bookkeeping import BOOKKEEPING
@@ -96,6 +96,25 @@ async def test_chat_says_in_one_sentence_why_there_is_no_answer(gateway, argumen
     status, _, errors = await headgate(gateway, "chat", *arguments, key=key or gateway.keys.api_key)
     assert status != OK
     assert words in errors.lower() or words in errors, errors
+
+
+async def test_a_batch_is_estimated_before_it_is_submitted(gateway: RunningGateway, tmp_path: Path) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hello " * 50}]}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(line) + "\n{\n")
+    key = gateway.keys.api_key
+    status, output, errors = await headgate(gateway, "batches", "estimate", "--skip-invalid", str(file), key=key)
+    assert status == OK, errors
+    for words in ("most output tokens +9", "costs at most +0.0000", "outlook +runs", "2 +invalid_json_line"):
+        assert re.search(words, output), (words, output)
+    status, output, _ = await headgate(gateway, "batches", "estimate", "--json", str(file), key=key)
+    assert json.loads(output)["outlook"] == "fails"
+    assert await gateway.sql("SELECT 1 FROM file WHERE deleted_at IS NULL") == []
+    status, _, errors = await headgate(
+        gateway, "batches", "estimate", "--endpoint", "/v1/embeddings", str(file), key=gateway.keys.admin_key
+    )
+    assert status != OK and errors
 
 
 async def test_top_is_a_plain_table_where_there_is_no_terminal(gateway: RunningGateway) -> None:

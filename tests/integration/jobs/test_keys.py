@@ -16,13 +16,13 @@ from sqlalchemy import text
 from accounting.access.credentials import batch_credential
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_runs import Chunk
+from accounting.batches.order import Placed, pack
 from accounting.database.db import Database
 from accounting.requests import idempotency_store
 from accounting.values.types import Opened
 from gateway.base.app_keys import DATABASE
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
-from workers.jobs.batches.order import Placed, pack
 from workers.protocol.journal import Kind
 from workers.protocol.segments import recover
 

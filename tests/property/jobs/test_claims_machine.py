@@ -22,13 +22,13 @@ from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
+from accounting.batches.order import Placed, pack, unpack
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store
 from accounting.requests.idempotency_store import KeyClosed, line_key
 from accounting.tenants import tenants
 from accounting.values.types import Charge, Posting, Usage
-from workers.jobs.batches.order import Placed, pack, unpack
 
 CLAIM_MS = 60_000
 LINES = range(1, 7)

@@ -112,6 +112,7 @@ def test_each_example_can_be_typed(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompt.txt").write_text("You are kind.")
     (tmp_path / "bill.json").write_text("[]")
+    (tmp_path / "requests.jsonl").write_text("{}")
     words = shlex.split(re.split(" [<>|]", example)[0])[1:]
     names = tuple(words[: next(n for n in (1, 2) if tuple(words[:n]) in COMMANDS)])
     asked = ["--yes"] if any(one.name == "yes" for one in COMMANDS[names].params) else []

@@ -93,9 +93,9 @@ def test_an_expression_is_of_the_whole_text(definition: str, good: str, bad: str
         (custom(format={"type": "json"}), "tools[0].custom.format.type", "invalid_value"),
         (custom(format={"type": "grammar"}), "tools[0].custom.format.grammar", "missing_required_parameter"),
         (
-            custom(format={"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}}),
-            "tools[0].custom.format.grammar.syntax",
-            "unsupported_parameter",
+            custom(format={"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /(?=a)/"}}),
+            "tools[0].custom.format.grammar.definition",
+            "unsupported_schema",
         ),
         (custom(format=regex("(?=a)b")), "tools[0].custom.format.grammar.definition", "unsupported_schema"),
         (custom(format=regex("(")), "tools[0].custom.format.grammar.definition", "unsupported_schema"),

@@ -18,6 +18,8 @@ _SCHEMA = re.compile(r"^\w+: %json", re.MULTILINE)
 """A rule that every grammar with a JSON schema has. Such a grammar may have many items at one place, for each property
 that may come next. A client's own grammar has as many only if it is ambiguous, and the library's work grows with their
 square."""
+_OWN = re.compile(r"^own\d+r\d+: ", re.MULTILINE)
+"""A rule of a client's own grammar inside of a larger one, with or without schemas beside it."""
 _ROW_ITEMS, _SCHEMA_ROW_ITEMS = 128, 2_200
 _LEXER_FUEL, _SCHEMA_LEXER_FUEL = 1_000_000, 3_000_000
 """Limit of the library's work for the lexer of a grammar, about 20 ms and 60 ms by its own figures. 128 tools with 20
@@ -72,7 +74,7 @@ class Library:
     def compile(self, text: str) -> Compiled:
         """Compiles a grammar in Lark. Raises `GrammarError`."""
         grammar = self._matcher.grammar_from_lark(_HEAD + text)
-        limits = self._schema_limits if _SCHEMA.search(text) else self._limits
+        limits = self._schema_limits if _SCHEMA.search(text) and not _OWN.search(text) else self._limits
         matcher = self._matcher(self._tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_sentence(matcher.get_error()))

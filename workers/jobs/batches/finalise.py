@@ -19,11 +19,11 @@ from accounting.batches import batch_lines, batch_runs, claims, files
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore, Writer
+from accounting.batches.order import PackedLine, unpack
+from accounting.batches.source import InputUnreadable, opened
 from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store
-from workers.jobs.batches.order import PackedLine, unpack
 from workers.jobs.batches.runner import InputLine, delivered
-from workers.jobs.batches.source import InputUnreadable, opened
 
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {

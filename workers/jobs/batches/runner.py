@@ -20,6 +20,7 @@ from accounting.batches import batch_lines, batch_runs, batches, claims
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import Reader
+from accounting.batches.order import PackedLine, unpack
 from accounting.database import sealing
 from accounting.database.db import Database
 from accounting.requests import idempotency_store
@@ -28,7 +29,6 @@ from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
 from workers.jobs.batches import fairness
 from workers.jobs.batches.line import Answered, Closed, Failed, Later, Outcome, Sender, Stopped
-from workers.jobs.batches.order import PackedLine, unpack
 from workers.jobs.batches.pace import Pace
 
 Left = Literal["done", "lost", "given_back", "paused"]

@@ -21,6 +21,7 @@ from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.batches import BatchInfo
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.file_store import FileStore
+from accounting.batches.source import UNREADABLE, InputUnreadable, opened
 from accounting.database import sealing
 from accounting.database.db import Database
 from workers.jobs.base import tracing
@@ -30,7 +31,6 @@ from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
 from workers.jobs.batches.runner import ChunkRunner
-from workers.jobs.batches.source import UNREADABLE, InputUnreadable, opened
 from workers.jobs.batches.validation import Validation
 
 logger = logging.getLogger(__name__)

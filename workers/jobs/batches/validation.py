@@ -8,19 +8,18 @@ from collections.abc import Callable
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batches import batch_runs, claims, files
+from accounting.batches import batch_runs, claims, files, order
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import FileStore
 from accounting.batches.files import FileInfo
+from accounting.batches.source import UNREADABLE, InputUnreadable, opened
+from accounting.batches.validate import MAX_REPORTED, Fault, Validated, validate
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
 from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches import order
-from workers.jobs.batches.source import UNREADABLE, InputUnreadable, opened
-from workers.jobs.batches.validate import MAX_REPORTED, Fault, Validated, validate
 
 
 class Validation:
@@ -39,7 +38,8 @@ class Validation:
             batch = await batch_runs.get(conn, self._held.batch_id)
             source = await files.of_batch(conn, self._held.batch_id)
             now = await claims.now_ms(conn)
-            models = await batch_runs.usable_models(conn, batch, await prices.priced_models(conn, batch.tenant_id, now))
+            priced = await prices.priced_models(conn, batch.tenant_id, now)
+            models = await batch_runs.usable_models(conn, batch.tenant_id, batch.key_id, priced)
         try:
             found = await self._keeping_the_claim(lambda: self._read(source, batch.endpoint, models))
         except InputUnreadable:

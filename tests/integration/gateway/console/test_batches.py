@@ -60,6 +60,19 @@ async def test_a_refused_form_keeps_its_values(shared_gateway: RunningGateway) -
         assert ("<script>alert" in page.text, PROBE in page.words, "checked" in page.text) == (False, True, True)
 
 
+async def test_an_estimate_is_shown_and_submits_nothing(shared_gateway: RunningGateway) -> None:
+    _, key = await shared_gateway.new_tenant("estimating", SCOPES)
+    async with signed_in(shared_gateway, key) as tenant:
+        await tenant.get("/batches")
+        page = await tenant.submit("/batches", **FORM | {"lines": LINES + "\n{"}, skip="1", action="estimate")
+        assert "4 lines, 1 invalid, 0 refused" in page.words
+        assert "The batch would run now." in page.words
+        assert "Line 4: This line is not parseable" in page.words
+        assert "There is no batch yet" in page.words
+        async with shared_gateway.session(key) as session, session.get("/v1/files") as answer:
+            assert (await answer.json())["data"] == []
+
+
 async def test_another_tenants_batch_is_neither_seen_nor_cancelled(shared_gateway: RunningGateway) -> None:
     _, mine = await shared_gateway.new_tenant("mine", SCOPES)
     _, other = await shared_gateway.new_tenant("other", SCOPES)

@@ -9,17 +9,20 @@ file as a whole needs is checked here.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from typing import Any, Literal
+from hashlib import blake2b
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from workers.jobs.batches.order import Placed, predicted_tokens, prefix_bytes, sort_key
+from accounting.batches.order import Placed, predicted_tokens, prefix_bytes, sort_key
 
 MAX_LINES = 50_000
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """The longest body that the gateway accepts."""
 MAX_REPORTED = 1_000
 MAX_CUSTOM_ID_CHARS = 512
+
+L = TypeVar("L")
 
 Code = Literal[
     "invalid_json_line",
@@ -87,104 +90,127 @@ class Validated(msgspec.Struct):
         return sum(line.predicted_tokens for line in self.lines)
 
 
-class _Refused(Exception):
+class Refused(Exception):
+    """A line that cannot run."""
+
     def __init__(self, code: Code, custom_id: str | None = None) -> None:
         super().__init__(code)
         self.code = code
         self.custom_id = custom_id
 
 
-class _Line(msgspec.Struct):
+class Head(msgspec.Struct):
+    """The fields of a line beside its body."""
+
     custom_id: Any = None
     method: Any = None
     url: Any = None
+
+
+class _Line(Head):
     body: Any = None
+
+
+class LineChecker:
+    """Checks the lines of one file, in their order. `models` are those that the submitting key may use."""
+
+    def __init__(self, endpoint: str, models: Container[str]) -> None:
+        self.model: str | None = None
+        """The model of the first good line, which all must have."""
+        self._endpoint = endpoint
+        self._models = models
+        self._seen: set[bytes] = set()
+        """Hashes of the custom_ids: ids of 512 characters would take a hundred megabytes."""
+
+    def check(self, head: Head, has_body: bool, model: Any) -> str:
+        """Return the line's custom_id. `model` is that of its body. Raises `Refused`."""
+        custom_id = head.custom_id
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+            raise Refused("missing_custom_id")
+        known_by = blake2b(custom_id.encode(), digest_size=16).digest()
+        if known_by in self._seen:
+            raise Refused("duplicate_custom_id")
+        self._seen.add(known_by)
+        if not has_body:
+            raise Refused("invalid_json_line", custom_id)
+        if head.method != "POST":
+            raise Refused("invalid_method", custom_id)
+        if head.url != self._endpoint:
+            raise Refused("mismatched_url", custom_id)
+        if not isinstance(model, str) or model not in self._models:
+            raise Refused("model_not_found", custom_id)
+        if self.model is None:
+            self.model = model
+        elif model != self.model:
+            raise Refused("mismatched_model", custom_id)
+        return custom_id
 
 
 def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> Validated:
     """Check a file. `models` are those that the submitting key may use."""
     found = Validated([], [], None, None, 0)
-    seen: set[str] = set()
-    decoder = msgspec.json.Decoder(_Line)
-    for line_no, (offset, raw) in enumerate(split(parts), 1):
+    checker, decoder = LineChecker(endpoint, models), msgspec.json.Decoder(_Line)
+    for line_no, (offset, raw) in enumerate(split(parts, MAX_LINE_BYTES), 1):
         if line_no > MAX_LINES:
             return Validated([], found.faults, Fault("too_many_lines", None), None, line_no)
         found.num_lines = line_no
         try:
-            placed = _check(decoder, raw, line_no, offset, endpoint, models, found, seen)
-        except _Refused as refused:
+            placed = _placed(decoder, raw, line_no, offset, checker)
+        except Refused as refused:
             found.faults.append(Fault(refused.code, line_no, refused.custom_id))
         else:
             found.lines.append(placed)
+    found.model = checker.model
     if not found.num_lines:
         found.whole = Fault("empty_file", None)
     return found
 
 
-def split(parts: Iterable[bytes]) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (offset, line) without the line's ending (LF or CRLF). The line is None if it is too long. A last newline
-    may be missing; a blank line counts as a line."""
+def decoded(decoder: msgspec.json.Decoder[L], raw: bytes | None) -> L:
+    """Decode a line. Raises `Refused`."""
+    if raw is None:
+        raise Refused("invalid_json_line")
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise Refused("invalid_json_line") from None
+
+
+def split(parts: Iterable[bytes], most: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
+    """Yield (offset, line) without the line's ending (LF or CRLF). The line is None if it has more than `most` bytes. A
+    last newline may be missing; a blank line counts as a line."""
     start = position = 0
     line = bytearray()
     for part in parts:
         begin = 0
         while (end := part.find(b"\n", begin)) >= 0:
-            _extend(line, part[begin:end])
-            yield start, _ended(line)
+            _extend(line, part[begin:end], most)
+            yield start, _ended(line, most)
             start, begin = position + end + 1, end + 1
             line.clear()
-        _extend(line, part[begin:])
+        _extend(line, part[begin:], most)
         position += len(part)
     if position > start:
-        yield start, _ended(line)
+        yield start, _ended(line, most)
 
 
-def _extend(line: bytearray, piece: bytes) -> None:
+def _extend(line: bytearray, piece: bytes, most: int) -> None:
     """Append to a line. One byte beyond the limit is kept, so that the excess is noticed; the rest of a huge line never
     fills memory."""
-    line += piece[: MAX_LINE_BYTES + 1 - len(line)]
+    line += piece[: most + 1 - len(line)]
 
 
-def _ended(line: bytearray) -> bytes | None:
-    if len(line) > MAX_LINE_BYTES:
+def _ended(line: bytearray, most: int) -> bytes | None:
+    if len(line) > most:
         return None
     return bytes(line[:-1] if line.endswith(b"\r") else line)
 
 
-def _check(
-    decoder: msgspec.json.Decoder[_Line],
-    raw: bytes | None,
-    line_no: int,
-    offset: int,
-    endpoint: str,
-    models: Container[str],
-    found: Validated,
-    seen: set[str],
+def _placed(
+    decoder: msgspec.json.Decoder[_Line], raw: bytes | None, line_no: int, offset: int, checker: LineChecker
 ) -> Placed:
-    if raw is None:
-        raise _Refused("invalid_json_line")
-    try:
-        line = decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        raise _Refused("invalid_json_line") from None
-    custom_id = line.custom_id
-    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-        raise _Refused("missing_custom_id")
-    if custom_id in seen:
-        raise _Refused("duplicate_custom_id")
-    seen.add(custom_id)
-    if not isinstance(line.body, dict):
-        raise _Refused("invalid_json_line", custom_id)
-    if line.method != "POST":
-        raise _Refused("invalid_method", custom_id)
-    if line.url != endpoint:
-        raise _Refused("mismatched_url", custom_id)
-    model = line.body.get("model")
-    if not isinstance(model, str) or model not in models:
-        raise _Refused("model_not_found", custom_id)
-    if found.model is None:
-        found.model = model
-    elif model != found.model:
-        raise _Refused("mismatched_model", custom_id)
-    prefix = prefix_bytes(line.body)
-    return Placed(line_no, offset, len(raw), sort_key(prefix), predicted_tokens(prefix))
+    line = decoded(decoder, raw)
+    body = line.body if isinstance(line.body, dict) else {}
+    checker.check(line, isinstance(line.body, dict), body.get("model"))
+    prefix = prefix_bytes(body)
+    return Placed(line_no, offset, len(raw or b""), sort_key(prefix), predicted_tokens(prefix))

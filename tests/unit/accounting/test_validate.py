@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from workers.jobs.batches import validate as validation
-from workers.jobs.batches.validate import MAX_LINES, split, validate
+from accounting.batches import validate as validation
+from accounting.batches.validate import MAX_LINES, split, validate
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -86,7 +86,7 @@ def test_a_huge_line_is_refused_without_being_held(monkeypatch):
     huge = b'{"custom_id": "' + b"x" * 50_000
     content = line(0) + b"\n" + huge + b"\n" + line(2) + b"\n"
     assert faults(content, 100) == [("invalid_json_line", 2)]
-    held = max(len(raw or b"") for _, raw in split(content[i : i + 64] for i in range(0, len(content), 64)))
+    held = max(len(raw or b"") for _, raw in split((content[i : i + 64] for i in range(0, len(content), 64)), 1000))
     assert held <= 1000
     offsets = [offset for offset, _ in split([content])]
     assert offsets == [0, len(line(0)) + 1, len(line(0)) + len(huge) + 2]

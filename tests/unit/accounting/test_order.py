@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from workers.jobs.batches import order
-from workers.jobs.batches.order import PackedLine, Placed, chunks, pack, prefix_bytes, sort_key, unpack
+from accounting.batches import order
+from accounting.batches.order import PackedLine, Placed, chunks, pack, prefix_bytes, sort_key, unpack
 
 
 def placed(no: int, text: str, tokens: int = 1) -> Placed:

@@ -1,0 +1,49 @@
+"""`POST /v1/batches/estimate`: what a batch would cost, without submitting it."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from gateway.base import errors
+from gateway.estimates.estimate import estimate
+from gateway.generation.stream import GENERATION
+from gateway.http import body
+from gateway.http.auth import PRINCIPAL
+from gateway.http.route_table import Route
+from gateway.routes.batches import MAX_BODY_BYTES, SCOPES
+from gateway.routes.quotes import PLANS
+from gateway.schema.batches import EstimateFields
+from gateway.schema.convert import convert
+from gateway.schema.json_body import decode_object
+from gateway.schema.organization import reply
+from gateway.telemetry.keys import RECORD
+
+ESTIMATING: web.AppKey[set[str]] = web.AppKey("estimating", set)
+"""The tenants of which an estimate runs. Each may have one on a gateway at a time."""
+
+
+async def create(request: web.Request) -> web.Response:
+    """Tells the lines, tokens and cost of a batch, and whether it would run now."""
+    fields = convert(decode_object(await body.read(request, MAX_BODY_BYTES)), EstimateFields)
+    principal, running = request[PRINCIPAL], request.app[ESTIMATING]
+    if SCOPES.get(fields.endpoint, "chat") not in principal.scopes:
+        raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
+    if principal.tenant_id in running:
+        raise errors.ApiError(
+            429,
+            "An estimate of your project runs already: one at a time.",
+            type="requests",
+            code="rate_limit_exceeded",
+            headers=errors.retry_headers(1000),
+        )
+    running.add(principal.tenant_id)
+    try:
+        headers = await request.app[GENERATION].admission.count(request[RECORD].request_id, principal, "")
+        answer = reply(await estimate(request, fields, PLANS[fields.endpoint]))
+    finally:
+        running.discard(principal.tenant_id)
+    answer.headers.update(headers)
+    return answer
+
+
+ROUTES = [Route("POST", "/v1/batches/estimate", create, "batch", MAX_BODY_BYTES, takes=EstimateFields)]
