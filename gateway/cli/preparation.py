@@ -1,4 +1,4 @@
-"""What `headgate up` prepares while its models load: the schema, the first tenant, the journals of unused slots.
+"""The preparations of `headgate up` while its models load: the schema, the first tenant, the journals of unused slots.
 
 Its libraries take most of a second to load, so `up` imports this module after it has started the workers.
 """
