@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -25,11 +25,13 @@ from gateway.generation.adapters import AdapterKeeper
 from gateway.generation.prefixes import PublicPrefixes
 from gateway.http.auth import Authenticator
 from gateway.http.auth_epoch import EPOCH_EVERY_S, AuthEpoch
-from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.price_cache import PriceCache
 from workers.process.rounds import heed_cancellation
 
-ASKED_AGAIN_S = 1.0
+HEARD_AGAIN_S = 1.0
+"""The time after which Redis is tried again that was away."""
+LISTENED_S = 30.0
+"""The time of one wait for a message. A connection that ends is noticed at once."""
 
 
 async def pull_epoch(
@@ -57,20 +59,22 @@ async def pull_epoch(
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 
 
-async def hear_changes(client: redis.asyncio.Redis, forgets: Sequence[Callable[[], None]]) -> None:
-    """Hears of changes sooner than the pull does; a missed message costs a second."""
+async def hear_changes(client: redis.asyncio.Redis, hearers: Mapping[str, Sequence[Callable[[], None]]]) -> None:
+    """Calls the hearers of a channel at each message on it. They hear sooner than they would look, so a missed message costs a
+    second or two.
+    """
     while True:
         try:
             async with client.pubsub() as channel:
-                await channel.subscribe(REVOKED_CHANNEL)
+                await channel.subscribe(*hearers)
                 while True:
-                    if await channel.get_message(ignore_subscribe_messages=True, timeout=ASKED_AGAIN_S):
-                        for forget in forgets:
-                            forget()
+                    message = await channel.get_message(ignore_subscribe_messages=True, timeout=LISTENED_S)
+                    for hear in hearers[message["channel"].decode()] if message else ():
+                        hear()
                     heed_cancellation()
         except (RedisError, OSError, TimeoutError):
             heed_cancellation()
-            await asyncio.sleep(ASKED_AGAIN_S)
+            await asyncio.sleep(HEARD_AGAIN_S)
 
 
 async def pull_prefixes(database: Database, epoch: AuthEpoch, known: PublicPrefixes) -> None:

@@ -126,9 +126,10 @@ class RedisProbe:
 
     async def ask(self) -> Asked:
         try:
-            await self._client.set(self._key, 1, ex=10)
+            asked = self._client.pipeline(transaction=False)
+            _ = asked.set(self._key, 1, ex=10), asked.time()  # both are sent at once
             before = self._clock()
-            seconds, microseconds = await self._client.time()
+            _, (seconds, microseconds) = await asked.execute()
         except (RedisError, OSError, TimeoutError) as error:
             return Asked(redis_fault(error))
         ours = (before + self._clock()) / 2

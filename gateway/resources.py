@@ -71,6 +71,7 @@ from gateway.intake.intake import INTAKE
 from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
+from gateway.limiter.redis_keys import REVOKED_CHANNEL
 from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
@@ -222,12 +223,11 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[AUTH] = auth = Authenticator(lookup, well_formed, is_lasting=lambda key: credentials.parse(key) is not None)
     app[PRICES] = prices = PriceCache(database)
     app[AUTH_EPOCH] = epoch = AuthEpoch()
-    app[FORGETS] = forgets = [auth.forget, prices.forget]
+    app[FORGETS] = [auth.forget, prices.forget]
     app[LAST_USE] = used = LastUse()
     app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
         _background(changes.pull_epoch(database, epoch, auth, prices, app[RUNNING])),
-        _background(changes.hear_changes(app[REDIS], forgets)),
         _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield
@@ -285,7 +285,8 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             app[SPENDING],
             Capacity(fleet, app[MARKET], router, settings.overflow_after_s),
         )
-        async with _background(fleet.run()):
+        hearers = {REVOKED_CHANNEL: app[FORGETS], registry.NEWS: [fleet.look_soon]}
+        async with _background(changes.hear_changes(app[REDIS], hearers)), _background(fleet.run()):
             lifecycle.started = True
             yield
             await app[DETACHED].join(10.0)

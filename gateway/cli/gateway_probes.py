@@ -88,14 +88,3 @@ def awaited(
     parts = ", ".join(missing(num_workers, linked))
     messages = [check["message"] for check in checks if "message" in check and not check["name"].startswith(MODEL)]
     return ": ".join([f"gateway {slot}" + (f", which has {parts}" if parts else ""), *messages]).rstrip(".")
-
-
-def news(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Says what each worker does that takes long, by the last record of its log: it reads weights, or compiles."""
-    parts = []
-    for name, record in records.items():
-        if record.get("event") == "weights_read":
-            parts.append(f"{name} has read {record['share']:.0%} of its weights")
-        elif record.get("event") == "kernels_compiling":
-            parts.append(f"{name} compiles the kernels of this CPU, which it does once")
-    return ", ".join(parts)

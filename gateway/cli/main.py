@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import importlib.metadata
 import os
@@ -232,6 +233,8 @@ def up(
     from gateway.cli.up import Options, run
 
     _propose_from(draft_model)
+    # What a start makes is kept: looking through it for garbage again and again finds little.
+    gc.disable()
     try:
         settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
         options = Options(
@@ -254,6 +257,8 @@ def up(
         fail(str(error), UNUSABLE)
     except (HomeError, ChildFailed) as error:
         fail(str(error))
+    finally:
+        gc.enable()
 
 
 @main.command()

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import aiohttp
+from typing import Any
 
 from gateway.base.home import HomeError
 from gateway.cli.addresses import listen_from
@@ -116,6 +115,8 @@ class ModelWorkers:
         """Waits until the worker answers its probe, which is after it took its memory. Raises `HomeError` if it refuses
         to start.
         """
+        import aiohttp  # it takes long to load, and only a shared GPU asks for it
+
         url = f"http://{OPS_HOST}:{place.ops.getsockname()[1]}/livez"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
             while True:
@@ -173,12 +174,27 @@ class ModelWorkers:
             lines[place.model.id] = line
         return list(lines.values())
 
+    def news(self) -> str:
+        """Says what each worker does that takes long."""
+        return news({place.name: self._supervisor.last_record(place.name) for place in self.places})
+
     @staticmethod
     def _share() -> float:
         try:
             return float(os.environ.get(MEMORY_SHARE) or DEFAULT_SHARE)
         except ValueError:
             return DEFAULT_SHARE  # the worker refuses the value, and says so
+
+
+def news(records: Mapping[str, Mapping[str, Any]]) -> str:
+    """Says what each worker does that takes long, by the last record of its log: it reads weights, or compiles."""
+    parts = []
+    for name, record in records.items():
+        if record.get("event") == "weights_read":
+            parts.append(f"{name} has read {record['share']:.0%} of its weights")
+        elif record.get("event") == "kernels_compiling":
+            parts.append(f"{name} compiles the kernels of this CPU, which it does once")
+    return ", ".join(parts)
 
 
 def _is_same(one: ServedModel, other: ServedModel) -> bool:

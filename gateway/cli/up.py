@@ -1,12 +1,13 @@
 """`headgate up`: every process of one machine under one supervisor, with embedded defaults.
 
-The order is the dependency order: home, socket, Redis, schema, first tenant, workers, gateways, jobs. Stopping is the
-reverse. This module decides no policy of its own: each child has its settings in its environment.
+Home, sockets and Redis come first. Then the models load, and meanwhile everything else is made ready: schema, first tenant,
+gateways, jobs. What that needs is imported only then, because a model takes longest. Stopping is the reverse. This module decides no policy of its own: each child has its settings in its environment.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import signal
 import socket
@@ -15,23 +16,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database import migrate
-from accounting.database.db import Database
-from accounting.lifecycle.bootstrap import Credentials, bootstrap
-from accounting.values.errors import AccountingError
 from gateway.base.home import Home, HomeError, write_private
-from gateway.base.settings import ModelSource, SettingsError
+from gateway.base.settings import SettingsError
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
-from gateway.cli.banner import banner
 from gateway.cli.faults import sentence
-from gateway.cli.first_prices import first_rates
-from gateway.cli.gateway_probes import GatewayProbes, news
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
 from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, check_memory
 from gateway.cli.ready_file import Ready
@@ -39,11 +32,15 @@ from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
 from gateway.cli.supervisor import Spec, Supervisor
 from gateway.configuration.model_sources import foreign
-from gateway.generation.model_files import check_names
-from gateway.journal.journals import gateway_journals
-from gateway.metering.replay import replay
 from workers.process.forked import give_back, load, watch_without_threads
 
+if TYPE_CHECKING:
+    from accounting.lifecycle.bootstrap import Credentials
+    from gateway.cli.gateway_probes import GatewayProbes
+    from gateway.cli.preparation import Preparation
+
+PREPARATION = "gateway.cli.preparation"
+"""It is imported when workers have been started (ADR 117)."""
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
 GATEWAYS_OPS_PORT = 9300
@@ -84,7 +81,8 @@ class Up:
         num_ranks, num_threads = options.tensor_parallel, options.num_threads
         self.workers = self.workers_kind(self.supervisor, self.home.run, self._env, num_ranks, num_threads)
         self.credentials: Credentials | None = None
-        self.gateways = GatewayProbes(self.home, options.num_gateways, self._news)
+        self.gateways: GatewayProbes
+        self.preparation: Preparation
         self._jobs_ops: list[socket.socket] = []
         """The socket for metrics of the jobs process."""
         self._gateways_ops: list[socket.socket] = []
@@ -129,13 +127,11 @@ class Up:
         is_embedded = self.options.redis_url is None
         if is_embedded:
             await self._start_redis()
-        async with told(lambda: "Redis"):
-            await check_redis(self.redis_url, is_ours=is_embedded)
         self._tell_gateways()
         places = self.workers.place(self.models)
         self._say(self.workers.told())
         # Models take longest to load, so everything else is made ready meanwhile.
-        await asyncio.gather(self.workers.start(places), self._prepare_books())
+        await asyncio.gather(self.workers.start(places), self._prepare(is_embedded))
         self._jobs_ops = listen_from(OPS_HOST, OPS_FIRST_PORT, 1)
         await self._prepare_forks()
         for slot in range(self.options.num_gateways):
@@ -144,13 +140,23 @@ class Up:
         await self.gateways.wait(lambda slot: self.gateways.serves(slot, self.workers.counts))
         self.supervisor.ready = True
         await self._write_ready()
-        self._banner()
+        assert self.credentials is not None
+        self.preparation.show(self.base_url, self.models, self.credentials)
         give_back()
 
-    async def _prepare_books(self) -> None:
+    async def _prepare(self, is_embedded: bool) -> None:
+        await self._import_preparation()
+        async with told(lambda: "Redis"):
+            await check_redis(self.redis_url, is_ours=is_embedded)
         async with told(lambda: "the database"):
-            await self._prepare_database()
-        await self._replay_unused_slots()
+            self.credentials = await self.preparation.prepare_database(self.models)
+        await self.preparation.replay_unused_slots(self.options.num_gateways)
+
+    async def _import_preparation(self) -> None:
+        module = await asyncio.to_thread(importlib.import_module, PREPARATION)
+        migrates = self.options.migrate
+        self.preparation = module.Preparation(self.home, self.database_url, self.redis_url, migrates=migrates)
+        self.gateways = module.GatewayProbes(self.home, self.options.num_gateways, self.workers.news)
 
     async def _prepare_forks(self) -> None:
         """Loads what gateways and jobs have in common with each other, and ends this process's threads: a child would
@@ -195,28 +201,18 @@ class Up:
         gateways = (f"gateway-{slot}" for slot in range(self.options.num_gateways))
         return [self.home.state / name / "journal" for name in (*workers, *gateways)]
 
-    async def _prepare_database(self) -> None:
-        step = migrate.upgrade if self.options.migrate else migrate.check
-        await asyncio.to_thread(step, self.database_url)
-        self.credentials = await bootstrap(
-            self.database_url,
-            self.home.read_secret("pepper"),
-            {model.id: first_rates(model) for model in self.models},
-            self._stored_credentials(),
-        )
-        self._store(self.credentials)
-
     # --- models that come and go ---
 
     async def _reload_when_asked(self) -> None:
         """Serves the models that the settings name now, after each signal for it. A fault changes nothing and is said."""
+        faults: tuple[type[Exception], ...] = (HomeError, SettingsError, OSError, *_faults_of_a_database())
         while True:
             await self.reload_asked.wait()
             self.reload_asked.clear()
             fault = ""
             try:
                 await self._reload()
-            except (HomeError, SettingsError, AccountingError, SQLAlchemyError, OSError) as error:
+            except faults as error:
                 fault = sentence(error)[0]
                 self._say([f"The models stay as they were: {fault}"])
             outcome = {"error": fault, "models": [model.id for model in self.models]}
@@ -228,11 +224,11 @@ class Up:
     async def _reload(self) -> None:
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
-        check_names({model.id: ModelSource.model_validate(model.source) for model in models}, foreign(os.environ))
+        self.preparation.check_names(models, foreign(os.environ))
         change = self.workers.change(models)
         before, self.models = self.models, models
         try:
-            await self._prepare_database()
+            self.credentials = await self.preparation.prepare_database(models)
             await self._add(change)
         except BaseException:
             self.models = before
@@ -262,9 +258,6 @@ class Up:
             await self.workers.stop(new)
             raise
 
-    def _news(self) -> str:
-        return news({place.name: self.supervisor.last_record(place.name) for place in self.workers.places})
-
     def _tell_gateways(self) -> None:
         sources = {model.id: model.source for model in self.models}
         write_private(self.home.models, msgspec.json.encode(sources))
@@ -272,37 +265,6 @@ class Up:
     @staticmethod
     def _say(lines: Sequence[str]) -> None:
         print("\n".join(lines), file=sys.stderr, flush=True)
-
-    async def _replay_unused_slots(self) -> None:
-        """Replays the journals of gateways that an earlier, larger start left; slots in use do it themselves."""
-        slots = gateway_journals(self.home.state)
-        unused = sorted(slots.keys() - set(range(self.options.num_gateways)))
-        if not unused:
-            return
-        database = Database(self.database_url)
-        try:
-            for slot in unused:
-                found = await replay(database, self.redis_url, slot, slots[slot])
-                if found.voided or found.shipped:
-                    print(
-                        f"{found.slot} is no longer used: {found.shipped} endings of it came into the books, "
-                        f"{found.voided} requests that it left open are void.",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-        finally:
-            await database.close()
-
-    def _store(self, credentials: Credentials) -> None:
-        write_private(self.home.credentials, msgspec.json.encode(credentials))
-
-    def _stored_credentials(self) -> Credentials | None:
-        try:
-            return msgspec.json.decode(self.home.credentials.read_bytes(), type=Credentials)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError):
-            raise HomeError(f"The file {self.home.credentials} cannot be read or is damaged.") from None
 
     # --- children ---
 
@@ -409,17 +371,15 @@ class Up:
         if self.options.ready_file is not None:
             write_private(self.options.ready_file.absolute(), content)
 
-    def _banner(self) -> None:
-        assert self.credentials is not None
-        names = [model.id for model in self.models]
-        print(banner(self.base_url, names, self.credentials, self.home.root), flush=True)
-        if self.credentials.fresh:
-            self._store(msgspec.structs.replace(self.credentials, fresh=False))
-
 
 async def run(options: Options) -> None:
     watch_without_threads()
     await Up(options).run()
+
+
+def _faults_of_a_database() -> tuple[type[Exception], ...]:
+    faults: tuple[type[Exception], ...] = importlib.import_module(PREPARATION).FAULTS
+    return faults
 
 
 def _metrics_at(sock: socket.socket) -> str:

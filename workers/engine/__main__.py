@@ -34,6 +34,7 @@ from workers.engine.settings import EXIT_CONFIG, WorkerSettings
 from workers.engine.sizing import capacity
 from workers.engine.tiers.shared_cache import opening
 from workers.engine.tiers.shared_cache.store import Bounds
+from workers.engine.untraced import untraced
 from workers.engine.values.errors import StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
@@ -50,6 +51,8 @@ grammars."""
 
 
 def main() -> int:
+    # What a start makes is kept, so looking through it for garbage again and again finds little, and takes a second.
+    gc.disable()
     try:
         told = settings.load()
         logs.configure(told.log_level, worker=told.worker)
@@ -61,6 +64,8 @@ def main() -> int:
     except StartError as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
+    finally:
+        gc.enable()
 
 
 def run(told: WorkerSettings, ranks: Ranks) -> int:
@@ -83,6 +88,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     try:
         asyncio.run(serve(service, OpsServer(service, metrics.registry), told, grammars))
     except OSError as error:
@@ -104,8 +110,10 @@ def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
     before. A single rank loads in a thread that ends. The reason is that OpenMP keeps threads for each of our threads.
     Where those are more than the cores, it no longer spins for a product's parts but sleeps at each, and a CPU's decode
     steps take half as long again."""
-    from workers.engine.loading import load
-    from workers.engine.parallel.runner import ParallelRunner
+    with untraced():
+        from workers.engine.loading import load
+        from workers.engine.parallel.runner import ParallelRunner
+    gc.freeze()  # so that the collection after the load does not look through the libraries
 
     if ranks.size == 1:
         with ThreadPoolExecutor(1, "load") as loader:

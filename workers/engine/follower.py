@@ -18,6 +18,7 @@ from pathlib import Path
 
 from workers.engine import settings
 from workers.engine.parallel.wire import Channel, Ended, frame
+from workers.engine.untraced import untraced
 from workers.engine.values.errors import StartError
 from workers.process import logs
 
@@ -57,7 +58,8 @@ def main(arguments: list[str]) -> int:
 
 def serve(told: settings.WorkerSettings, rank: int, size: int, meeting: Path, channel: Channel) -> None:
     """Loads this rank's part and follows rank 0. This imports torch, which takes seconds."""
-    from workers.engine.loading import load
+    with untraced():
+        from workers.engine.loading import load
     from workers.engine.parallel.runner import follow
 
     follow(load(told, rank, size, meeting), channel)

@@ -19,23 +19,26 @@ logger = logging.getLogger(__name__)
 
 
 async def keep_registered(registration: Registration, redis_url: str) -> None:
-    """Writes the registration every 2 s until it is cancelled, and then deletes it. If Redis is away, that is logged
-    once and changes nothing."""
+    """Writes the registration every 2 s until it is cancelled, and then deletes it. The first one, and the first after Redis
+    was away, is announced. If Redis is away, that is logged once and changes nothing."""
     key, value = registry.worker_key(registration.worker), registry.encode(registration)
-    away = False
+    away, is_new = False, True
     client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=1, socket_connect_timeout=1)
     try:
         while True:
             try:
                 await client.set(key, value, ex=registry.REGISTRATION_TTL_S)
                 await client.sadd(registry.WORKERS, registration.worker)
+                if is_new:
+                    await client.publish(registry.NEWS, registration.worker)
+                is_new = False
                 if away:
                     logger.info("registered again", extra={"event": "registry_back"})
                 away = False
             except (redis.exceptions.RedisError, OSError) as error:
                 if not away:
                     logger.warning("registry away: %s", error, extra={"event": "registry_away"})
-                away = True
+                away = is_new = True
             heed_cancellation()
             await asyncio.sleep(registry.REGISTRATION_REFRESH_S)
     finally:

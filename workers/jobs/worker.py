@@ -120,7 +120,8 @@ def main() -> int:
             "--quiet",
             "worker",
             "--pool=prefork",
-            f"--concurrency={settings.jobs_concurrency}",
+            # One child waits for work. The others start when there is more than it can take, and end when there is not.
+            f"--autoscale={settings.jobs_concurrency},1",
             "--without-gossip",
             "--without-mingle",
             "--without-heartbeat",

@@ -35,11 +35,13 @@ def watch_without_threads() -> None:
 
 
 def load(modules: Sequence[str]) -> None:
-    """Imports what children will need. They share it, as the collector leaves it alone from now on."""
+    """Imports what children will need. They share it, as the collector leaves it alone from now on. It runs afterwards,
+    here and in them, even if it did not before."""
     for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def give_back() -> None:

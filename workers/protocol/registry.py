@@ -13,6 +13,8 @@ WORKER_KEY_PREFIX = "hg:worker:"
 WORKERS = "hg:workers"
 """A set of the names of all workers that were ever registered. A worker that is registered now also has a key. Looking
 for those among all keys of a Redis would take longer the more requests ended recently."""
+NEWS = "hg:workers:news"
+"""The channel on which a worker says that it has registered, so that gateways look at once."""
 REGISTRATION_TTL_S = 10
 REGISTRATION_REFRESH_S = 2.0
 

@@ -21,8 +21,14 @@ from workers.protocol.registry import Registration
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 2.0
+"""The time between two looks while each known worker is linked. One that registers is announced."""
+SEARCH_EVERY_S = 0.5
+"""The time between two looks while no worker is known, or one is not linked."""
 REDIAL_S = 0.5
+"""The time until a worker is dialled again that could not be reached."""
+LOST_S = 0.25
+"""The time until a worker is dialled again whose link was up."""
 
 Look = Callable[[], Awaitable[list[Registration] | None]]
 """Returns the registrations in force, or None while Redis does not answer."""
@@ -36,6 +42,7 @@ class Fleet:
         self._process = new_process_id()
         self._known: dict[str, Registration] = {}
         self._links: dict[str, WorkerLink] = {}
+        self._news = asyncio.Event()
         self.num_lost = 0
         """The number of links that were up and ended."""
 
@@ -57,10 +64,15 @@ class Fleet:
     def num_workers(self) -> dict[str, int]:
         return dict(Counter(link.registration.model for link in self.links))
 
+    def look_soon(self) -> None:
+        """Looks at once, because a worker has registered or a link has ended."""
+        self._news.set()
+
     async def run(self) -> None:
         """Runs until it is cancelled; the links end with it."""
         async with asyncio.TaskGroup() as tasks:
             while True:
+                self._news.clear()
                 found = await self._look()
                 heed_cancellation()
                 if found is not None:
@@ -70,16 +82,26 @@ class Fleet:
                         link = WorkerLink(registration, self._process, self._keep_records, self._group_key)
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
-                await asyncio.sleep(LOOK_EVERY_S)
+                await self._wait()
+
+    async def _wait(self) -> None:
+        is_whole = self._known and not self.unreachable
+        try:
+            async with asyncio.timeout(LOOK_EVERY_S if is_whole else SEARCH_EVERY_S):
+                await self._news.wait()
+        except TimeoutError:
+            pass
 
     async def _serve(self, link: WorkerLink) -> None:
         try:
             await link.run()
             self.num_lost += 1
+            await asyncio.sleep(LOST_S)
         except LinkDown:
             await asyncio.sleep(REDIAL_S)
         finally:
             del self._links[link.registration.worker]
+            self.look_soon()
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:

@@ -20,7 +20,7 @@ from accounting.values.types import Charge, Limits, Opened, Principal, Usage
 from gateway.base.app_keys import DATABASE
 from gateway.base.home import Home
 from gateway.cli.main import main
-from gateway.cli.up import Options, Up
+from gateway.cli.preparation import Preparation
 from gateway.journal.journal import open_journal
 from gateway.limiter.limits import Limiter, limiter_link
 from gateway.limiter.redis_keys import open_key
@@ -242,21 +242,11 @@ async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headga
 async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):
     await die_as_gateway_7(gateway)
     settings = gateway.settings
-    start = Up(
-        Options(
-            home=Home(settings.home),
-            host="127.0.0.1",
-            port=0,
-            num_gateways=1,
-            ready_file=None,
-            database_url=settings.database_url,
-            redis_url=settings.redis_url,
-        )
-    )
-    await start._replay_unused_slots()
+    start = Preparation(Home(settings.home), settings.database_url, settings.redis_url, migrates=True)
+    await start.replay_unused_slots(1)
     assert await endings(gateway) == ENDED_AND_VOID
     assert "gateway-7 is no longer used: 1 endings" in capsys.readouterr().err
-    await start._replay_unused_slots()
+    await start.replay_unused_slots(1)
     assert capsys.readouterr().err == ""
 
 

@@ -86,6 +86,18 @@ async def test_the_figures_of_metrics_are_those_of_the_batches(home, gateway, st
     assert (sum(after.chunks.values()), after.lines["queued"], after.oldest_queued_s) == (0, 0, 0)
 
 
+async def test_one_child_waits_and_a_second_one_comes_with_work(home, gateway, jobs):
+    jobs.stop()
+    jobs.start()
+    await home.until(lambda: len(jobs.children()) == 1)
+    gateway.delay_s = 0.5
+    batch_ids = [await home.submit([f"say {i}" for i in range(70)]) for _ in range(2)]
+    await home.until(lambda: len(jobs.children()) == 2)
+    gateway.delay_s = 0.0
+    for batch_id in batch_ids:
+        assert (await home.wait(batch_id)).num_completed == 70
+
+
 async def figures(home):
     async with home.database.read() as conn:
         return await batch_figures(conn, await claims.now_ms(conn))

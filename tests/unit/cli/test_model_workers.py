@@ -12,10 +12,10 @@ from gateway.base.home import HomeError
 from gateway.base.output_formats import TOOL_FORMATS
 from gateway.cli import model_workers
 from gateway.cli.devices import Room
-from gateway.cli.gateway_probes import awaited, missing, news
+from gateway.cli.gateway_probes import awaited, missing
 from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel, resolve_all, with_tool_formats
-from gateway.cli.model_workers import ModelWorkers, Place, check_memory
+from gateway.cli.model_workers import ModelWorkers, Place, check_memory, news
 
 
 def model(name: str, num_workers: int = 1, path: str = "/m", **env: str) -> ServedModel:

@@ -40,7 +40,7 @@ class JobsSettings(pydantic_settings.BaseSettings):
     database_url: str | None = None
     """The URL of the gateways' database; unset: SQLite in the state directory."""
     jobs_concurrency: int = pydantic.Field(default=2, ge=1, le=256)
-    """The number of child processes of the Celery worker."""
+    """The most child processes of the Celery worker. One waits for work, and the others start when there is more."""
     jobs_tenant_chunks: int = pydantic.Field(default=8, ge=1)
     """The most chunks of one tenant that may be claimed at once, over all jobs processes."""
     jobs_chunk_lines: int = pydantic.Field(default=64, ge=1, le=512)

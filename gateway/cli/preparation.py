@@ -1,0 +1,94 @@
+"""The preparations of `headgate up` while its models load: the schema, the first tenant, the journals of unused slots.
+
+Its libraries take most of a second to load, so `up` imports this module after it has started the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+from sqlalchemy.exc import SQLAlchemyError
+
+from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.lifecycle.bootstrap import Credentials, bootstrap
+from accounting.values.errors import AccountingError
+from gateway.base.home import Home, HomeError, write_private
+from gateway.base.settings import ModelSource
+from gateway.cli.banner import banner
+from gateway.cli.first_prices import first_rates
+from gateway.cli.gateway_probes import GatewayProbes
+from gateway.cli.model import ServedModel
+from gateway.generation.model_files import check_names
+from gateway.journal.journals import gateway_journals
+from gateway.metering.replay import replay
+
+__all__ = ["FAULTS", "GatewayProbes", "Preparation"]
+
+FAULTS = (AccountingError, SQLAlchemyError)
+"""Errors of a database or of what is in it."""
+
+
+class Preparation:
+    def __init__(self, home: Home, database_url: str, redis_url: str, *, migrates: bool) -> None:
+        self._home = home
+        self._database_url = database_url
+        self._redis_url = redis_url
+        self._migrates = migrates
+
+    async def prepare_database(self, models: Sequence[ServedModel]) -> Credentials:
+        """Upgrades the schema, or checks it, and makes the first tenant and first prices."""
+        step = migrate.upgrade if self._migrates else migrate.check
+        await asyncio.to_thread(step, self._database_url)
+        credentials = await bootstrap(
+            self._database_url,
+            self._home.read_secret("pepper"),
+            {model.id: first_rates(model) for model in models},
+            self._stored(),
+        )
+        self._store(credentials)
+        return credentials
+
+    async def replay_unused_slots(self, num_gateways: int) -> None:
+        """Replays the journals of gateways that an earlier, larger start left; slots in use do it themselves."""
+        slots = gateway_journals(self._home.state)
+        unused = sorted(slots.keys() - set(range(num_gateways)))
+        if not unused:
+            return
+        database = Database(self._database_url)
+        try:
+            for slot in unused:
+                found = await replay(database, self._redis_url, slot, slots[slot])
+                if found.voided or found.shipped:
+                    print(
+                        f"{found.slot} is no longer used: {found.shipped} endings of it came into the books, "
+                        f"{found.voided} requests that it left open are void.",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+        finally:
+            await database.close()
+
+    def check_names(self, models: Iterable[ServedModel], foreign: Collection[str]) -> None:
+        """Raises `SettingsError` for names of models that do not go together."""
+        check_names({model.id: ModelSource.model_validate(model.source) for model in models}, foreign)
+
+    def show(self, base_url: str, models: Sequence[ServedModel], credentials: Credentials) -> None:
+        """Prints what a user needs, and the keys once only."""
+        print(banner(base_url, [model.id for model in models], credentials, self._home.root), flush=True)
+        if credentials.fresh:
+            self._store(msgspec.structs.replace(credentials, fresh=False))
+
+    def _store(self, credentials: Credentials) -> None:
+        write_private(self._home.credentials, msgspec.json.encode(credentials))
+
+    def _stored(self) -> Credentials | None:
+        try:
+            return msgspec.json.decode(self._home.credentials.read_bytes(), type=Credentials)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError):
+            raise HomeError(f"The file {self._home.credentials} cannot be read or is damaged.") from None
