@@ -34,8 +34,8 @@ MAX_QUEUE_BYTES = 256 * 1024
 LINGERING_S = 30.0
 """The longest time for which the rest of a refused body is read and dropped. A connection that is closed while its
 client still sends is reset, and the client never sees why it was refused."""
-LINGERING_IDLE_S = 2.0
-"""The time without a byte of that rest after which the connection is closed. nginx has the same two limits."""
+LINGERING_IDLE_S = 5.0
+"""The time without a byte of that rest after which the connection is closed. nginx has the same two limits by default."""
 MAX_FRAMING_BYTES = 16 * 1024
 """The number of bytes that frame the chunks of a body, beside an eighth of the body's own. Each chunk costs the parser a
 microsecond whatever its size, so a body in chunks of one byte would take the loop for seconds."""
