@@ -1,6 +1,6 @@
 """Short turns on a core, for threads that run briefly and often because somebody waits for their answer.
 
-Linux gives a thread that wakes up no core before the running thread has had its turn, some 3 ms, unless the waking one
+Linux gives a thread that wakes up no core before the running thread has had its turn, 1 to 4 ms, unless the waking one
 asks for shorter turns than the running one has. Shares of the processor's time do not depend on it, and it needs no
 privilege. Knows nothing of what the threads do.
 """
