@@ -23,7 +23,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -34,7 +34,7 @@ from gateway.base import errors  # noqa: E402 - as above
 from gateway.schema.json_body import decode_object  # noqa: E402 - as above
 from workers.process import turns  # noqa: E402 - as above
 
-SPAWN = multiprocessing.get_context("spawn")
+FORK = multiprocessing.get_context("fork")
 MIB = 2**20
 BURST_S = 0.0008
 """The processor time of a request's events in the gateway."""
@@ -86,16 +86,15 @@ def asks(path: str, seconds: float, answers: Any) -> None:
 
 class Echo(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._transport.write(data)
 
 
 def answer_of(function: Callable[..., None], *arguments: object) -> list[float]:
-    answers = SPAWN.Queue()
-    process = SPAWN.Process(target=function, args=(*arguments, answers), daemon=True)
+    answers = FORK.Queue()
+    process = FORK.Process(target=function, args=(*arguments, answers), daemon=True)
     process.start()
     found: list[float] = answers.get(timeout=60)
     process.join()
@@ -104,7 +103,7 @@ def answer_of(function: Callable[..., None], *arguments: object) -> list[float]:
 
 @contextlib.contextmanager
 def burning(number: int) -> Iterator[None]:
-    processes = [SPAWN.Process(target=burn, daemon=True) for _ in range(number)]
+    processes = [FORK.Process(target=burn, daemon=True) for _ in range(number)]
     try:
         for process in processes:
             process.start()
