@@ -35,8 +35,8 @@ class _Attributes(ctypes.Structure):
     )
 
 
-def shorten(pid: int = 0, turn: int = TURN_NS) -> bool:
-    """Asks for turns of `turn` nanoseconds for the calling thread, or for the main thread of a process, and for all threads and
+def shorten(pid: int = 0) -> bool:
+    """Asks for short turns for the calling thread, or for the main thread of a process, and for all threads and
     processes that it starts from then on. Returns whether the system gives them: Linux does from 6.12 on, unless a
     container forbids the call. Nothing is changed where it does not.
     """
@@ -45,9 +45,9 @@ def shorten(pid: int = 0, turn: int = TURN_NS) -> bool:
     told = _read(pid)
     if told is None or told.policy not in _ORDINARY:
         return False
-    told.runtime = turn
+    told.runtime = TURN_NS
     _call(0, pid, ctypes.byref(told), 0)
-    return turn_ns(pid) == turn
+    return turn_ns(pid) == TURN_NS
 
 
 def turn_ns(pid: int = 0) -> int | None:
