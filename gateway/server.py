@@ -23,6 +23,7 @@ from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, base_socket, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
+from workers.process import turns
 from workers.process.forked import give_back
 from workers.protocol.segments import SlotTaken
 
@@ -78,6 +79,7 @@ async def serve(settings: GatewaySettings) -> None:
                 "url": site.name,
                 "ops_url": ops_site.name,
                 "num_frozen": gc.get_freeze_count(),
+                "turn_ns": turns.turn_ns(),
             },
         )
         give_back()

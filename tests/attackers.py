@@ -1,7 +1,8 @@
 """Eight attackers at once, in a process of their own, so that what they cost is not the clock of who is measured.
 
 Run as a module: base URL, API key, model, seconds, a seed, `any` or `refused`, and perhaps a model that gives vectors.
-Prints how many answers there were of each status, as JSON. `refused`: bodies of any size that end in a 4xx. With `any`
+Prints how many answers there were of each status, as JSON. The process has the lowest priority: its work is done by other
+machines in earnest. `refused`: bodies of any size that end in a 4xx. With `any`
 they also leave in the middle of answers, and read, stream, go on from, cancel and delete the responses that they made.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
 import sys
 import time
@@ -94,4 +96,5 @@ async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: st
 
 
 if __name__ == "__main__":
+    os.nice(19)
     asyncio.run(main(*sys.argv[1:]))

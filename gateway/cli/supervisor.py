@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.base.home import HomeError
+from workers.process import turns
 from workers.process.forked import Forked, fork, may_fork
 
 BREAKER_DEATHS = 3
@@ -60,6 +61,8 @@ class Spec:
     """The module whose `main` is the process. If it is given, the first start is a fork, which shares what this process
     has loaded; a restart is always an exec of `command`.
     """
+    answers_promptly: bool = False
+    """Whether it is given short turns on a core (`workers/process/turns.py`). Our own processes ask for them themselves."""
 
 
 @dataclass(slots=True)
@@ -167,6 +170,8 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
+            if spec.answers_promptly:
+                turns.shorten(child.process.pid)
         finally:
             os.close(fd)
 

@@ -193,7 +193,7 @@ class Up:
     async def _start_redis(self) -> None:
         command = embedded.server_command(embedded.find_server(), self.home.redis, self._redis_socket)
         self._redis_socket.unlink(missing_ok=True)
-        await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10))
+        await self.supervisor.start(Spec("redis", "redis", command, os.environ, stop_limit_s=10, answers_promptly=True))
 
     def _journals(self) -> list[Path]:
         num_workers = sum(model.num_workers for model in self.options.models)

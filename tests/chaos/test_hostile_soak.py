@@ -1,6 +1,9 @@
 """An hour of hostile requests against `headgate up`: eight attackers with every endpoint, field, size and encoding, two
 victims whose streams stay byte for byte what they are, no engine that ends, no link that is lost.
 
+The attackers stand for other people's machines, so their process has the lowest priority here: the cores that it takes are
+nobody's in earnest. What reaches the gateway is counted, so that the attack does not become weak unseen.
+
 `HEADGATE_TEST_HOSTILE_S` sets another length, `HEADGATE_TEST_HOSTILE_SEED` repeats a run.
 """
 
@@ -17,6 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import openai
 import pooling_models
 import pytest
 from pooling_tokenizers import write_decoder_tokenizer
@@ -33,6 +37,8 @@ VECTORS = "vectors"
 SHARED_CORES = {"HEADGATE_LIMITER_TIMEOUT_S": "2"}
 """The attackers compute on the same cores: a Redis that gets none for a moment refuses nobody."""
 REFUSALS = {"400", "404", "413", "415", "429", "503"}
+LEAST_PER_S = 20
+"""Requests that the attackers have answered in each second, at least. Below that the machine is too busy to measure on."""
 MOST = 1.5
 """Times the first token of a victim may be later beside refused bodies than alone (99th percentile)."""
 
@@ -50,7 +56,7 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
     _, attacker = await asyncio.to_thread(server.tenant_key, "mallory")
     keys = [(await asyncio.to_thread(server.tenant_key, f"victim {i}"))[1] for i in range(2)]
     starts = _starts(server)
-    texts = [(await _stream(server, key, number))[1] for number, key in enumerate(keys)]
+    texts = [await _said(server, key, number) for number, key in enumerate(keys)]
     assert all(texts)
     firsts: dict[str, list[float]] = {kind: [] for kind in PARTS}
     faults: list[str] = []
@@ -61,10 +67,14 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
         async with _attackers(server, attacker, f"{seed}/{number}", kind, seconds) as replies:
             seen = await asyncio.gather(*(_victim(server, key, i, texts[i], until) for i, key in enumerate(keys)))
         firsts[kind] += (first for one in seen for first in one)
-        print(f"seed {seed}, round {number}, {kind}: p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {replies}")
+        per_s = sum(replies.values()) / seconds
+        told = f"p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {per_s:.0f} a second {replies}"
+        print(f"seed {seed}, round {number}, {kind}: {told}")
         allowed = REFUSALS if kind == "refused" else set(replies) - {"500"}
         if wrong := {status: count for status, count in replies.items() if status not in allowed}:
             faults.append(f"round {number}, {kind}: {wrong}")
+        if kind == "refused" and per_s < LEAST_PER_S:
+            faults.append(f"round {number}: {per_s:.0f} requests a second are no attack")
     # What was wrong is told after all rounds: a fault seen once in an hour does not hide another.
     assert not faults, [*faults, *_exceptions(server)]
     assert _starts(server) == starts, "a worker was started anew"
@@ -74,31 +84,38 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
 
 
 async def _victim(server: Server, key: str, number: int, text: str, until: float) -> list[float]:
-    """Seconds to the first token of each of its streams, all of which say the same."""
+    """Seconds to the first token of each of its streams, all of which say the same. Its client is made once, as in an
+    application: making one takes longer than a first token.
+    """
     firsts = []
-    while time.monotonic() < until:
-        first, said = await _stream(server, key, number)
-        assert said == text
-        firsts.append(first)
+    async with server.async_client(key, max_retries=0) as client:
+        while time.monotonic() < until:
+            first, said = await _stream(client, server.model, number)
+            assert said == text
+            firsts.append(first)
     return firsts
 
 
-async def _stream(server: Server, key: str, number: int) -> tuple[float, str]:
-    began, first, said = time.monotonic(), 0.0, ""
+async def _said(server: Server, key: str, number: int) -> str:
     async with server.async_client(key, max_retries=0) as client:
-        stream = await client.chat.completions.create(
-            model=server.model,
-            messages=[{"role": "user", "content": f"What is number {number}?"}],
-            stream=True,
-            max_tokens=NUM_TOKENS,
-            seed=number,
-            temperature=float(number),
-        )
-        async for chunk in stream:
-            for choice in chunk.choices:
-                if choice.delta.content and not first:
-                    first = time.monotonic() - began
-                said += (choice.delta.content or "") + (choice.finish_reason or "")
+        return (await _stream(client, server.model, number))[1]
+
+
+async def _stream(client: openai.AsyncOpenAI, model: str, number: int) -> tuple[float, str]:
+    began, first, said = time.monotonic(), 0.0, ""
+    stream = await client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": f"What is number {number}?"}],
+        stream=True,
+        max_tokens=NUM_TOKENS,
+        seed=number,
+        temperature=float(number),
+    )
+    async for chunk in stream:
+        for choice in chunk.choices:
+            if choice.delta.content and not first:
+                first = time.monotonic() - began
+            said += (choice.delta.content or "") + (choice.finish_reason or "")
     return first, said
 
 
@@ -139,7 +156,7 @@ def _starts(server: Server) -> set[str]:
 def _exceptions(server: Server) -> list[str]:
     """Lines of the logs that tell of what no handler expected."""
     logs = sorted((server.home / "logs").glob("*.log"))
-    return [line for path in logs for line in path.read_text().splitlines() if "unhandled_exception" in line][:20]
+    return [line for path in logs for line in path.read_text().splitlines() if "Traceback" in line][:20]
 
 
 def _events(server: Server, name: str) -> int:

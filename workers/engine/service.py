@@ -29,6 +29,7 @@ from workers.engine.registration import keep_registered
 from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
+from workers.process import turns
 from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
@@ -140,6 +141,7 @@ class Service:
         loop = asyncio.get_running_loop()
         thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
         thread.start()
+        turns.shorten()  # after the engine thread's start: it computes, and what it starts has long turns, too
         try:
             async with self._listening(), asyncio.TaskGroup() as tasks:
                 helpers = [

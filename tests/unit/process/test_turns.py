@@ -1,0 +1,72 @@
+"""Short turns: who has them, and who keeps what an operator chose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from workers.process import turns
+
+needs_linux_6_12 = pytest.mark.skipif(turns.turn_ns() is None, reason="this system does not tell the length of a turn")
+
+
+def told(script: str) -> list[str]:
+    """What a process of its own prints: a test must not change the turns of the others."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.split()
+
+
+@needs_linux_6_12
+def test_later_threads_have_short_turns_and_earlier_ones_do_not() -> None:
+    script = """
+import os, threading
+from workers.process import turns
+before = os.nice(3)
+asked = threading.Event()
+found = []
+def look():
+    asked.wait()
+    found.append(turns.turn_ns() == turns.TURN_NS)
+earlier = threading.Thread(target=look)
+earlier.start()
+assert turns.shorten()
+asked.set()
+earlier.join()
+later = threading.Thread(target=look)
+later.start()
+later.join()
+print(*found, turns.turn_ns() == turns.TURN_NS, os.nice(0) == before)
+"""
+    assert told(script) == ["False", "True", "True", "True"]
+
+
+@needs_linux_6_12
+def test_a_policy_that_an_operator_chose_stays() -> None:
+    script = """
+import os
+from workers.process import turns
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+before = turns.turn_ns()
+print(turns.shorten(), turns.turn_ns() == before, os.sched_getscheduler(0) == os.SCHED_IDLE)
+"""
+    assert told(script) == ["False", "True", "True"]
+
+
+def test_nothing_is_changed_where_nobody_knows_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns.platform, "machine", lambda: "vax")
+    assert turns.turn_ns() is None
+    assert not turns.shorten()
+
+
+def test_the_gateway_hands_over_the_interpreter_lock_soon() -> None:
+    script = """
+import sys
+from gateway.__main__ import answer_promptly
+from workers.process import turns
+before = sys.getswitchinterval()
+answer_promptly()
+print(sys.getswitchinterval() <= before / 10, turns.turn_ns() in (None, turns.TURN_NS))
+"""
+    assert told(script) == ["True", "True"]
