@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import (
-    anomalies,
-    audit,
-    batches,
-    billing,
-    books,
-    cache,
-    doctor,
-    fairness,
-    home,
-    invoices,
-    keys,
-    limits,
-    playground,
-    prices,
-    request,
-    requests,
-    sessions,
-    tenants,
-    usage,
-    usage_changes,
-    usage_labels,
-    webhooks,
-    workers,
-)
+from gateway.console.screens import home
+from gateway.console.screens.access import audit, keys, limits, tenants
+from gateway.console.screens.money import anomalies, billing, invoices, prices, usage, usage_changes, usage_labels
+from gateway.console.screens.operation import books, cache, doctor, fairness, webhooks, workers
+from gateway.console.screens.traffic import batches, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,
