@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from accounting.database.db import among, insert_new, upsert
+from accounting.database.db import among, insert_absent, insert_new, upsert
 from accounting.limits import budgets
 from accounting.tables.limiter_models import LimiterBuilt, LimiterGateway, LimiterIncident, LimiterRunning
 from accounting.values.budget_types import Budget
@@ -158,18 +158,25 @@ async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
     return await conn.scalar(behind) or 0
 
 
-async def claim(conn: AsyncConnection, epochs: Mapping[str, int], slot: int, now_ms: int) -> set[str]:
-    """Claim tenants: the caller builds the state of each returned one under the given epoch, and nobody else does."""
+async def claimed(conn: AsyncConnection, epochs: Mapping[str, int]) -> set[str]:
+    """Return those tenants whose state under the given epoch, or under a later one, somebody claimed to build."""
+    built = LimiterBuilt
+    query = select(built.tenant_id, func.max(built.epoch)).where(among(conn, built.tenant_id, epochs))
+    found = await conn.execute(query.group_by(built.tenant_id))
+    return {tenant_id for tenant_id, epoch in found if epoch >= epochs[tenant_id]}
+
+
+async def keep_claims(conn: AsyncConnection, claims: Sequence[tuple[str, int]], slot: int, now_ms: int) -> None:
+    """Keep claims, each of a tenant under an epoch. Of each tenant only the newest stays."""
     rows = [
         {"tenant_id": tenant_id, "epoch": epoch, "slot": slot, "claimed_at_ms": now_ms}
-        for tenant_id, epoch in sorted(epochs.items())
+        for tenant_id, epoch in sorted(claims)
     ]
-    table = LimiterBuilt.__table__
-    claimed = {row.tenant_id for row in await insert_new(conn, table, rows, (LimiterBuilt.tenant_id,))}
+    await insert_absent(conn, LimiterBuilt.__table__, rows)
     newer = aliased(LimiterBuilt)
     is_old = exists().where(newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch)
-    await conn.execute(delete(LimiterBuilt).where(among(conn, LimiterBuilt.tenant_id, claimed), is_old))
-    return claimed
+    of_these = among(conn, LimiterBuilt.tenant_id, {tenant_id for tenant_id, _ in claims})
+    await conn.execute(delete(LimiterBuilt).where(of_these, is_old))
 
 
 async def _mark_listed(conn: AsyncConnection, slot: int, epoch: int, now_ms: int) -> None:

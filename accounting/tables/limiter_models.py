@@ -48,13 +48,14 @@ class LimiterRunning(Base):
 
 
 class LimiterBuilt(Base):
-    """A claim to build a tenant's state under an epoch. One gateway builds it, once."""
+    """A claim to build a tenant's state under an epoch. One gateway builds it, once. The claim was in Redis before."""
 
     __tablename__ = "limiter_built"
 
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     epoch: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     slot: Mapped[int]
+    """The gateway that brought the claim here."""
     claimed_at_ms: Mapped[int]
 
 

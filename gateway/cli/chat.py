@@ -19,7 +19,7 @@ from gateway.cli.answers import one_sentence
 from gateway.cli.api import ApiFailed
 from gateway.cli.chat_client import Answer, ChatClient
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.schema.money import decimal
+from gateway.cli.money import cost
 
 HELP = "/reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
 
@@ -103,7 +103,7 @@ class Talk:
                     self.ask(line)
                 except ApiFailed as error:  # the conversation goes on
                     click.echo(f"headgate: {error}", err=True)
-        costs = ", ".join(f"{decimal(amount)} {currency}" for currency, amount in self._cost.items())
+        costs = ", ".join(cost(amount, currency) for currency, amount in self._cost.items())
         click.echo(f"\nThe conversation cost {costs or 'nothing'}.", err=True)
 
     def ask(self, text: str) -> None:
@@ -132,7 +132,7 @@ def facts(answer: Answer) -> str:
         f"{answer.prompt_tokens} tokens in ({answer.cached_tokens} cached)",
         f"{answer.completion_tokens} out",
         "" if answer.tokens_per_s is None else f"{answer.tokens_per_s:.1f} tokens/s",
-        "" if answer.charge_micro_units is None else f"{decimal(answer.charge_micro_units)} {answer.currency}",
+        "" if answer.charge_micro_units is None else cost(answer.charge_micro_units, answer.currency),
         "" if answer.finish_reason in (None, "stop") else f"ended by {answer.finish_reason}",
     ]
     return "[" + ", ".join(part for part in parts if part) + "]"

@@ -12,7 +12,7 @@ from accounting.values.budget_types import Dimension, Level
 from gateway.cli.admin_commands import ONE_TENANT, REQUEST_LIMITS, Fields, OrNone, argument, group, option, row
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
-from gateway.cli.money import Amount, shown
+from gateway.cli.money import Amount, cost, shown
 from gateway.cli.times import MOMENT
 
 MICRO_UNITS_PER_CENT = 10_000
@@ -210,7 +210,7 @@ def _budget_row(budget: dict[str, Any]) -> tuple[Any, ...]:
         scope or "tenant",
         "fixed" if isinstance(budget["period"], dict) else budget["period"],
         shown(current.get("limit_micro_units", budget["limit_micro_units"]), currency),
-        shown(current.get("settled_micro_units"), currency),
+        cost(current.get("settled_micro_units"), currency),
         "shadow" if budget["shadow"] else "hard" if budget["hard"] else "soft",
         str(current.get("end_local") or "").replace("T", " ").removesuffix("+00:00"),
     )

@@ -1,4 +1,8 @@
-"""Money on the command line: decimal amounts of the currency, read exactly; the API's amounts are micro-units."""
+"""Money on the command line: decimal amounts of the currency, read exactly; the API's amounts are micro-units.
+
+Each amount stands with its currency. What a bill asks for has the decimals of its currency, what usage costs has six,
+and what a person sets (rates, limits, credits) has at least two.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from typing import Any
 
 import click
 
+from accounting.values import currencies
 from gateway.schema.money import MICRO_UNITS, decimal, micro_units
 
 
@@ -38,5 +43,19 @@ class Amount(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
 
 
 def shown(amount: int | None, currency: str | None) -> str:
-    """Formats micro-units for a table. What was refused has no amount and no currency."""
-    return "" if amount is None or currency is None else f"{decimal(amount, 2)} {currency.upper()}"
+    """Formats what a person set: `25.00 USD`. What was refused has no amount and no currency."""
+    return _formatted(amount, currency, 2)
+
+
+def cost(amount: int | None, currency: str | None) -> str:
+    """Formats what usage costs, to the micro-unit: `0.000140 USD`. What was refused has no amount and no currency."""
+    return _formatted(amount, currency, 6)
+
+
+def bill(amount: int, currency: str) -> str:
+    """Formats what a bill asks for, in whole units of its currency: `25.00 USD`, `25 JPY`."""
+    return _formatted(amount, currency, currencies.decimals(currency.upper()))
+
+
+def _formatted(amount: int | None, currency: str | None, min_places: int) -> str:
+    return "" if amount is None or currency is None else f"{decimal(amount, min_places)} {currency.upper()}"

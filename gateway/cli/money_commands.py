@@ -16,7 +16,7 @@ from gateway.cli.admin_commands import ONE_TENANT, argument, group, option, row,
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.money import Amount, shown
+from gateway.cli.money import Amount, bill, cost, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
 from gateway.cli.times import MOMENT
 from gateway.cli.whole_file import whole_file
@@ -106,7 +106,7 @@ def _invoices(found: list[dict[str, Any]]) -> Grid:
     rows = [
         (
             *(one[name] for name in names),
-            *(shown(one[f"{name}_micro_units"], one["currency"]) for name in amounts),
+            *(bill(one[f"{name}_micro_units"], one["currency"]) for name in amounts),
             one["due_at"],
         )
         for one in found
@@ -129,27 +129,26 @@ def _invoice(found: dict[str, Any]) -> tuple[Grid, Grid]:
     columns = ("kind", "period", "model", "tier", "token_class", "price_version", "quantity", "amount")
     currency = found["currency"]
     lines = [
-        (*(line[name] for name in columns[:-1]), shown(line["amount_micro_units"], currency)) for line in found["lines"]
+        (*(line[name] for name in columns[:-1]), cost(line["amount_micro_units"], currency)) for line in found["lines"]
     ]
     rule = found["tax_rule"]
-    sums = [(label, shown(found[f"{name}_micro_units"], currency)) for name, label in SUMS.items()]
+    sums = [(label, cost(found[f"{name}_micro_units"], currency)) for name, label in EXACT.items()]
+    sums += [(label, bill(found[f"{name}_micro_units"], currency)) for name, label in PAYABLE.items()]
     tax = f"{rule['tax']}, {percentage(rule['rate'])} %"
     facts = [("state", found["state"]), ("tax_rule", tax), ("due_at", found["due_at"])]
     links = [(name, found[name]) for name in ("refers_to", "replaced_by", "note") if found[name]]
     return Grid(columns, lines), Grid(FIELDS, [*sums, *facts, *links])
 
 
-SUMS = {
+EXACT = {
     "subtotal": "subtotal",
     "prepaid": "prepaid",
     "carried_in": "remainder carried in",
     "carried_out": "remainder carried on",
-    "net": "net",
-    "tax": "tax",
-    "paid": "paid by prepaid cash",
-    "due": "due",
-    "balance": "still open",
 }
+"""Sums to the micro-unit, with their labels."""
+PAYABLE = {"net": "net", "tax": "tax", "paid": "paid by prepaid cash", "due": "due", "balance": "still open"}
+"""Sums in whole units of the currency."""
 
 
 KIND = click.option(
@@ -275,7 +274,7 @@ def _credits(found: list[dict[str, Any]]) -> Grid:
 
 def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
     amounts = (credit["amount_micro_units"], credit["remaining_micro_units"])
-    return shown(amounts[0], credit["currency"]), shown(amounts[1], credit["currency"])
+    return shown(amounts[0], credit["currency"]), cost(amounts[1], credit["currency"])
 
 
 _AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))

@@ -23,7 +23,7 @@ from gateway.cli.answers import FIELDS, Grid, one_sentence
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
-from gateway.cli.money import shown
+from gateway.cli.money import cost, shown
 from gateway.cli.times import MOMENT
 
 PATH = "/admin/v1/requests"
@@ -164,7 +164,7 @@ def _line(one: Mapping[str, Any]) -> str:
         str(one["status"]),
         one["error_code"] or (one["outcome"] if one["outcome"] != "ok" else ""),
         f"{usage['prompt_tokens']} in ({usage['cached_tokens']} cached) {usage['completion_tokens']} out",
-        shown(one["charge_micro_units"], one["currency"]),
+        cost(one["charge_micro_units"], one["currency"]),
         f"ttft {_duration(one['ttft_ms'])}" if one["ttft_ms"] is not None else "",
         f"took {_duration(one['duration_ms'])}",
     ]
@@ -235,7 +235,7 @@ def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
         usage["prompt_tokens"],
         usage["cached_tokens"],
         usage["completion_tokens"],
-        shown(one["charge_micro_units"], one["currency"]),
+        cost(one["charge_micro_units"], one["currency"]),
         _duration(one["ttft_ms"]),
         _duration(one["duration_ms"]),
     )
@@ -255,7 +255,7 @@ def _price(price: Mapping[str, Any], currency: str) -> dict[str, Any]:
     for part in price["parts"]:
         rate = part["rate_micro_units_per_million"]
         per = "" if rate is None else f" x {shown(rate, currency)} per million"
-        lines[part["part"]] = f"{part['quantity']} tokens{per} = {shown(part['amount_micro_units'], currency)}"
+        lines[part["part"]] = f"{part['quantity']} tokens{per} = {cost(part['amount_micro_units'], currency)}"
     return lines
 
 
@@ -266,7 +266,7 @@ def _flat(found: Mapping[str, Any], currency: str | None, prefix: str = "") -> I
         elif name == "created_at_ms":
             yield f"{prefix}time (UTC)", _time(value)
         elif name.endswith("_micro_units") and isinstance(value, int):
-            yield prefix + name.removesuffix("_micro_units"), shown(value, currency)
+            yield prefix + name.removesuffix("_micro_units"), cost(value, currency)
         elif name != "created_at":
             yield prefix + name, value
 

@@ -15,7 +15,7 @@ from accounting.values.progress import Told
 from gateway.cli.answers import Grid, show
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.money import shown
+from gateway.cli.money import cost
 from gateway.cli.progress import progress
 
 MONEY = ("charged", "rerated", "difference")
@@ -60,7 +60,7 @@ def _total(currency: str, values: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _money(value: dict[str, Any]) -> list[str]:
-    return [shown(value[name], value["currency"]) for name in MONEY]
+    return [cost(value[name], value["currency"]) for name in MONEY]
 
 
 COMMANDS: tuple[click.Command, ...] = (rerate,)

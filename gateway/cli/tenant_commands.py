@@ -23,7 +23,7 @@ from gateway.cli.admin_commands import (
 )
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
-from gateway.cli.money import shown
+from gateway.cli.money import cost
 from gateway.cli.new_key import create_key, owner_is_named
 from gateway.cli.times import moment
 
@@ -305,7 +305,7 @@ def _unusual(found: list[dict[str, Any]]) -> Grid:
 def _unusual_row(one: dict[str, Any]) -> tuple[Any, ...]:
     requests, charge = one["requests"], one["charge_micro_units"]
     when = moment(one["peak_time"])
-    amounts = (shown(charge["observed"], one["currency"]), shown(charge["usual"], one["currency"]))
+    amounts = (cost(charge["observed"], one["currency"]), cost(charge["usual"], one["currency"]))
     named = (one["suspicion"], one["project_name"], one["api_key_id"])
     return when, *named, requests["observed"], requests["usual"], *amounts, one["cause"]
 

@@ -19,7 +19,7 @@ from rich.text import Text
 from gateway.cli.answers import Grid, drawn, one_sentence, show
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.money import shown
+from gateway.cli.money import cost
 from gateway.cli.status import kv_used
 from gateway.cli.times import moment
 
@@ -132,7 +132,7 @@ def look(api: AdminApi) -> Frame:
     names = {one["id"]: one["name"] for one in api.read(PROJECTS, {"include_archived": "true"})}
     raw = {"at": int(time.time()), "fairness": fair, "cache": cache, "workers": workers, "summary": spent}
     running, waiting = (sum(one[name] for one in workers) for name in ("running", "waiting"))
-    today = ", ".join(shown(one["today_micro_units"], one["currency"]) for one in spent["spending"])
+    today = ", ".join(cost(one["today_micro_units"], one["currency"]) for one in spent["spending"])
     title = f"{moment(raw['at'])} UTC   {api.url}   {running} running, {waiting} waiting" + (
         f"   today {today}" if today else ""
     )
@@ -166,7 +166,7 @@ def _tenant(
 ) -> tuple[Any, ...]:
     tenant = one["project_id"]
     minutes = max(1.0, (fair["end_time"] - fair["start_time"]) / 60)
-    month = ", ".join(shown(each["month_micro_units"], each["currency"]) for each in spent.get(tenant, ()))
+    month = ", ".join(cost(each["month_micro_units"], each["currency"]) for each in spent.get(tenant, ()))
     return (
         names.get(tenant, tenant),
         one["running"],

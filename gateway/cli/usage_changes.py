@@ -11,7 +11,7 @@ from accounting.comparison.causes import MEANINGS
 from accounting.values.periods import DAY_S, month_start
 from gateway.cli.admin_commands import Fields, option, row
 from gateway.cli.answers import Drawn, Grid
-from gateway.cli.money import shown
+from gateway.cli.money import cost
 from gateway.cli.times import MOMENT, MONTH
 
 Found = Mapping[str, Any]
@@ -40,7 +40,7 @@ def _told(found: Found) -> tuple[Drawn, ...]:
     first = found["first_cause"]
     if first is None:
         return charged, "Nothing changed."
-    change = f"That is {shown(abs(difference), currency)} {moved}." if difference else "The sum is the same."
+    change = f"That is {cost(abs(difference), currency)} {moved}." if difference else "The sum is the same."
     causes = [
         (
             part["cause"],
@@ -64,7 +64,7 @@ def _told(found: Found) -> tuple[Drawn, ...]:
 def _table(name: str, changed: list[Found], currency: str) -> tuple[Drawn, ...]:
     amounts = ("before", "after", "difference")
     rows = [
-        (one[name], *(shown(one[f"{column}_micro_units"], currency) for column in amounts), *_first(one))
+        (one[name], *(cost(one[f"{column}_micro_units"], currency) for column in amounts), *_first(one))
         for one in changed
         if one["difference_micro_units"]
     ]
@@ -89,7 +89,7 @@ _MEASURES: Mapping[str, Callable[[Found], str]] = {
 
 def _measure(cause: str, period: Found, currency: str) -> str:
     if cause in ("residency", "corrections"):
-        return shown(period[f"{cause}_micro_units"], currency)
+        return cost(period[f"{cause}_micro_units"], currency)
     return _MEASURES[cause](period) if cause in _MEASURES else ""
 
 
@@ -108,11 +108,11 @@ def _percent(period: Found, part: str, whole: str, of_what: str) -> str:
 
 def _charged(period: Found, currency: str) -> str:
     times = (MOMENT.shown(period[name]) for name in ("start_time", "end_time"))
-    return f"{shown(period['charge_micro_units'], currency)} from {' to '.join(times)}"
+    return f"{cost(period['charge_micro_units'], currency)} from {' to '.join(times)}"
 
 
 def _signed(amount: int, currency: str) -> str:
-    return f"{'+' if amount > 0 else ''}{shown(amount, currency)}"
+    return f"{'+' if amount > 0 else ''}{cost(amount, currency)}"
 
 
 COMMANDS: tuple[click.Command, ...] = (

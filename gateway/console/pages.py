@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
@@ -29,6 +30,9 @@ from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
 from gateway.http.route_table import Route
+from gateway.telemetry.keys import RECORD
+
+logger = logging.getLogger(__name__)
 
 ROOT = "/console"
 SIGN_IN = ROOT + "/sign-in"
@@ -174,7 +178,7 @@ def refuse_other_sites(request: web.Request) -> None:
 
 
 def _shown(handler: Handler) -> Handler:
-    """Adds the headers of a page, and turns a refusal into a page."""
+    """Adds the headers of a page, and turns a refusal or a fault into a page."""
 
     @functools.wraps(handler)
     async def shown(request: web.Request) -> web.StreamResponse:
@@ -182,6 +186,12 @@ def _shown(handler: Handler) -> Handler:
             response = await handler(request)
         except errors.ApiError as error:
             response = _refusal(request, error.status, error.message, None)
+        except web.HTTPException:
+            raise
+        except Exception as error:
+            if request.writer.output_size > 0:
+                raise  # an answer has begun; the connection is closed
+            response = _fault(request, error)
         if not response.prepared:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
@@ -220,6 +230,14 @@ def _to_sign_in(request: web.Request) -> web.Response:
 
 def _refusal(request: web.Request, status: int, message: str, viewer: Viewer | None) -> web.Response:
     return _page(request, "refusal.html", status=status, viewer=viewer, message=message)
+
+
+def _fault(request: web.Request, error: Exception) -> web.Response:
+    """Logs an exception that nobody expected, as `GatewayProtocol.handle_error` does for the API, and returns its page."""
+    logger.error("unhandled_exception", exc_info=error)
+    response = _page(request, "fault.html", status=500, viewer=None, request_id=request[RECORD].request_id)
+    response.force_close()
+    return response
 
 
 def open_page(request: web.Request, template: str, status: int = 200, **values: Any) -> web.Response:

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from gateway.console import signing_in
-from gateway.console.screens import (
+from gateway.console.screens import home
+from gateway.console.screens.access import audit, keys, limits, tenants
+from gateway.console.screens.money import (
     anomalies,
-    audit,
-    batches,
     billing,
-    books,
-    cache,
-    doctor,
-    fairness,
-    home,
     invoices,
-    keys,
-    limits,
-    playground,
     prices,
-    request,
-    requests,
-    sessions,
-    tenants,
+    rerating,
     usage,
     usage_changes,
     usage_labels,
-    webhooks,
-    workers,
 )
+from gateway.console.screens.operation import books, cache, doctor, fairness, webhooks, workers
+from gateway.console.screens.traffic import batches, playground, request, requests, sessions
 
 ROUTES = [
     *signing_in.ROUTES,
@@ -38,6 +27,7 @@ ROUTES = [
     *usage_labels.ROUTES,
     *billing.ROUTES,
     *invoices.ROUTES,
+    *rerating.ROUTES,
     *prices.ROUTES,
     *books.ROUTES,
     *keys.ROUTES,

@@ -27,6 +27,7 @@ from accounting.limits.limiter_state import Incident
 from accounting.values import clock
 from gateway.base.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
 from gateway.limiter import rebuilt_state
+from gateway.limiter.claims import Claims
 from gateway.limiter.open_reservations import OpenReservations
 from gateway.limiter.redis_keys import open_key, reservation_key, state_key, window_key
 
@@ -129,6 +130,7 @@ class Rebuilder:
         self._link = link
         self._database = database
         self._open_reservations = open_reservations
+        self._claims = Claims(link, database, open_reservations.slot)
         self._caught_up = caught_up
         self._now_ms = now_ms
         self._books_ms = books_ms or now_ms or clock.now_ms
@@ -150,11 +152,13 @@ class Rebuilder:
         await self._caught_up()
         async with self._write() as conn:
             self._listed = await limiter_state.join(conn, self._open_reservations.slot, clock.now_ms())
+        self._claims.keep()
 
     async def leave(self) -> None:
         for task in set(self._building.values()):
             task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
+        await self._claims.close()
         try:
             async with self._write() as conn:
                 await limiter_state.leave(conn, self._open_reservations.slot)
@@ -230,13 +234,14 @@ class Rebuilder:
                 return
             await self._until_listed(max(due.values()))
             now = Moment(await self._redis_ms(), self._books_ms())
-            mine = await self._claim(due)
-            snapshots = await self._read_books(mine, now.books_ms)
+            taken = await self._claims.take(due)
+            mine, snapshots = await self._read_books(taken, now.books_ms)
             await self._sending.acquire()
         try:  # the next group is read meanwhile
             await self._build(mine, snapshots, now)
         finally:
             self._sending.release()
+            self._claims.keep()
         # For the other tenants, the gateway that claimed them has died, or it has built their states.
         await self._give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
 
@@ -284,11 +289,6 @@ class Rebuilder:
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def _claim(self, due: Mapping[str, int]) -> dict[str, int]:
-        async with self._write() as conn:
-            mine = await limiter_state.claim(conn, due, self._open_reservations.slot, clock.now_ms())
-        return {tenant_id: due[tenant_id] for tenant_id in mine}
-
     async def _missing(self, epochs: Mapping[str, int]) -> dict[str, int]:
         """Returns those tenants that another gateway claimed and has not built in time."""
         until, missing = time.monotonic() + CLAIMED_S, dict(epochs)
@@ -305,11 +305,14 @@ class Rebuilder:
                 await asyncio.sleep(LOOK_S)
         return missing
 
-    async def _read_books(self, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
-        if not epochs:
-            return {}
+    async def _read_books(self, taken: Mapping[str, int], now_ms: int) -> tuple[dict[str, int], Mapping[str, Snapshot]]:
+        """Returns the tenants to build, without those whose claim is in SQL already, and their snapshots."""
+        if not taken:
+            return {}, {}
         async with self._read() as conn:
-            return await limiter_books.snapshots(conn, epochs, now_ms)
+            claimed = await limiter_state.claimed(conn, taken)
+            mine = {tenant_id: epoch for tenant_id, epoch in taken.items() if tenant_id not in claimed}
+            return mine, await limiter_books.snapshots(conn, mine, now_ms) if mine else {}
 
     async def _build(self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment) -> None:
         tenants = list(epochs)

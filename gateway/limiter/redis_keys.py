@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 LIFE_PREFIX = "hg:life:"
 """Prefix of a key that ends in the server's run id; its value names the data life."""
+CLAIMS_KEY = "hg:claims"
+"""A hash of the claims to build limiter states that are not in SQL yet: `<tenant>@<epoch>`, and who claimed it."""
 REVOKED_CHANNEL = "hg:revoked"
 """Any message on this channel means that identities changed and cached ones must be dropped."""
 

@@ -24,6 +24,7 @@ from gateway.schema.convert import convert
 from gateway.schema.organization import page_of, reply
 
 PATH = "/admin/v1/price-sheets"
+MAX_CHANGE_PERCENT = 100
 OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"
 
 
@@ -60,11 +61,34 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
+    sheet, number = _named(request)
+    async with reading(request) as conn:
+        return reply(shapes.sheet_version(await price_lists.get(conn, sheet, number)))
+
+
+async def month(request: web.Request) -> web.Response:
+    """Price a month of one tenant, or of each, by the version's rates, changed by `change_percent`. Nothing is
+    written.
+    """
+    query.refuse_unknown(request.query, {"period", "project_id", "change_percent", "after", "limit"})
+    (sheet, number), period = _named(request), query.text(request.query, "period") or ""
+    percent = query.integer(request.query, "change_percent") or 0
+    if abs(percent) > MAX_CHANGE_PERCENT:
+        raise errors.invalid("'change_percent' must be between -100 and 100.", "change_percent")
+    asked = {name: query.name(request.query, of) for name, of in (("tenant_id", "project_id"), ("after", "after"))}
+    limit = query.limit(request.query, 20, 100)
+    async with reading(request) as conn:
+        version = await price_lists.get(conn, sheet, number)
+        found = await previews.month_by(conn, period, version, percent, limit=limit, **asked)
+    return reply(shapes.month_by(period, version, percent, found))
+
+
+def _named(request: web.Request) -> tuple[str, int]:
+    """Returns the sheet and the number of the version that the path names."""
     sheet, number = request.match_info["sheet"], request.match_info["version"]
     if not re.fullmatch(r"[0-9]{1,9}", number):
         raise errors.not_found()
-    async with reading(request) as conn:
-        return reply(shapes.sheet_version(await price_lists.get(conn, sheet, int(number))))
+    return sheet, int(number)
 
 
 async def assign(request: web.Request) -> web.Response:
@@ -137,6 +161,7 @@ ROUTES = [
     Route("POST", PATH + "/preview", preview, "admin", takes=shapes.NewSheetVersion),
     Route("GET", PATH, list_all, "admin"),
     Route("GET", PATH + "/{sheet}/{version}", get, "admin"),
+    Route("GET", PATH + "/{sheet}/{version}/month", month, "admin"),
     Route("PUT", OF_TENANT, assign, "admin", takes=shapes.NewAssignment),
     Route("GET", OF_TENANT, assignments, "admin"),
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from accounting.prices.previews import NUM_DAYS, Effect
+from accounting.prices.previews import NUM_DAYS, Effect, MonthBy
 from accounting.prices.price_lists import Assignment, SheetVersion
 from accounting.prices.pricing import MAX_RATE
 from accounting.values.types import Rates, Tier
@@ -85,18 +85,46 @@ def preview(sheet: str, currency: str, found: Sequence[Effect]) -> dict[str, Any
         "sheet": sheet,
         "currency": currency,
         "num_days": NUM_DAYS,
+        "data": [_effect(one) for one in found],
+    }
+
+
+def month_by(period: str, version: SheetVersion, percent: int, found: MonthBy) -> dict[str, Any]:
+    tenants = found.tenants.items
+    return {
+        "object": "list",
+        "period": period,
+        "price_version": version.id,
+        "change_percent": percent,
+        "currency": found.currency,
+        "other_currencies": found.other_currencies,
+        "models": [_effect(one) for one in found.models],
         "data": [
             {
-                "model": one.model,
-                "tier": one.tier,
+                "project_id": one.tenant_id,
                 "num_requests": one.num_requests,
-                "quantity": sum(msgspec.structs.astuple(one.usage)),
+                "num_unpriced": one.num_unpriced,
                 "charged_micro_units": one.charged,
                 "priced_micro_units": one.priced,
-                "difference_micro_units": None if one.priced is None else one.priced - one.charged,
+                "difference_micro_units": one.priced - one.charged,
             }
-            for one in found
+            for one in tenants
         ],
+        "first_id": tenants[0].tenant_id if tenants else None,
+        "last_id": tenants[-1].tenant_id if tenants else None,
+        "has_more": found.tenants.has_more,
+    }
+
+
+def _effect(one: Effect) -> dict[str, Any]:
+    return {
+        "model": one.model,
+        "tier": one.tier,
+        "num_requests": one.num_requests,
+        "quantity": sum(msgspec.structs.astuple(one.usage)),
+        "charged_micro_units": one.charged,
+        "priced_micro_units": one.priced,
+        "difference_micro_units": None if one.priced is None else one.priced - one.charged,
     }
 
 

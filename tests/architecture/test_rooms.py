@@ -17,7 +17,8 @@ ORDERS = {
     one["containers"][0]: [layer.split(" | ") for layer in one["layers"]] for one in CONTRACTS if "containers" in one
 }
 """Of each package with rooms: its layers from top to bottom, each with what stands in it."""
-BESIDE_THE_ROAD = {"cli", "billing", "books", "console", "console/screens", "configuration", "estimates"}
+SCREENS = {f"console/screens/{group}" for group in ("access", "money", "operation", "traffic")}
+BESIDE_THE_ROAD = {"cli", "billing", "books", "console", "console/screens", *SCREENS, "configuration", "estimates"}
 """Rooms of the gateway that no request for tokens passes."""
 
 

@@ -91,6 +91,7 @@ LISTED = {
     "POST /admin/v1/price-sheets/preview": "admin",
     "GET /admin/v1/price-sheets": "admin",
     "GET /admin/v1/price-sheets/{sheet}/{version}": "admin",
+    "GET /admin/v1/price-sheets/{sheet}/{version}/month": "admin",
     "PUT /admin/v1/tenants/{tenant_id}/price-sheet": "admin",
     "GET /admin/v1/tenants/{tenant_id}/price-sheet": "admin",
     "POST /admin/v1/adapters": "admin",

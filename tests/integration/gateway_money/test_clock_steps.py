@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from sqlalchemy import insert
@@ -67,8 +67,10 @@ def clocks() -> Clocks:
 
 
 @pytest.fixture
-def limiter(books: Database, link: RedisLink, clocks: Clocks) -> Limiter:
-    return Limiter(link, 0, books, caught_up=nothing_to_ship, now_ms=clocks.redis, books_ms=clocks.books)
+async def limiter(books: Database, link: RedisLink, clocks: Clocks) -> AsyncIterator[Limiter]:
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship, now_ms=clocks.redis, books_ms=clocks.books)
+    yield limiter
+    await limiter.rebuilder.leave()
 
 
 def holder(number: int, now_ms: int, limits: Limits | None = None, budgets: tuple[Budget, ...] = ()) -> LimitSubject:

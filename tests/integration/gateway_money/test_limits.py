@@ -9,10 +9,14 @@ import time
 
 import pytest
 from load import stretched
+from sqlalchemy import func, select
 
+from accounting.database.db import Database
+from accounting.tables.limiter_models import LimiterBuilt
 from accounting.values.types import Limits, Principal
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, ReservationEnded, limiter_link
+from gateway.limiter.redis_keys import CLAIMS_KEY
 from gateway.limiter.rules import LimitSubject
 from gateway.limiter.upkeep import Upkeep
 
@@ -46,11 +50,21 @@ async def nothing_to_ship() -> None:
 
 
 @pytest.fixture
-def limiter_of(sqlite_books):
-    def make(link: RedisLink, slot: int, now_ms=None) -> Limiter:
-        return Limiter(link, slot, sqlite_books, caught_up=nothing_to_ship, now_ms=now_ms)
+async def limiter_of(sqlite_books):
+    made = []
 
-    return make
+    def make(link: RedisLink, slot: int, now_ms=None) -> Limiter:
+        made.append(Limiter(link, slot, sqlite_books, caught_up=nothing_to_ship, now_ms=now_ms))
+        return made[-1]
+
+    yield make
+    for limiter in made:
+        await kept(limiter)
+
+
+async def kept(limiter: Limiter) -> None:
+    """Until the claims of its states are in SQL."""
+    await limiter.rebuilder._claims.close()
 
 
 TOKENS = "t:tokens:1"
@@ -169,6 +183,7 @@ async def test_without_redis_nothing_is_granted_and_nobody_waits_long(own_redis,
 async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatient, limiter_of) -> None:
     limiter = limiter_of(impatient, 0)
     await limiter.reserve(holder(0), 10, 0, LADDER)
+    await kept(limiter)
     own_redis.send(signal.SIGSTOP)
     waits = []
     for number in range(1, 8):
@@ -233,6 +248,54 @@ async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(own_redis
     assert await counters(link) == {"run": 0, "tok": 0, "mu": 0}
 
 
+async def claims_of(database: Database) -> int:
+    async with database.read() as conn:
+        return await conn.scalar(select(func.count()).select_from(LimiterBuilt))
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(asking, own_redis, limiter_of, sqlite_books) -> None:
+    """SQLite's writer is held while a first state is built and lost. It may not be built again under its epoch, by
+    whomever, because what was granted under it is in no list. The state of the next epoch has it.
+    """
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
+    upkeeps = [Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)]
+    for upkeep in upkeeps:
+        await upkeep.start()
+    limits, asks = Limits(concurrency=2), limiters[asking]
+    epoch = await asks.rebuilder.epoch("proj_1")
+    async with sqlite_books.write():
+        await limiters[0].reserve(holder(0, limits), 100, 7, LADDER)
+        assert await claims_of(sqlite_books) == 0
+        await links[0].command("DEL", "hg:{t:proj_1}:s")
+        asked = asyncio.create_task(asks.reserve(holder(1, limits), 100, 7, LADDER))
+        await asyncio.wait([asked], timeout=1.5)
+        assert not asked.done()
+    verdict = await asked
+    assert list(verdict.running.values()) == [2]
+    assert await asks.rebuilder.epoch("proj_1") == epoch + 1
+    for link, upkeep in zip(links, upkeeps, strict=True):
+        await upkeep.close()
+        await link.close()
+
+
+async def test_claims_of_a_process_that_was_killed_reach_sql(link, limiter_of, sqlite_books) -> None:
+    killed = limiter_of(link, 0)
+    await killed.rebuilder.follow()
+    async with sqlite_books.write():
+        await killed.reserve(holder(0), 100, 7, LADDER)
+        killed.rebuilder._claims._keeping.cancel()
+    assert await claims_of(sqlite_books) == 0
+    successor = limiter_of(link, 0)
+    await successor.rebuilder.follow()
+    until = time.monotonic() + stretched(5)
+    while await claims_of(sqlite_books) != 1 or await link.command("HLEN", CLAIMS_KEY):
+        assert time.monotonic() < until
+        await asyncio.sleep(0.05)
+    await successor.rebuilder.leave()
+
+
 async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books) -> None:
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
@@ -278,7 +341,8 @@ async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_o
     await late
     await living.extend(holder(0), 1, LADDER, 0)
     assert (await counters(links[0]))["run"] == 3
-    for link in links:
+    for link, limiter in zip(links, (living, dead), strict=True):
+        await kept(limiter)
         await link.close()
 
 

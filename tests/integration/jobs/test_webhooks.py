@@ -9,6 +9,7 @@ import secrets
 import time
 
 import pytest
+from load import stretched
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 from webhook_receiver import DRIP, ENDLESS_BODY, ENDLESS_HEADERS, SILENT, Forged, Receiver, Verifier, hostile, receiving
@@ -166,6 +167,21 @@ async def test_hostile_receivers_delay_nobody_else(home, settings, monkeypatch):
         await home.until(lambda: len(receiver.came) == 10, 25)
         silent = [one.num_asked for one in hostiles if one.kind == SILENT]
     assert silent == [2, 2], "their own places are all they hold"
+
+
+async def test_40_tenants_with_hanging_receivers_delay_nobody_else(home, settings, monkeypatch):
+    """They hold more deliveries than begin at once. A try may take 50 s here, so nobody waits for one of theirs."""
+    monkeypatch.setattr(JobsSettings, "webhook_s", 50.0)
+    async with hostile(SILENT) as hanging, receiving(Receiver()) as receiver:
+        for _ in range(40):
+            tenant_id, _ = await listen(home, hanging.url)
+            await tell(home, tenant_id, *range(4))
+        async with sending(settings, home):
+            await home.until(lambda: hanging.num_asked >= 64)
+            tenant_id, _ = await listen(home, receiver.url)
+            await tell(home, tenant_id, *range(6))
+            await home.until(lambda: len(receiver.came) == 6, stretched(8))
+            assert hanging.num_asked <= 80, "two for each tenant"
 
 
 async def test_a_forbidden_place_is_refused_at_the_try_and_tells_nothing(home, settings):

@@ -47,6 +47,18 @@ def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monke
     ]
 
 
+@pytest.mark.parametrize("named", ["argument", "variable"])
+def test_the_demo_model_is_known_by_the_name_under_which_it_is_served(monkeypatch, named):
+    """The name is no repository of the hub: its directory goes to the engine's command, which is run here."""
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, command: became.append(command[3:]))
+    monkeypatch.setenv("HEADGATE_MODEL", "headgate-demo" if named == "variable" else "other/model")
+    CliRunner().invoke(headgate, ["plan", *(["headgate-demo"] if named == "argument" else []), "--gpu", "cpu"])
+    done = run(*became[0], HEADGATE_MODEL=os.environ["HEADGATE_MODEL"])
+    assert done.exit_code == 0, done.output
+    assert "5,475,584" in done.output
+
+
 @pytest.mark.rest
 def test_a_process_of_its_own_prints_json_and_nothing_else():
     command = ["-c", "from gateway.cli.main import main; main()", "plan", str(DEMO)]

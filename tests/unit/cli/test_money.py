@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.main import main
-from gateway.cli.money import Amount, shown
+from gateway.cli.money import Amount, bill, cost, shown
 from gateway.schema.money import MAX_AMOUNT, decimal, micro_units
 
 
@@ -86,6 +86,8 @@ def test_o7_tables_show_the_currency():
     assert shown(25_000_000, "usd") == "25.00 USD"
     assert shown(-25, "EUR") == "-0.000025 EUR"
     assert shown(None, "EUR") == ""
+    assert [cost(0, "usd"), cost(140, "USD"), cost(None, None)] == ["0.000000 USD", "0.000140 USD", ""]
+    assert [bill(0, "USD"), bill(25_000_000, "JPY"), bill(1_500_000, "KWD")] == ["0.00 USD", "25 JPY", "1.500 KWD"]
 
 
 @pytest.mark.parametrize(

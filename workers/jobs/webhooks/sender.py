@@ -29,7 +29,11 @@ from workers.process.rounds import repeat
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 64
-"""The most tries at once in one jobs process, over all tenants."""
+"""The most tries of less than `SLOW_S` seconds at once in one jobs process, over all tenants."""
+SLOW_S = 1.0
+"""A try that takes longer has a slow receiver and makes room for another one: receivers that hang hold up nobody else."""
+HELD = 256
+"""The most tries at once, slow ones included."""
 TIDY_S = 60.0
 TELL_S = 60.0
 """The least seconds between two log lines about one failing webhook. `headgate webhooks deliveries` shows every try."""
@@ -51,7 +55,7 @@ class Sender:
         self._look_s = settings.look_s
         self._tidy_s = TIDY_S * settings.test_time_scale
         self._schedule = Schedule(random.random, settings.test_time_scale)
-        self._threads = ThreadPoolExecutor(AT_ONCE, "lookup")
+        self._threads = ThreadPoolExecutor(HELD, "lookup")
         self._poster = poster or Poster(settings.egress, self._threads, settings.webhook_s)
         self._tries = Counter(
             "headgate_webhook_deliveries",
@@ -63,7 +67,8 @@ class Sender:
             self._tries.labels(outcome)
         self._told: dict[str, float] = {}
         """The time of the last log line that a webhook fails, by webhook id."""
-        self._under_way = 0
+        self._under_way: list[float] = []
+        """The time at which each try began."""
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -74,8 +79,9 @@ class Sender:
                 group.create_task(tidying)
                 while True:
                     for claimed in await self._claim():
-                        self._under_way += 1
-                        group.create_task(self._deliver(claimed))
+                        began = time.monotonic()
+                        self._under_way.append(began)
+                        group.create_task(self._deliver(claimed, began))
                     await self._nap()
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -90,7 +96,7 @@ class Sender:
         self._woken.clear()
 
     async def _claim(self) -> list[Delivery]:
-        room = AT_ONCE - self._under_way
+        room = self._room()
         if room <= 0:
             return []
         try:
@@ -105,7 +111,13 @@ class Sender:
             logger.error("webhook_claim_failed", exc_info=error)
             return []
 
-    async def _deliver(self, claimed: Delivery) -> None:
+    def _room(self) -> int:
+        """Return how many tries may begin now."""
+        slow_before = time.monotonic() - SLOW_S
+        num_quick = sum(began > slow_before for began in self._under_way)
+        return min(AT_ONCE - num_quick, HELD - len(self._under_way))
+
+    async def _deliver(self, claimed: Delivery, began: float) -> None:
         try:
             error = await self._try(claimed)
             outcome = await self._write_down(claimed, error)
@@ -117,7 +129,7 @@ class Sender:
         except (SQLAlchemyError, OSError) as error:
             logger.error("webhook_ending_not_written", exc_info=error)
         finally:
-            self._under_way -= 1
+            self._under_way.remove(began)
             self._woken.set()
 
     def _tell(self, claimed: Delivery, error: str) -> None:

@@ -13,7 +13,7 @@ from gateways import PEPPER, RunningGateway
 from accounting.access import api_keys
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import DATABASE
-from gateway.console.screens.keys import SCOPES
+from gateway.console.screens.access.keys import SCOPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROBE = "<script>alert(1)</script>\"'"

@@ -11,7 +11,7 @@ import pytest
 from console_pages import signed_in
 from gateways import MODEL, RunningGateway
 
-from gateway.console.screens.playground import body_of
+from gateway.console.screens.traffic.playground import body_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

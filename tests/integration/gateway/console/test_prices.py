@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from urllib.parse import quote
+
 import pytest
 import pytest_asyncio
 from console_pages import signed_in
 from console_world import USAGE, spend
-from gateways import MODEL
+from gateways import MODEL, PEPPER
 
-from accounting.prices import pricing
-from accounting.values.types import Rates
+from accounting.access import api_keys
+from accounting.prices import pricing, rerating
+from accounting.values import periods
+from accounting.values.types import OPERATOR_TENANT, Rates
+from gateway.base.app_keys import DATABASE
 from gateway.console.formats import money
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -65,6 +71,61 @@ async def test_a_preview_prices_the_last_days_by_the_new_rates_and_writes_nothin
     assert await shared_gateway.sql("SELECT count(*) FROM price_sheet_version") == before
 
 
+async def test_a_month_by_other_prices_is_what_rerate_says_and_writes_nothing(operator, shared_gateway):
+    """The month is one in which nobody else spent anything. Half of the second tenant's usage has no price."""
+    days_ago = 400
+    (one, _), (two, _) = [await shared_gateway.new_tenant(name) for name in ("first payer", "second payer")]
+    charges = [await spend(shared_gateway, one, days_ago), await spend(shared_gateway, two, days_ago)]
+    unpriced = await spend(shared_gateway, two, days_ago, tier="batch")
+    period = periods.period_of(int(time.time()) - days_ago * periods.DAY_S)
+    rates = {"model": MODEL, "tier": "interactive", "cache_read": 1, "cache_write": 333_333, "uncached": 7, "output": 9}
+    async with shared_gateway.session(shared_gateway.keys.admin_key) as admin:
+        await admin.post("/admin/v1/price-sheets", json={"sheet": "silver", "rates": [rates]})
+    before = await shared_gateway.sql("SELECT (SELECT count(*) FROM ledger_entry), (SELECT count(*) FROM price_rate)")
+    async with shared_gateway.app[DATABASE].read() as conn:
+        lines = await rerating.rerate(conn, period, "silver@1", one)
+    new = sum(line.rerated for line in lines)
+    assert charges[0] == sum(line.charged for line in lines) != new
+    page = await operator.get(f"/prices/month?period={period}&sheet=silver@1")
+    assert page.status == 200
+    row = f"first payer 1 0 {money(charges[0], 'USD')} {money(new, 'USD')} {money(new - charges[0], 'USD')} USD {one}"
+    assert row in page.words
+    was = charges[1] + unpriced
+    assert f"second payer 2 1 {money(was, 'USD')} {money(new, 'USD')} {money(new - was, 'USD')} USD {two}" in page.words
+    assert f"{money(unpriced, 'USD')} – – USD" in page.words
+    assert "would have been refused" in page.words
+    csv = await operator.get(f"/prices/month?period={period}&sheet=silver@1&project_id={one}&format=csv")
+    assert csv.text.splitlines()[1:] == [f'"first payer",1,0,{charges[0]},{new},{new - charges[0]},"USD","{one}"']
+    doubled = await operator.get(f"/prices/month?period={period}&sheet=silver@1&change_percent=100&format=csv")
+    twice = pricing.charge(USAGE, Rates(2, 666_666, 14, 18)).total
+    assert f",{charges[0]},{twice},{twice - charges[0]}," in doubled.text
+    async with shared_gateway.session(shared_gateway.keys.admin_key) as admin:
+        path = f"/admin/v1/price-sheets/silver/1/month?period={period}&limit=1"
+        first = await (await admin.get(path)).json()
+        second = await (await admin.get(f"{path}&after={first['last_id']}")).json()
+    assert [first["has_more"], second["has_more"]] == [True, False]
+    assert {first["data"][0]["project_id"], second["data"][0]["project_id"]} == {one, two}
+    after = await shared_gateway.sql("SELECT (SELECT count(*) FROM ledger_entry), (SELECT count(*) FROM price_rate)")
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("period=soon&sheet=standard@1", "A period is a month"),
+        ("period=2026-10&sheet=standard", "such as standard@1"),
+        ("period=2026-10&sheet=standard@99", "There is no version"),
+        ("period=2026-10&sheet=standard@1&change_percent=101", "between -100 and 100"),
+        (f"period=2026-10&sheet={quote(PROBE)}@1", "There is no version"),
+    ],
+)
+async def test_a_month_that_cannot_be_priced_is_refused(operator, query, sentence):
+    page = await operator.get(f"/prices/month?{query}")
+    assert page.status == 400
+    assert sentence in page.words
+    assert "<script>alert" not in page.text
+
+
 async def test_a_tenant_is_assigned_a_sheet_from_a_moment_on(operator, shared_gateway):
     tenant, _ = await shared_gateway.new_tenant("assigned")
     await operator.get("/prices")
@@ -106,4 +167,11 @@ async def test_a_tenant_sees_no_prices_and_finance_changes_none(shared_gateway):
         page = await browser.get("/prices")
         assert "may not do this" in page.words
         assert 'href="/console/prices"' not in page.text
-        assert "may not do this" in (await browser.get("/prices/standard/1")).words
+        for path in ("/prices/standard/1", "/prices/month", "/prices/month?period=2026-10&sheet=standard@1"):
+            assert "may not do this" in (await browser.get(path)).words
+    async with shared_gateway.app[DATABASE].write() as conn:
+        finance = await api_keys.create(
+            conn, PEPPER, tenant_id=OPERATOR_TENANT, now=int(time.time()), kind="admin", scopes=["admin:read"]
+        )
+    async with signed_in(shared_gateway, finance.value) as browser:
+        assert (await browser.get("/prices/month?period=2026-10&sheet=standard@1")).status == 200

@@ -10,7 +10,7 @@ from console_world import spend
 
 from gateway.console import spans
 from gateway.console.formats import money
-from gateway.console.screens.usage_changes import _bars, _times
+from gateway.console.screens.money.usage_changes import _bars, _times
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DAY_S = 86_400

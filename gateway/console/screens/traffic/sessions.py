@@ -8,8 +8,8 @@ from typing import Any
 from aiohttp import web
 
 from gateway.console import charts, choices, formats, pages
-from gateway.console.screens.request import MISSES, session_address
-from gateway.console.screens.requests import path_of, row_of
+from gateway.console.screens.traffic.request import MISSES, session_address
+from gateway.console.screens.traffic.requests import path_of, row_of
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 from aiohttp import hdrs, web
 
 from gateway.console import charts, navigation, pages
-from gateway.console.screens.requests import path_of
+from gateway.console.screens.traffic.requests import path_of
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 

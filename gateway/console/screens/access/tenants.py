@@ -12,7 +12,7 @@ from yarl import URL
 
 from gateway.console import choices, pages
 from gateway.console.calls import Refused
-from gateway.console.screens.limits import limits_table
+from gateway.console.screens.access.limits import limits_table
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 

@@ -14,7 +14,7 @@ from multidict import MultiMapping
 from gateway.base import errors
 from gateway.console import pages
 from gateway.console.calls import Refused
-from gateway.console.screens.requests import models_of
+from gateway.console.screens.traffic.requests import models_of
 from gateway.console.viewer import Viewer
 
 CHAT = "/v1/chat/completions"

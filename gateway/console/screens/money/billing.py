@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.console import pages
 from gateway.console.calls import Refused
-from gateway.console.screens.invoices import invoice_page, own_path
+from gateway.console.screens.money.invoices import invoice_page, own_path
 from gateway.console.viewer import Viewer
 from gateway.schema import money
 
