@@ -70,6 +70,7 @@ from gateway.routes import (
     workers,
 )
 from gateway.telemetry.keys import OBSERVERS
+from gateway.telemetry.observers import Observers
 
 
 def routes() -> list[Route]:
@@ -135,7 +136,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
     app[DETACHED] = Detached()
-    app[OBSERVERS] = []
+    app[OBSERVERS] = Observers()
     app[KEYED] = set()
     app[RUNNING] = Running()
     app[THROTTLE] = AdaptiveThrottle()
