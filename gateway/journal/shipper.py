@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
 BUSY_EVERY_S = 1.0
-BUSY_RECORDS = 20
+BUSY_RECORDS = 10
 """A transaction costs as much as sixty of its requests. So after one with at least so many records the pause is the longer
 one: a busy gateway posts fewer and larger ones.
 """
