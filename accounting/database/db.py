@@ -252,7 +252,8 @@ async def insert_new(
     statement = _inserting_new(conn.dialect.name, table, tuple(rows[0]), tuple(returning))
     if conn.dialect.name != "sqlite":
         return list((await conn.execute(statement, _parameters(conn, rows))).all())
-    made, new = driver_insert(statement, tuple(rows[0])), []
+    made = driver_insert(statement, tuple(rows[0]))
+    new: list[Row[Any]] = []
     for start in range(0, len(rows), MAX_SQLITE_ROWS):
         page = rows[start : start + MAX_SQLITE_ROWS]
         new += (await conn.exec_driver_sql(made.of_rows(len(page)), made.values(page))).all()
