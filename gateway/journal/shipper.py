@@ -31,7 +31,7 @@ BUSY_RECORDS = 10
 one: a busy gateway posts fewer and larger ones.
 """
 MANY_ENGINE_RECORDS = 250
-"""After a frame with so many there is no pause: a worker sends at most 500 in one, and it must not fall behind."""
+"""The size from which a frame is followed by no pause: a worker sends at most 500 in one, and it must not fall behind."""
 MAX_BACKOFF_S = 2.0
 MAX_OUTAGE_S = 600.0
 MAX_BACKLOG_BYTES = 1024**3
