@@ -45,7 +45,7 @@ from accounting.database.db import Database
 from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.tenants import tenants
-from accounting.values.types import Limits
+from accounting.values.types import Limits, ModelLimits
 
 TOKENS = 8
 """Output tokens of a plain request."""
@@ -228,6 +228,8 @@ async def make_keys(url: str, pepper: bytes, count: int) -> list[str]:
         async with database.write() as conn:
             for number in range(start, min(start + AT_ONCE, count)):
                 tenant = await tenants.create(conn, f"load {number}", now=now)
+                of_model = ModelLimits(mock_server.MODEL, LIMITS, None)  # the usual 10,000 a minute are soon over
+                await tenants.set_model_limits(conn, tenant.id, of_model, now=now)
                 budget = NewBudget(tenant_id=tenant.id, limit_micro_units=10**15, period="month")
                 await budgets.create(conn, budget, now=now)
                 made.append((await api_keys.create(conn, pepper, tenant_id=tenant.id, now=now, limits=LIMITS)).value)

@@ -27,6 +27,7 @@ from aiohttp import web
 
 from gateway.cli.model_workers import Place
 from gateway.cli.supervisor import Spec
+from workers.engine.journal.shipping import BATCH
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, PromptCounts, TokenUsage
@@ -70,6 +71,7 @@ class CheapWorker:
         self._process = str(uuid.uuid4())
         self._running: dict[str, tuple[Connection, asyncio.StreamWriter, GenerateRequest, int]] = {}
         self._records: list[EngineRecord] = []
+        self._unanswered = False
         self._links: set[Connection] = set()
         self._arrived = asyncio.Event()
         self._seq = itertools.count(1)
@@ -128,7 +130,7 @@ class CheapWorker:
             case Cancel():
                 self._running.pop(message.request_id, None)
             case EngineAck():
-                pass
+                self._unanswered = False
 
     async def _steps(self) -> None:
         for step in itertools.count():
@@ -172,9 +174,10 @@ class CheapWorker:
         return Finished(request.request_id, request.attempt, usage, "length")
 
     def _ship(self, links: list[Connection]) -> None:
-        """Sends the records of ended requests, many together, as a worker's journal is shipped."""
-        if links and len(self._records) >= 64:
-            records, self._records = self._records, []
+        """Sends the records of ended requests, those that came until the last ones were answered, as a worker does."""
+        if links and self._records and not self._unanswered:
+            self._unanswered = True
+            records, self._records = self._records[:BATCH], self._records[BATCH:]
             links[0].send(EngineRecords("worker-0", tuple(records)))
 
 

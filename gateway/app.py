@@ -72,6 +72,7 @@ from gateway.routes import (
 )
 from gateway.routes.batch_estimates import ESTIMATING
 from gateway.telemetry.keys import OBSERVERS
+from gateway.telemetry.observers import Observers
 
 
 def routes() -> list[Route]:
@@ -138,7 +139,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[SETTINGS] = settings
     app[LIFECYCLE] = Lifecycle()
     app[DETACHED] = Detached()
-    app[OBSERVERS] = []
+    app[OBSERVERS] = Observers()
     app[KEYED] = set()
     app[ESTIMATING] = set()
     app[RUNNING] = Running()

@@ -111,7 +111,9 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
         settings.trace_ratio, settings.trace_parent_from, span_export.exporter(slot=settings.slot)
     )
     metrics.registry.register(TracingMetrics(traces))
-    app[OBSERVERS] += [access_log.write, metrics.observe, traces.observe]
+    app[OBSERVERS].add(access_log.write)
+    for observer in (metrics.observe, traces.observe):
+        app[OBSERVERS].of_each(observer)
     async with _background(_watch_loop(metrics)), _background(repeat(TRACE_TICK_S, traces.tick)):
         yield
     await traces.close()
@@ -166,7 +168,7 @@ async def request_log(app: web.Application) -> AsyncIterator[None]:
     """Writes and prunes the request log. It stays open until the last settlement: its end writes what still waits."""
     settings, database = app[SETTINGS], app[DATABASE]
     writer = RequestLogWriter(database, app[METRICS].registry)
-    app[OBSERVERS].append(writer.observe)
+    app[OBSERVERS].of_each(writer.observe)
 
     def prune() -> Coroutine[Any, Any, int]:
         bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}

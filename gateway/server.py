@@ -35,7 +35,7 @@ logs.
 """
 SETTLE_S = 10.0
 """The time after the last stream for settlements, journal and spans."""
-GC_THRESHOLDS = (10_000, 2, 100)
+GC_THRESHOLDS = (50_000, 2, 100)
 """Thresholds of the garbage collector. Requests have no reference cycles, so it finds next to nothing, and what it takes
 grows with the objects that requests hold at the moment. With 64 requests in flight these are fewer than the first
 threshold, so it hardly runs; at 700 it took 7 % of the gateway's CPU. A collection of 10,000 objects stops the loop for

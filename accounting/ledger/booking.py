@@ -1,7 +1,7 @@
 """Writes the legs of ledger entries that are in SQL already.
 
-An ending has about 13 legs. PostgreSQL makes them itself from its own rows, so that they are neither encoded nor sent
-nor parsed; SQLite runs in this process and would gain nothing from that.
+An ending has about 13 legs. The database makes them itself from its own rows. So PostgreSQL is not sent what it has,
+and SQLite's driver does not stop for the interpreter at each leg.
 """
 
 from __future__ import annotations
@@ -9,13 +9,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Insert, Text, and_, bindparam, case, column, func, insert, or_, select, true, values
+import msgspec
+from sqlalchemy import (
+    BigInteger,
+    Case,
+    Insert,
+    Text,
+    and_,
+    bindparam,
+    case,
+    column,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+    true,
+    union_all,
+    values,
+)
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import Compiled, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import insert_all
-from accounting.ledger.legs import RULES, TAKERS, Rule, legs
+from accounting.ledger.legs import RULES, TAKERS, Rule
 from accounting.tables.models import LedgerEntry, LedgerLeg
 from accounting.values.types import BILLED, LedgerRow
 
@@ -27,8 +46,8 @@ async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
     if not entries:
         return
     if conn.dialect.name == "sqlite":
-        booked = [leg for entry in entries for leg in legs(entry)]
-        await insert_all(conn, LedgerLeg.__table__, booked)
+        wanted = [[entry[name] for name in KEY] for entry in entries]
+        await conn.exec_driver_sql(_BOOK_ON_SQLITE, {"keys": msgspec.json.encode(wanted).decode()})
         return
     keys = {f"{name}s": [entry[name] for entry in entries] for name in KEY}
     await conn.exec_driver_sql(_BOOK.string, {**_BOOK.params, **keys})
@@ -68,11 +87,43 @@ def _statement() -> Insert:
     return insert(LedgerLeg).from_select([*KEY, *leg.c.keys()], source)
 
 
+def _on_sqlite() -> str:
+    """Return the same statement for SQLite, which has neither LATERAL nor names for the columns of VALUES."""
+    entry = LedgerEntry
+    wanted = func.json_each(literal_column(":keys")).table_valued("value", name="wanted")
+    of_rules = (
+        select(
+            literal(number).label("number"),
+            literal(rule.account, Text).label("account"),
+            literal(rule.unit, Text).label("unit"),
+            literal(rule.token_class).label("token_class"),
+        )
+        for number, rule in enumerate(RULES)
+    )
+    rule = union_all(*of_rules).subquery("rule")
+    legs = [_leg(one) for one in RULES]
+    amount = case({number: leg[-1] for number, leg in enumerate(legs)}, value=rule.c.number)
+    account = func.coalesce(rule.c.account, _taker())
+    keys = [getattr(entry, name) for name in KEY]
+    matches = and_(*(key == func.json_extract(wanted.c.value, f"$[{place}]") for place, key in enumerate(keys)))
+    source = (
+        select(*keys, account, func.coalesce(rule.c.unit, entry.currency), rule.c.token_class, amount)
+        .select_from(wanted.join(entry, matches).join(rule, true()))
+        .where(amount != 0)
+    )
+    made = insert(LedgerLeg).from_select([*KEY, "account", "unit", "token_class", "amount"], source)
+    return str(made.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+
+
 def _leg(rule: Rule) -> tuple[Any, ...]:
-    billed, other = TAKERS
-    taker = case((or_(*(LedgerEntry.kind == kind for kind in BILLED)), billed), else_=other)
     amount = rule.sign * getattr(LedgerEntry, rule.column)
-    return rule.account or taker, rule.unit or LedgerEntry.currency, rule.token_class, amount
+    return rule.account or _taker(), rule.unit or LedgerEntry.currency, rule.token_class, amount
+
+
+def _taker() -> Case[str]:
+    billed, other = TAKERS
+    return case((or_(*(LedgerEntry.kind == kind for kind in BILLED)), billed), else_=other)
 
 
 _BOOK = _compiled()
+_BOOK_ON_SQLITE = _on_sqlite()

@@ -100,6 +100,7 @@ class RedisLink:
         self._sha = {
             name: sha1(source.encode(), usedforsecurity=False).hexdigest() for name, source in self._sources.items()
         }
+        self._connection: Any = None
         self._pending: deque[_Call] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._run_id = ""
@@ -211,17 +212,22 @@ class RedisLink:
         return [LimiterUnavailable(str(answer)) if isinstance(answer, Exception) else answer for answer in answers]
 
     async def _pipeline(self, commands: list[tuple[Argument, ...]]) -> list[Any]:
-        """Uses the connection itself, because the client's own pipeline costs more than the round trip."""
-        pool: Any = self._client.connection_pool
-        connection = await pool.get_connection()
+        """Uses the connection itself, because the client's own pipeline costs more than the round trip. The connection is
+        kept: to take it from the pool and give it back costs as much again. If the server has closed it meanwhile, the
+        first try fails and the second one connects anew.
+        """
+        if self._connection is None:
+            pool: Any = self._client.connection_pool
+            self._connection = await pool.get_connection()
+        connection = self._connection
+        if not connection.is_connected:
+            await connection.connect()
         try:
             await connection.send_packed_command(b"".join(map(_command, commands)))
             return [await _reply(connection) for _ in commands]
         except BaseException:  # the remaining answers belong to nobody
             await connection.disconnect(nowait=True)
             raise
-        finally:
-            await pool.release(connection)
 
     async def _on_connect(self, connection: Any) -> None:
         """A new connection may lead to another data life of Redis. Nothing that was built before may be sent on it."""

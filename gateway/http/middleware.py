@@ -73,22 +73,13 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     finally:
         record.mark("last_byte")
-        publish(request.app, record)
+        request.app[OBSERVERS].publish(record)
 
 
 def _client_id(request: web.Request) -> str:
     """Returns the client's own name of the request, or nothing if it is not 1 to 512 printable ASCII characters."""
     name = request.headers.get(CLIENT_ID) or request.headers.get("x-request-id") or ""
     return name if _CLIENT_ID.fullmatch(name) else ""
-
-
-def publish(app: web.Application, record: RequestRecord) -> None:
-    """Hands the record to the observers now, or when the settlement that outlives the request is done."""
-    if record.settling is not None and not record.settling.done():
-        record.settling.add_done_callback(lambda _: publish(app, record))
-        return
-    for observer in app[OBSERVERS]:
-        observer(record)
 
 
 @web.middleware

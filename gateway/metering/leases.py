@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 
 from accounting.prices.pricing import lease_cost
 from accounting.values import clock
@@ -41,9 +42,13 @@ class Extension:
 
 def ladder(wanted: int, rates: Rates) -> Ladder:
     """Returns the rungs that the limiter may choose from: 128 or all that is wanted, then powers of two down to 1."""
-    first = min(LEASE_TOKENS, wanted)
+    return _rungs(min(LEASE_TOKENS, wanted), rates)
+
+
+@lru_cache(maxsize=1024)
+def _rungs(first: int, rates: Rates) -> Ladder:
     below = [1 << n for n in reversed(range(LEASE_TOKENS.bit_length())) if 1 << n < first]
-    return [(tokens, lease_cost(tokens, rates)) for tokens in ([first, *below] if first else [])]
+    return tuple((tokens, lease_cost(tokens, rates)) for tokens in ([first, *below] if first else []))
 
 
 class Lease:

@@ -27,11 +27,10 @@ from gateway.base import errors, ids
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.generation.reply import AnswerPlan, ending_of
 from gateway.generation.stream import GENERATION, GenerationGroup
-from gateway.http.middleware import publish
 from gateway.metering.admission import Settled
 from gateway.responses import store
 from gateway.responses.texts import ResponseTexts
-from gateway.telemetry.keys import RECORD, TRACING
+from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
 from gateway.writers.responses import Bill, ResponseWriter, failed_fields, usage_of
 
@@ -119,7 +118,7 @@ async def _run_once(
         return pause
     finally:
         own[RECORD].mark("last_byte")
-        publish(request.app, own[RECORD])
+        request.app[OBSERVERS].publish(own[RECORD])
 
 
 async def _fail(request: web.Request, claim: Claim, error: errors.ApiError) -> None:

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -267,7 +268,12 @@ def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Re
     """Returns the tenant's own region, which depends on the key alone. A salt divides the region and
     cannot leave it.
     """
-    parts = [b"tenant", principal.tenant_id.encode()]
+    return _namespace(secret, principal.tenant_id, salt)
+
+
+@lru_cache(maxsize=4096)
+def _namespace(secret: bytes, tenant_id: str, salt: str | None) -> tuple[Region, ...]:
+    parts = [b"tenant", tenant_id.encode()]
     if salt is not None:
         parts += [b"salt", salt.encode()]
     return (Region(region_id(secret, *parts)),)

@@ -6,16 +6,15 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aiohttp import web
 
+from gateway.telemetry.observers import Observers
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
 
 TRACING = web.AppKey("tracing", Tracing)
-OBSERVERS = web.AppKey("observers", list[Callable[[RequestRecord], None]])
-"""Functions that are called once per request after its end: access log, metrics, request log, tracing."""
+OBSERVERS = web.AppKey("observers", Observers)
+"""Access log, metrics, request log, tracing."""
 RECORD = web.RequestKey("record", RequestRecord)
 PAGE_READ = web.RequestKey("page_read", bool)
 """Set on a request that a page of the console makes for what it shows."""

@@ -146,7 +146,10 @@ class RequestRecord:
 
     def offset_ms(self, name: Mark) -> float | None:
         """Returns the milliseconds from acceptance to the first mark of that name."""
-        return next((ns / 1e6 for mark, ns in self.marks if mark == name), None)
+        for mark, ns in self.marks:
+            if mark == name:
+                return ns / 1e6
+        return None
 
     @property
     def settled_mono_ns(self) -> int | None:

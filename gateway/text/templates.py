@@ -131,6 +131,9 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
+            self._template.globals = dict(
+                self._template.globals
+            )  # each rendering copies the chain of maps, item by item
             tree = environment.parse(source)
             used = jinja2.meta.find_undeclared_variables(tree)
         except jinja2.TemplateError as error:

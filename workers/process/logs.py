@@ -14,7 +14,9 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TextIO
 
 MAX_VALUE_CHARS = 1024
 MAX_EQUAL_PER_S = 10
@@ -133,6 +135,45 @@ class Repeats(logging.Filter):
         return True
 
 
+class Lines(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream; those of one call of `handle_together` by one write. Each write gives up the
+    interpreter's lock, and a busy process waits to get it back.
+    """
+
+    _gathered: list[str] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._gathered is None:
+            super().emit(record)
+            return
+        try:
+            self._gathered.append(self.format(record) + self.terminator)
+        except Exception:  # noqa: BLE001 - as the library's own handlers do
+            self.handleError(record)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self.lock or nullcontext():
+            self._gathered = []
+            try:
+                yield
+            finally:
+                lines, self._gathered = "".join(self._gathered), None
+                if lines:
+                    self.stream.write(lines)
+                    self.flush()
+
+
+def handle_together(logger: logging.Logger, records: Iterable[logging.LogRecord]) -> None:
+    """Hands records to a logger, whose lines are written at once."""
+    with ExitStack() as stack:
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, Lines):
+                stack.enter_context(handler.together())
+        for record in records:
+            logger.handle(record)
+
+
 class TextFormatter(JsonFormatter):
     """The same lines for a person at a terminal: time, level, event, message, key=value. Redacted and harmless alike."""
 
@@ -153,7 +194,7 @@ def wants_text(environ: Mapping[str, str] = os.environ) -> bool:
 
 def configure(level: str, **everywhere: object) -> None:
     """Takes over the process's root logger, and Python's warnings. The start of the process calls it once."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = Lines(sys.stderr)
     handler.setFormatter((TextFormatter if wants_text() else JsonFormatter)(**everywhere))
     handler.addFilter(Repeats())
     root = logging.getLogger()

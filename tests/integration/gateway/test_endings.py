@@ -258,7 +258,7 @@ async def test_b1_a_stream_that_waits_in_the_queue_is_opened_and_pinged(
     """A proxy in front gives up on an answer of which nothing has come for a minute. A ping is no first token."""
     monkeypatch.setattr("gateway.generation.stream.PING_S", 0.2)
     records: list[RequestRecord] = []
-    bare_gateway.app[OBSERVERS].append(records.append)
+    bare_gateway.app[OBSERVERS].of_each(records.append)
     async with slow(tmp_path, redis_url) as worker:
         await bare_gateway.workers(1)
         worker.runner.hang()
@@ -348,7 +348,7 @@ async def test_b5_the_access_log_of_a_left_stream_says_what_was_charged(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, phase: str
 ) -> None:
     ended: list[RequestRecord] = []
-    bare_gateway.app[OBSERVERS].append(ended.append)
+    bare_gateway.app[OBSERVERS].of_each(ended.append)
     async with slow(tmp_path, redis_url) as worker:
         await bare_gateway.workers(1)
         async with bare_gateway.session() as session:

@@ -20,7 +20,7 @@ WORDS = {"user": "someone@example.org", "metadata": {"case": "a private matter"}
 
 async def asked(gateway: RunningGateway, path: str, body: dict) -> RequestFacts:
     records: list[RequestRecord] = []
-    gateway.app[OBSERVERS].append(records.append)
+    gateway.app[OBSERVERS].of_each(records.append)
     async with gateway.session() as session, session.post(path, json=body) as answer:
         assert answer.status == 200, await answer.text()
     await gateway.settled()

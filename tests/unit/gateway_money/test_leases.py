@@ -38,9 +38,9 @@ def lease(limiter: ScriptedLimiter, bound: int = 128, max_output: int = 1000) ->
 
 def test_a_ladder_goes_down_by_powers_of_two_with_costs_rounded_up() -> None:
     assert [tokens for tokens, _ in ladder(1000, RATES)] == [128, 64, 32, 16, 8, 4, 2, 1]
-    assert ladder(100, RATES)[:2] == [(100, 301), (64, 193)]
-    assert ladder(1, RATES) == [(1, 4)]
-    assert ladder(0, RATES) == []
+    assert ladder(100, RATES)[:2] == ((100, 301), (64, 193))
+    assert ladder(1, RATES) == ((1, 4),)
+    assert ladder(0, RATES) == ()
 
 
 async def test_an_extension_is_asked_for_at_low_water_only() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import subprocess
@@ -106,3 +107,25 @@ def test_a_process_writes_its_lines_and_pythons_warnings_to_stderr() -> None:
         ("WARNING", "py.warnings", "w"),
     ]
     assert "beware" in told[1]["event"]
+
+
+def test_lines_of_one_pass_are_one_write_in_their_order() -> None:
+    writes: list[str] = []
+
+    class Stream(io.StringIO):
+        def write(self, text: str) -> int:
+            writes.append(text)
+            return len(text)
+
+    handler, root = logs.Lines(Stream()), logging.getLogger()
+    handler.setFormatter(logs.JsonFormatter())
+    root.addHandler(handler)
+    try:
+        made = [logging.makeLogRecord({"name": "x", "levelno": 20, "msg": f"event {number}"}) for number in range(3)]
+        logs.handle_together(logging.getLogger("x"), made)
+        logging.getLogger("x").handle(made[0])
+    finally:
+        root.removeHandler(handler)
+    assert [json.loads(one)["event"] for one in writes[0].splitlines()] == ["event 0", "event 1", "event 2"]
+    assert len(writes[0].splitlines()) == 3
+    assert json.loads("".join(writes[1:]))["event"] == "event 0"
