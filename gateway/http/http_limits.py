@@ -193,7 +193,7 @@ class GatewayProtocol(RequestHandler):
             resp.force_close()
         finished = await super().finish_response(request, resp, start_time)
         if is_early and self.transport is not None and not request.content.is_eof():
-            cast(asyncio.Transport, self.transport).write_eof()
+            self.transport.write_eof()
             self._last_data_at = self._loop.time()
             self._watch_rest(request.content)
         return finished

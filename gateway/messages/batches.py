@@ -23,7 +23,7 @@ MAX_REQUESTS = 50_000
 PATH = "/v1/messages/batches"
 CHUNK_BYTES = 64 * 1024
 NO_JSON = (msgspec.DecodeError, ValueError, RecursionError)
-"""What decoding raises for bytes that are no JSON; a ValueError where they are not UTF-8."""
+"""The exceptions of decoding for bytes that are no JSON; a ValueError where they are not UTF-8."""
 _STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
