@@ -21,13 +21,14 @@ _TRACER, _MODES = "torch._dynamo", "torch._dynamo._trace_wrapped_higher_order_op
 @contextmanager
 def untraced() -> Iterator[None]:
     """Within the block transformers is imported; it finds no distributed tensors. The tracer stays away afterwards, too.
-    Where it is loaded already, nothing is changed.
+    Where it is loaded already, nothing is changed, nor where there is a GPU: a start takes longer there for other reasons,
+    and captured graphs and Triton stand nearer to the tracer.
     """
-    if _TRACER in sys.modules:
-        yield
-        return
     import torch.distributed
 
+    if _TRACER in sys.modules or torch.cuda.is_available():
+        yield
+        return
     for stand_in in (_Tracer(_TRACER), _Modes(_MODES)):
         sys.modules[stand_in.__name__] = stand_in
     has_distributed = torch.distributed.is_available
