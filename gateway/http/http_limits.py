@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, cast
@@ -31,6 +32,10 @@ MAX_HEADER_LINE_BYTES = 8 * 1024
 MAX_HEADERS = 128
 MAX_QUEUE_BYTES = 256 * 1024
 """The number of unsent bytes of one connection at which writing waits, and with it the extension of the lease."""
+MAX_SYSTEM_BYTES = 128 * 1024
+"""The number of bytes that the system keeps for one connection before they are sent. By itself Linux keeps up to 4 MiB for
+a client that reads nothing, which is 2 GiB for the connections of one address.
+"""
 LINGERING_S = 30.0
 """The longest time for which the rest of a refused body is read and dropped. A connection that is closed while its
 client still sends is reset, and the client never sees why it was refused."""
@@ -39,6 +44,8 @@ LINGERING_IDLE_S = 5.0
 MAX_FRAMING_BYTES = 16 * 1024
 """The number of bytes that frame the chunks of a body, beside an eighth of the body's own. Each chunk costs the parser a
 microsecond whatever its size, so a body in chunks of one byte would take the loop for seconds."""
+NOT_SENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+"""The option that bounds what is not sent yet. Linux and macOS have it."""
 OPENAI_VERSION = "2020-10-01"
 
 
@@ -139,6 +146,8 @@ class GatewayProtocol(RequestHandler):
         self._address = address
         super().connection_made(transport)
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_QUEUE_BYTES)
+        if address and NOT_SENT is not None:
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, NOT_SENT, MAX_SYSTEM_BYTES)
         self._timer = self._loop.call_later(self._limits.first_byte_s, self.force_close)
 
     def connection_lost(self, exc: BaseException | None) -> None:

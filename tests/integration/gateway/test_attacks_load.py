@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import socket
+import sys
+import termios
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import MODEL, PEPPER, RunningGateway
+from fakes import ScriptedRunner, ScriptedWorker
+from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
 
 from accounting.access import api_keys
 from accounting.tenants import tenants
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
+from gateway.http.http_limits import MAX_QUEUE_BYTES
+from gateway.metering.metering import METERING
 
 CHAT = "/v1/chat/completions"
 
@@ -117,3 +125,70 @@ async def test_attack_E08_a_model_that_looks_like_a_place_is_no_model(gateway: R
         for path, body in bodies.items():
             async with session.post(path, json=body) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found"), path
+
+
+@pytest.mark.rest
+async def test_attack_A07_many_streams_that_nobody_reads_are_bounded_and_dropped(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """While they are parked, a stranger is served and no connection keeps more unsent bytes than one write beyond the
+    bound."""
+    num_streams, most_bytes = 40, 2 * MAX_QUEUE_BYTES
+    wanted = json.dumps(chat(stream=True, max_tokens=1900, logprobs=True, top_logprobs=20)).encode()
+    async with (
+        running_gateway(tmp_path / "home", redis_url, write_timeout_s=3.0, limiter_timeout_s=5.0) as gateway,
+        ScriptedWorker(
+            tmp_path / "w0.sock",
+            redis_url=redis_url,
+            journal_dir=tmp_path / "w0",
+            runner=ScriptedRunner(num_blocks=num_streams * 130),
+        ) as worker,
+    ):
+        await gateway.workers(1)
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(wanted)}\r\n\r\n"
+        ).encode()
+        deaf = [await _deaf(gateway.port) for _ in range(num_streams)]
+        loop, most = asyncio.get_running_loop(), 0
+        for one in deaf:
+            await loop.sock_sendall(one, head + wanted)
+        await until(lambda: len(worker.engine.attempts) > num_streams // 2, 60)
+        _, key = await gateway.new_tenant("stranger")
+        async with gateway.session(key) as session:
+            while worker.engine.attempts:
+                async with session.post(CHAT, json=chat(stream=True)) as answer:
+                    assert answer.status == 200
+                    assert b"[DONE]" in await answer.read()
+                most = max(most, *map(_num_unsent, _connections(gateway)))
+        assert 0 < most <= most_bytes
+        assert worker.num_tokens_sent < num_streams * 1900
+        await until(lambda: not gateway.app[METERING].limiter.num_held)
+        await gateway.balanced()
+        rows = await gateway.sql(
+            "SELECT outcome, count(*) AS n FROM ledger_entry WHERE kind = 'settle' GROUP BY outcome"
+        )
+        assert {row.outcome: row.n for row in rows}["client_gone"] == num_streams
+        for one in deaf:
+            one.close()
+
+
+async def _deaf(port: int) -> socket.socket:
+    """A connection that takes a few KiB and reads nothing."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
+    return made
+
+
+def _num_unsent(connection: Any) -> int:
+    """Bytes that wait in the process and in the system."""
+    outer = connection.transport.get_extra_info("socket")
+    in_system = fcntl.ioctl(outer.fileno(), termios.TIOCOUTQ, bytes(4))
+    return int(connection.transport.get_write_buffer_size()) + int.from_bytes(in_system, sys.byteorder)
+
+
+def _connections(gateway: RunningGateway) -> list[Any]:
+    assert gateway.runner.server is not None
+    return [one for one in gateway.runner.server.connections if one.transport is not None]
