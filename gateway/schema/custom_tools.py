@@ -84,8 +84,9 @@ def _pattern(grammar: Grammar, where: str) -> str:
     return pattern
 
 
-_UNITS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""The units of an expression: an escape, a class, or a character."""
+_UNITS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""The units of an expression: an escape, a class, or a character. A class that is not closed is one too: each bracket of
+many would else be looked at to the end."""
 
 
 def _whole(definition: str) -> str:
