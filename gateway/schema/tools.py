@@ -80,6 +80,11 @@ def _plain(function: FunctionTool) -> dict[str, Any]:
     return {"name": function.name, **about, "parameters": function.parameters or {"type": "object", "properties": {}}}
 
 
+def has_grammar(tools: Sequence[Any] | None) -> bool:
+    """Returns whether a tool may be a custom one, whose grammar has to be read."""
+    return any(isinstance(tool, dict) and tool.get("type") == "custom" for tool in tools or ())
+
+
 def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
     """Reads `tools`, `tool_choice` and `parallel_tool_calls`. Raises `ApiError` 400."""
     given = [_function(f"tools[{i}]", tool) for i, tool in enumerate(_bounded(tools or ()))]
