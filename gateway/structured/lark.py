@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -100,7 +101,7 @@ class _Writer:
         """
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
-        self._kind, self._number, self._one_of = kind, 0, one_of
+        self._kind, self._number, self._one_of = kind, 0, cache(one_of)
 
     def new_name(self) -> str:
         self._number += 1

@@ -7,6 +7,7 @@ excluded beside them or without case, are of ASCII alone. Look-around, back-refe
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from re import _parser  # type: ignore[attr-defined]
 
 from gateway.structured import charset
@@ -33,7 +34,13 @@ def read(pattern: str, *, any_case: bool = False, dot_all: bool = False) -> Node
 
 def literal(text: str, *, any_case: bool = False) -> Node:
     """Returns the nodes of a fixed text."""
-    return Sequence(tuple(Chars(_folded(charset.chars(one)) if any_case else charset.chars(one)) for one in text))
+    return Sequence(tuple(_char(one, any_case) for one in text))
+
+
+@lru_cache(1024)
+def _char(one: str, any_case: bool) -> Chars:
+    """Returns one node for all places of a character, of which a grammar may have hundreds of thousands."""
+    return Chars(_folded(charset.chars(one)) if any_case else charset.chars(one))
 
 
 class _Terminal(Pattern):
