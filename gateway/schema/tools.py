@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import of_validation
-from gateway.schema.custom_tools import CustomTool, parameters_of, rules_of
+from gateway.schema.custom_tools import CustomTool, check_size, parameters_of, rules_of
 from gateway.structured.ebnf import Rules
 
 MAX_TOOLS = 128
@@ -95,6 +95,7 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
         if name in names[:i]:
             raise errors.invalid(f"There are two tools with the name '{name}'.", f"tools[{i}].function.name")
     mode, allowed = _choice(choice, names)
+    check_size(custom.values())
     grammars = {
         function.name: rules
         for i, (function, tool) in enumerate(given)

@@ -132,6 +132,16 @@ def test_the_largest_definition_is_read_in_a_moment(syntax: str, definition: str
     assert time.thread_time() - begun < 0.4
 
 
+def test_lark_grammars_are_bounded_together() -> None:
+    definition = "start: /" + "x" * 16_000 + "/"
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+    tools = [custom(name=f"f{i}", format=form) for i in range(5)]
+    assert len(read_tools(tools[:4], None, None).grammars) == 4
+    with pytest.raises(ApiError) as fault:
+        read_tools(tools, None, None)
+    assert (fault.value.param, fault.value.code, fault.value.status) == ("tools", "unsupported_schema", 400)
+
+
 @pytest.mark.parametrize(
     ("choice", "mode"),
     [
