@@ -359,7 +359,7 @@ def _check_ends(rules: Rules) -> None:
     """Refuses a rule without any text: an output that entered it could not be ended."""
     parents: list[int] = []
     num_open: list[int] = []
-    """Of each node: that above it, and how many of the parts that it needs are not known to end."""
+    """The node above each node, and the number of parts that each needs and that are not known to end."""
     users: dict[str, list[int]] = {}
     names: dict[int, str] = {}
     ended: list[int] = []
@@ -384,7 +384,7 @@ def _check_ends(rules: Rules) -> None:
 
     for name, body in rules.items():
         names[enter(body, -1)] = name
-    ending = set()
+    ending: set[str] = set()
     while ended:
         number = ended.pop()
         name = names.get(number, "")
