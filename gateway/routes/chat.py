@@ -21,7 +21,7 @@ from gateway.schema import chat
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
 from gateway.schema.switches import SwitchFields, switches_of
-from gateway.schema.tools import Tools, read_tools
+from gateway.schema.tools import Tools, has_grammar, read_tools
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
@@ -42,7 +42,7 @@ async def plan(
     fields, ignored = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model, "generate")
     common.check_choices(request, model, fields)
-    tools = await common.aside(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    tools = await tools_of(request, fields)
     if model.is_foreign:
         return await bought.chat_plan(request, value, fields, ignored, model, tools, line, fit=fit)
     check_vocabulary(fields, model.tokenizer.vocab_size)
@@ -101,6 +101,17 @@ def _writer(fields: chat.ChatFields, model: ServedModel, tools: Tools) -> ChunkW
     return ChunkWriter(written, fields, fields.num_choices)
 
 
+class Tooled(Protocol):
+    """The fields that name tools."""
+
+    @property
+    def tools(self) -> list[Any] | None: ...
+    @property
+    def tool_choice(self) -> Any: ...
+    @property
+    def parallel_tool_calls(self) -> bool | None: ...
+
+
 class Rendered(SwitchFields, Protocol):
     """The fields that say how messages become a prompt."""
 
@@ -156,11 +167,19 @@ async def _output_form(
     return await common.output_form_of(request, fields, wanted)
 
 
+async def tools_of(request: web.Request, fields: Tooled) -> Tools:
+    """Reads the tools: off the loop if there is a grammar, which takes far longer than JSON of its size. Raises
+    `ApiError`.
+    """
+    where = common.in_thread if has_grammar(fields.tools) else common.aside
+    return await where(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+
+
 async def prompt_of(request: web.Request, value: dict[str, Any]) -> Sequence[int]:
     """Returns the ids of the prompt that `plan` would make. Raises `ApiError`."""
     fields, _ = await common.aside(request, chat.read, value)
     model = common.served_model(request, fields.model)
-    tools = await common.aside(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    tools = await tools_of(request, fields)
     return (await encoded(request, model, fields, tools, None)).tokens
 
 

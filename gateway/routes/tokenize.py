@@ -13,12 +13,11 @@ from gateway.base import errors
 from gateway.generation.models import ServedModel, kept_prompt
 from gateway.http.route_table import Route
 from gateway.routes import common
-from gateway.routes.chat import encoded
+from gateway.routes.chat import encoded, tools_of
 from gateway.schema import parameters
 from gateway.schema.chat import check_continuation
 from gateway.schema.completions import DEFAULT_MAX_TOKENS
 from gateway.schema.sampling import check_truncation
-from gateway.schema.tools import read_tools
 
 Name = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -61,7 +60,7 @@ async def tokenize(request: web.Request) -> web.Response:
     asked = fields.max_completion_tokens or fields.max_tokens
     if fields.messages is not None:
         check_continuation(fields.continue_final_message, fields.add_generation_prompt, fields.messages)
-        tools = await common.aside(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+        tools = await tools_of(request, fields)
         tokens = (await encoded(request, model, fields, tools, asked)).tokens
     else:
         tokens = await common.in_thread(request, _encoded_text, model, fields, common.max_len(request, model), asked)

@@ -5,6 +5,7 @@ with one argument, the text. The call is always enforced, so the argument is the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,6 +20,9 @@ from gateway.structured.regex import RegexError, anywhere
 INPUT = "input"
 """The name of the argument."""
 MAX_DEFINITION_CHARS = 16 * 1024
+MAX_LARK_CHARS = 64 * 1024
+"""The most characters of all definitions in Lark's syntax together. Each may be several objects while its
+request waits, and workers compile no larger grammar anyway."""
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
@@ -48,6 +52,14 @@ def parameters_of(tool: CustomTool, where: str) -> dict[str, Any]:
     elif grammar is not None:
         text["pattern"] = _pattern(grammar, where)
     return {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+
+
+def check_size(tools: Iterable[CustomTool]) -> None:
+    """Raises `ApiError` 400 if the grammars in Lark's syntax are too large together."""
+    grammars = (tool.format.grammar for tool in tools if tool.format is not None and tool.format.type == "grammar")
+    if sum(len(one.definition) for one in grammars if one is not None and one.syntax == "lark") > MAX_LARK_CHARS:
+        message = f"The Lark grammars of all tools have more than {MAX_LARK_CHARS // 1024} Ki characters."
+        raise errors.invalid(message, "tools", "unsupported_schema")
 
 
 def rules_of(tool: CustomTool, where: str) -> Rules | None:
@@ -84,8 +96,9 @@ def _pattern(grammar: Grammar, where: str) -> str:
     return pattern
 
 
-_UNITS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
-"""The units of an expression: an escape, a class, or a character."""
+_UNITS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]?|.", re.DOTALL)
+"""The units of an expression: an escape, a class, or a character. A class that is not closed is one too: each bracket of
+many would else be looked at to the end."""
 
 
 def _whole(definition: str) -> str:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import of_validation
-from gateway.schema.custom_tools import CustomTool, parameters_of, rules_of
+from gateway.schema.custom_tools import CustomTool, check_size, parameters_of, rules_of
 from gateway.structured.ebnf import Rules
 
 MAX_TOOLS = 128
@@ -80,6 +80,11 @@ def _plain(function: FunctionTool) -> dict[str, Any]:
     return {"name": function.name, **about, "parameters": function.parameters or {"type": "object", "properties": {}}}
 
 
+def has_grammar(tools: Sequence[Any] | None) -> bool:
+    """Returns whether a tool may be a custom one, whose grammar has to be read."""
+    return any(isinstance(tool, dict) and tool.get("type") == "custom" for tool in tools or ())
+
+
 def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
     """Reads `tools`, `tool_choice` and `parallel_tool_calls`. Raises `ApiError` 400."""
     given = [_function(f"tools[{i}]", tool) for i, tool in enumerate(_bounded(tools or ()))]
@@ -90,6 +95,7 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
         if name in names[:i]:
             raise errors.invalid(f"There are two tools with the name '{name}'.", f"tools[{i}].function.name")
     mode, allowed = _choice(choice, names)
+    check_size(custom.values())
     grammars = {
         function.name: rules
         for i, (function, tool) in enumerate(given)

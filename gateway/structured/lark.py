@@ -9,7 +9,9 @@ character (the text is split everywhere).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from gateway.structured.charset import Ranges, in_json, one_of
@@ -46,8 +48,7 @@ def of_expression(expression: str) -> str:
 def of_rules(rules: Rules) -> str:
     """Writes the rules that `root` leads to. It needs as many stack frames as nodes are nested."""
     used = reached(rules, "root")
-    refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
-    writer = _Writer("r" if refers_to_itself else "R")
+    writer = _Writer("r" if _has_cycle(rules, used) else "R")
     for name in used:
         writer.names[name] = writer.new_name()
     for name in used:
@@ -64,8 +65,7 @@ def of_own(rules: Rules, prefix: str) -> tuple[str, list[str]]:
     on with them or begins the next.
     """
     used = reached(rules, "root")
-    refers_to_itself = any(name in reached(rules, *refs(rules[name])) for name in used)
-    writer = _Writer(f"{prefix}r" if refers_to_itself else f"{prefix.upper()}R", in_json)
+    writer = _Writer(f"{prefix}r" if _has_cycle(rules, used) else f"{prefix.upper()}R", in_json)
     for name in used:
         writer.names[name] = writer.new_name()
     for name in used:
@@ -85,6 +85,15 @@ def reached(rules: Rules, *names: str) -> dict[str, None]:
     return found
 
 
+def _has_cycle(rules: Rules, names: Iterable[str]) -> bool:
+    """Returns whether one of these rules refers to itself, by others too."""
+    try:
+        TopologicalSorter({name: set(refs(rules[name])) for name in names}).prepare()
+    except CycleError:
+        return True
+    return False
+
+
 class _Writer:
     def __init__(self, kind: str, one_of: Callable[[Ranges], str] = one_of) -> None:
         """Creates a writer. `kind` is the beginning of names, whose case makes them rules or terminals. `one_of` writes
@@ -92,7 +101,7 @@ class _Writer:
         """
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
-        self._kind, self._number, self._one_of = kind, 0, one_of
+        self._kind, self._number, self._one_of = kind, 0, cache(one_of)
 
     def new_name(self) -> str:
         self._number += 1

@@ -357,27 +357,55 @@ def _may_be_empty(grammar: _Grammar, node: Any) -> bool:
 
 def _check_ends(rules: Rules) -> None:
     """Refuses a rule without any text: an output that entered it could not be ended."""
-    ending: set[str] = set()
+    parents: list[int] = []
+    num_open: list[int] = []
+    """The node above each node, and the number of parts that each needs and that are not known to end."""
+    users: dict[str, list[int]] = {}
+    names: dict[int, str] = {}
+    ended: list[int] = []
 
-    def ends(node: Node) -> bool:
+    def enter(node: Node, parent: int) -> int:
+        number, parts, num_needed = len(parents), _parts(node), 0
         match node:
             case Ref(name):
-                return name in ending
-            case Sequence(parts):
-                return all(map(ends, parts))
-            case Either(parts):
-                return any(map(ends, parts))
-            case Repeat(part, low):
-                return low == 0 or ends(part)
-        return True
+                users.setdefault(name, []).append(number)
+                num_needed = 1
+            case Either():
+                num_needed = 1
+            case Sequence() | Repeat():
+                num_needed = len(parts)
+        parents.append(parent)
+        num_open.append(num_needed)
+        if not num_needed:
+            ended.append(number)
+        for part in parts:
+            enter(part, number)
+        return number
 
-    num_before = -1
-    while len(ending) > num_before:
-        num_before = len(ending)
-        ending |= {name for name, body in rules.items() if name not in ending and ends(body)}
+    for name, body in rules.items():
+        names[enter(body, -1)] = name
+    ending: set[str] = set()
+    while ended:
+        number = ended.pop()
+        name = names.get(number, "")
+        ending.add(name)
+        for above in users.get(name, ()) if name else (parents[number],):
+            num_open[above] -= 1
+            if num_open[above] == 0:
+                ended.append(above)
     for name in rules:
         if name not in ending:
             raise LarkError(f"the rule {name} has no text that ends")
+
+
+def _parts(node: Node) -> tuple[Node, ...]:
+    """Returns the parts of a node without those that may be left out."""
+    match node:
+        case Sequence(parts) | Either(parts):
+            return parts
+        case Repeat(part, low) if low:
+            return (part,)
+    return ()
 
 
 def _unquoted(text: str) -> str:

@@ -7,6 +7,8 @@ excluded beside them or without case, are of ASCII alone. Look-around, back-refe
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from re import _parser  # type: ignore[attr-defined]
 
 from gateway.structured import charset
 from gateway.structured.charset import Ranges
@@ -19,9 +21,12 @@ _CLASS = re.compile(r"\\[dwsDWS]")
 
 
 def read(pattern: str, *, any_case: bool = False, dot_all: bool = False) -> Node:
-    """Reads an expression. Raises `RegexError`."""
+    """Reads an expression. Raises `RegexError`.
+
+    Python's own reader looks at it too, but does not compile it: that takes milliseconds for each wide class.
+    """
     try:
-        re.compile(pattern)
+        _parser.parse(pattern)
     except (re.error, OverflowError, RecursionError) as error:
         raise RegexError(f"It is no expression: {error}.") from None
     return _Terminal(pattern, any_case=any_case, dot_all=dot_all).read()
@@ -29,7 +34,13 @@ def read(pattern: str, *, any_case: bool = False, dot_all: bool = False) -> Node
 
 def literal(text: str, *, any_case: bool = False) -> Node:
     """Returns the nodes of a fixed text."""
-    return Sequence(tuple(Chars(_folded(charset.chars(one)) if any_case else charset.chars(one)) for one in text))
+    return Sequence(tuple(_char(one, any_case) for one in text))
+
+
+@lru_cache(1024)
+def _char(one: str, any_case: bool) -> Chars:
+    """Returns one node for all places of a character, of which a grammar may have hundreds of thousands."""
+    return Chars(_folded(charset.chars(one)) if any_case else charset.chars(one))
 
 
 class _Terminal(Pattern):
@@ -103,6 +114,8 @@ class _Terminal(Pattern):
 
     def _of_class(self) -> Ranges:
         begun, is_negated = self._place, self._peek() == "^"
+        if self._pattern.startswith("]", begun + is_negated):
+            raise RegexError("A class that begins with ']' must have it as '\\]'.")
         found = self._class()
         if not is_negated:
             return _folded(found) if self._any_case else found

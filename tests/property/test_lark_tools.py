@@ -169,6 +169,8 @@ def test_long_inputs_stay_within_what_a_mask_may_cost() -> None:
         ("start: /(?=a)b/", "Look-around"),
         ("start: /a.*?b/", "lazy"),
         ("start: /^a$/", "Anchors"),
+        ("start: /[^]]/", "class that begins with ']'"),
+        ("start: /[]a]/i", "class that begins with ']'"),
         ("start: a{b}\na{x}: x", "cannot be read"),
         ("%import python.NAME\nstart: NAME", "module common"),
         ("%import .own.X\nstart: X", "name should stand"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from gateways import MODEL, RunningGateway, running_gateway
 from inline_grammars import InlineGrammars
 from lark import Lark
 from pydantic import BaseModel
+
+from gateway.schema.tools import read_tools
 
 PARAMETERS = {
     "type": "object",
@@ -383,6 +386,24 @@ async def test_an_input_has_the_form_of_its_lark_grammar(
         answer = await client.responses.create(model=MODEL, input="Sum?", max_output_tokens=900, tools=[flat])
     if wanted.startswith("(4 + 12)"):
         assert call.custom.input == answer.output[0].input == wanted
+
+
+async def test_a_grammar_is_read_off_the_loop(shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reading may take longer than all else of a small body together."""
+    readers: list[threading.Thread] = []
+
+    def reading(*args: Any) -> Any:
+        readers.append(threading.current_thread())
+        return read_tools(*args)
+
+    monkeypatch.setattr("gateway.routes.chat.read_tools", reading)
+    format = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /[a-z]/"}}
+    tool: Any = {"type": "custom", "custom": {"name": "f", "format": format}}
+    await chat(shared_gateway, tools=[tool], max_tokens=1)
+    async with shared_gateway.client() as client:
+        await client.responses.create(model=MODEL, input="x", tools=[{"type": "custom", "name": "f"}])
+    assert len(readers) == 2
+    assert threading.main_thread() not in readers
 
 
 async def test_custom_tools_in_responses(shared_gateway: RunningGateway, says: Any) -> None:

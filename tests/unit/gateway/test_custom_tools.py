@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -106,6 +108,38 @@ def test_what_cannot_be_enforced_is_refused_by_name(tool: dict[str, Any], param:
     with pytest.raises(ApiError) as fault:
         read_tools([tool], None, None)
     assert (fault.value.param, fault.value.code, fault.value.status) == (param, code, 400)
+
+
+CHAIN, CLASSES = range(480), "[!-\uffff]" * 3000
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition"),
+    [
+        ("lark", f"start: /{CLASSES}/"),
+        ("lark", f"start: /(?i:{CLASSES})/"),
+        ("lark", "start: r0\n" + "".join(f'r{i}: r{i + 1} "xxxxxx"\n' for i in CHAIN) + 'r480: "a"'),
+        ("lark", f'start: "{"x" * 9000}" r0\n' + "".join(f"r{i}: r{i + 1}\n" for i in CHAIN) + 'r480: "a"'),
+        ("regex", "[" * 16_000),
+    ],
+    ids=["classes", "classes without case", "chain", "chain behind a long text", "brackets"],
+)
+def test_the_largest_definition_is_read_in_a_moment(syntax: str, definition: str) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    begun = time.thread_time()
+    with suppress(ApiError):
+        read_tools([custom(format=form)], None, None)
+    assert time.thread_time() - begun < 0.4
+
+
+def test_lark_grammars_are_bounded_together() -> None:
+    definition = "start: /" + "x" * 16_000 + "/"
+    form = {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}}
+    tools = [custom(name=f"f{i}", format=form) for i in range(5)]
+    assert len(read_tools(tools[:4], None, None).grammars) == 4
+    with pytest.raises(ApiError) as fault:
+        read_tools(tools, None, None)
+    assert (fault.value.param, fault.value.code, fault.value.status) == ("tools", "unsupported_schema", 400)
 
 
 @pytest.mark.parametrize(
