@@ -201,13 +201,14 @@ class Driver:
                 assert counts.cache_write == ending.usage.cache_write
 
     def check_alone(self, request, link=LINK, index=0, exactly=True):
-        """The tokens of a choice are those of the request run by itself."""
+        """The tokens of a choice are those of the request run by itself, as far as the pool can hold."""
         from workers.engine.values.sampling_params import choice_seed
 
+        room = self.engine.scheduler.limits.max_len - len(request.prompt)
         alone = expected_output(
             request.prompt,
             request.sampling,
-            request.max_tokens,
+            min(request.max_tokens, room),
             seed=choice_seed(request.sampling.seed, index),
             eos_every=self.eos_every,
         )

@@ -23,6 +23,7 @@ RUNS_A_MODEL = {
     "POST /tokenize",
     "POST /detokenize",
     "POST /v1/quotes",
+    "POST /v1/batches/estimate",
     "POST /admin/v1/verify-books",
     "POST /admin/v1/price-sheets/preview",
     "POST /admin/v1/tenants/{tenant_id}/limits/preview",

@@ -41,7 +41,31 @@ shapes = st.fixed_dictionaries(
 )
 
 
+SHAPE = {
+    "num_blocks": 20,
+    "max_batch_tokens": 4,
+    "max_running": 3,
+    "eos_every": 0,
+    "lag": 0,
+    "device": {"max_step_tokens": None, "late": False},
+}
+LONG = {
+    "after": 0,
+    "tenant": "A",
+    "tier": "interactive",
+    "length": 36,
+    "variant": 0,
+    "max_tokens": 24,
+    "num_choices": 1,
+    "cache_write": False,
+    "link": 1,
+    "first_lease": 1,
+    "cancel_after": None,
+}
+
+
 @given(shapes, st.lists(arrivals, min_size=1, max_size=12), st.one_of(st.none(), st.integers(0, 40)))
+@example(SHAPE, [LONG], None).via("prompt and output together are one token more than the pool holds")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_trace_ends_with_the_right_tokens_and_balanced_books(shape, arrivals, lose_link_at):
     trace = Trace(shape, arrivals, lose_link_at)

@@ -15,7 +15,7 @@ PLACES = {
 
 async def test_a_fault_is_a_page_with_the_requests_id_and_is_logged_and_counted(gateway, monkeypatch, caplog):
     records = []
-    gateway.app[OBSERVERS].append(lambda record: records.append((record.status, record.error_code)))
+    gateway.app[OBSERVERS].of_each(lambda record: records.append((record.status, record.error_code)))
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("planted: a secret")
