@@ -17,25 +17,25 @@ from gateways import MODEL, RunningGateway, running_gateway
 
 from workers.engine.values.plan import SampleSpec
 
-NUM_TENANTS, NUM_STREAMS, NUM_AT_ONCE = 200, 600, 24
+NUM_TENANTS, NUM_STREAMS, NUM_AT_ONCE = 200, 300, 24
 SHARED = "You are a helpful assistant of a large shop. " * 4
 """All tenants have the same system prompt: what is shared of it may not bring what follows it."""
 CANARY = re.compile(r"canary-[0-9a-f]{12}")
 
 
 class Reader(ScriptedRunner):
-    """It says the first canary that it finds in the KV of its sequence, three times."""
+    """It says the first canary that it finds in the KV of its sequence, twelve times."""
 
     def _next(self, known: Sequence[int], draw: SampleSpec) -> int:
         found = CANARY.search(decode(known))
-        said = (found[0] if found else "nothing").encode() * 3
+        said = (found[0] if found else "nothing").encode() * 12
         return (*said, EOS)[min(len(draw.output), len(said))]
 
 
 @pytest.mark.rest
 async def test_attack_C16_no_stream_ever_says_another_tenants_canary(tmp_path: Path, redis_url: str) -> None:
     rng = random.Random(16)
-    runner = Reader(num_blocks=200, block_size=16)
+    runner = Reader(num_blocks=110, block_size=16)
     async with (
         running_gateway(tmp_path / "home", redis_url, limiter_timeout_s=5.0) as gateway,
         ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0", runner=runner) as worker,
@@ -52,7 +52,7 @@ async def test_attack_C16_no_stream_ever_says_another_tenants_canary(tmp_path: P
                 text = None
                 while text is None:
                     text = await _stream(gateway, keys[tenant], canaries[tenant], number, leaves_after)
-                whole = canaries[tenant] * 3
+                whole = canaries[tenant] * 12
                 assert text == whole if leaves_after is None else whole.startswith(text), (text, whole)
                 said.append(text)
 
@@ -73,7 +73,7 @@ async def _stream(gateway: RunningGateway, key: str, canary: str, number: int, l
             {"role": "system", "content": SHARED},
             {"role": "user", "content": f"{canary} {'and so on ' * (number % 40)}"},
         ],
-        "max_tokens": 100,
+        "max_tokens": 300,
         "stream": True,
     }
     text, num_pieces = "", 0
