@@ -195,14 +195,17 @@ async def _of_limits(one: Counting, whole: Whole) -> list[Reason]:
 
 
 def _of_file(one: Counting, fields: EstimateFields, is_beyond_backlog: bool) -> list[Reason]:
-    """Returns why the jobs process would fail the batch."""
+    """Returns why the batch, or each of its lines, would fail."""
     lines = one.lines
     faults = [lines.whole] if lines.whole is not None else []
     if not faults and lines.num_invalid and fields.headgate.invalid_lines == "reject":
         faults = lines.faults[:1]
     if not faults and is_beyond_backlog:
         faults = [Fault("backlog_exceeded", None)]
-    return [outlook.of_file(fault.code, fault.shown()["message"]) for fault in faults]
+    found = [outlook.of_file(fault.code, fault.shown()["message"]) for fault in faults]
+    if 0 < one.sums.num_lines == one.sums.num_refused:
+        found.append(outlook.of_file("all_lines_refused", "Each line that was counted would fail: see errors."))
+    return found
 
 
 async def _cached_share(one: Counting) -> float | None:

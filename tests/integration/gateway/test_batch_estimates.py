@@ -149,6 +149,14 @@ async def past_batches_say_what_is_likely(gateway: RunningGateway) -> None:
     assert found["expected_finish_at"] - now == pytest.approx(tokens / 4.6, abs=3)
 
 
+async def test_a_file_of_which_each_line_would_be_refused_fails(gateway: RunningGateway) -> None:
+    found = await estimated(gateway, [line(number, temperature=9) for number in range(3)])
+    assert (found["num_refused_lines"], found["outlook"]) == (3, "fails")
+    assert [reason["code"] for reason in found["reasons"]] == ["all_lines_refused"]
+    found = await estimated(gateway, [line(0, temperature=9), line(1)])
+    assert (found["num_refused_lines"], found["outlook"], found["reasons"]) == (1, "runs", [])
+
+
 async def test_another_tenants_file_and_wrong_fields_are_refused(gateway: RunningGateway) -> None:
     file_id = await upload(gateway, [line(0)])
     _, key = await gateway.new_tenant("other", scopes=("batch", "chat"))
