@@ -7,6 +7,7 @@ how much may be pinned and for how long; cache/blocks/pins.py counts.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from cache.blocks.ownership import Ownership
@@ -27,8 +28,9 @@ class Retention:
         self.passing_limit = pin_limit // PASSING_SHARE
         self.tenant_limit = self.passing_limit // TENANT_SHARE
         self._pins = owners.pins
-        self._due: list[tuple[int, int, Node, Pin]] = []
+        self._due: list[tuple[int, int, int, Node, Pin]] = []
         """A heap by expiry with one entry per pin that expires. The entry may be due earlier than the pin itself."""
+        self._numbers = itertools.count()
         self._owners = owners
 
     @property
@@ -87,7 +89,7 @@ class Retention:
             return
         pin = Pin(ttl_ms, now + ttl_ms)
         self._set(node, pin)
-        heapq.heappush(self._due, (pin.expires_ms, node.id, node, pin))
+        self._await_end(node, pin)
 
     def refresh(self, node: Node | None) -> None:
         """Restart the pins that expire on the way to the root, as they were hit. O(pinned nodes on the path)."""
@@ -104,13 +106,17 @@ class Retention:
             return
         now = self._owners.usage.now_ms()
         while self._due and self._due[0][0] <= now:
-            _, _, node, pin = heapq.heappop(self._due)
+            *_, node, pin = heapq.heappop(self._due)
             if self._pins.get(node) is not pin or not pin.ttl_ms:
                 continue  # it was lifted meanwhile, or has no end by now
             if pin.expires_ms > now:
-                heapq.heappush(self._due, (pin.expires_ms, node.id, node, pin))
+                self._await_end(node, pin)
             else:
                 self._lift([node], lapsed=True)
+
+    def _await_end(self, node: Node, pin: Pin) -> None:
+        # Numbered: a node that is pinned anew has its lifted pin in the queue still, perhaps with the same end.
+        heapq.heappush(self._due, (pin.expires_ms, node.id, next(self._numbers), node, pin))
 
     def unpin(self, region: bytes) -> int:
         nodes = [node for node in self._pins.pinned() if node.region == region]

@@ -192,6 +192,17 @@ def test_a_pin_with_a_time_to_live_holds_ends_and_says_so(clock: Clock, start) -
     assert handle.evicted_age >= 0
 
 
+def test_a_pin_that_was_lifted_and_set_again_in_the_same_millisecond(cache: PrefixCache, clock: Clock, start) -> None:
+    """The lifted pin is in the queue of ends still, with the same node and the same end."""
+    assert pin_for(cache, start, prompt(1, 2), 1000) == 2
+    assert cache.unpin(b"anna") == 1
+    assert cache.num_pinned == 0
+    assert pin_for(cache, start, prompt(1, 2), 1000) == 2
+    clock.now = 1000
+    cache.tick()
+    assert cache.num_pinned == 0
+
+
 def test_a_hit_refreshes_the_time_to_live(cache: PrefixCache, clock: Clock, start, serve: Serve) -> None:
     assert pin_for(cache, start, prompt(1, 2), 1000) == 2
     clock.now = 900
