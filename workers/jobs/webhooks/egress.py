@@ -83,7 +83,10 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         asked = self._threads.submit(self._lookup, host, port, family, socket.SOCK_STREAM)
         self._asked.append(asked)
-        found = await asyncio.shield(asyncio.wrap_future(asked))
+        answer = asyncio.shield(asyncio.wrap_future(asked))
+        # If the POST ends in the very moment in which the lookup fails, nobody else takes note of the error.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        found = await answer
         return [
             ResolveResult(
                 hostname=host,
