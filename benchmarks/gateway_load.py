@@ -157,7 +157,7 @@ class Clients:
         return count, time.perf_counter() - began
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self._peer.port)
+        return await asyncio.open_connection("127.0.0.1", self._peer.port, limit=2**22)
 
     async def latencies(self, count: int) -> dict[str, float]:
         """Medians in ms, one stream at a time: to the first token, and from the last to `[DONE]`."""
@@ -274,7 +274,7 @@ async def _listening(port: int, limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while True:
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**22)
             return writer.close()
         except OSError:
             if time.monotonic() > deadline:

@@ -133,7 +133,7 @@ async def send(ready: dict[str, Any], keys: list[str], count: int, concurrency: 
     address = urlsplit(ready["base_url"])
 
     async def client() -> None:
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=2**22)
         for number in left:
             content = request(ready, keys[number % len(keys)], number)
             for _ in range(20):

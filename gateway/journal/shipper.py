@@ -25,13 +25,6 @@ from workers.protocol.segments import drop_old
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
-BUSY_EVERY_S = 1.0
-BUSY_RECORDS = 10
-"""A transaction costs as much as sixty of its requests. So after one with at least so many records the pause is the longer
-one: a busy gateway posts fewer and larger ones.
-"""
-MANY_ENGINE_RECORDS = 250
-"""The size from which a frame is followed by no pause: a worker sends at most 500 in one, and it must not fall behind."""
 MAX_BACKOFF_S = 2.0
 MAX_OUTAGE_S = 600.0
 MAX_BACKLOG_BYTES = 1024**3
@@ -42,11 +35,6 @@ T = TypeVar("T")
 
 class ShippingStopped(Exception):
     """SQL took no posting when the shipper was to stop."""
-
-
-def _pause_s(num_records: int) -> float:
-    """Returns the pause after a transaction with so many records."""
-    return BUSY_EVERY_S if num_records >= BUSY_RECORDS else EVERY_S
 
 
 class Shipper:
@@ -79,8 +67,6 @@ class Shipper:
         self._failing_since: float | None = None
         self._backlog_bytes = 0
         self._drop_at = 0.0
-        self._next_records: dict[str, float] = {}
-        """The moment before which no frame of a worker's records is posted, by worker."""
         self._mark = (poster.offset, time.monotonic())
         """A record that was durable at that moment. It is chosen anew once SQL has it."""
 
@@ -186,15 +172,9 @@ class Shipper:
         return None
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
-        """Posts the workers' own counts; returns after the COMMIT, however long SQL does not answer. A worker sends those
-        that came meanwhile once it has the answer, so that a frame soon after another waits for a moment: otherwise each
-        request of a quiet worker would have a transaction of its own. Raises ShippingStopped.
+        """Posts the workers' own counts; returns after the COMMIT, however long SQL does not answer. Raises
+        ShippingStopped.
         """
-        if (wait_s := self._next_records.get(frame.worker, 0.0) - time.monotonic()) > 0:
-            await self._pause(wait_s)
-        num_records = len(frame.records)
-        pause_s = _pause_s(num_records) if num_records < MANY_ENGINE_RECORDS else 0.0
-        self._next_records[frame.worker] = time.monotonic() + pause_s
         ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
         self._failing_since = None
         return ack
@@ -211,8 +191,8 @@ class Shipper:
                 await self._measure_backlog()
             if num_records == 0:
                 await self._drop_old()
-            if num_records < MAX_RECORDS:
-                await self._wait(self._hurry, _pause_s(num_records))
+            if num_records < MAX_RECORDS:  # a transaction costs as much as hundreds of its rows
+                await self._wait(self._hurry, EVERY_S)
                 self._hurry.clear()
 
     async def _pause(self, seconds: float) -> None:
