@@ -188,7 +188,7 @@ def _shown(handler: Handler) -> Handler:
             response = _refusal(request, error.status, error.message, None)
         except web.HTTPException:
             raise
-        except Exception as error:
+        except Exception as error:  # the page's outermost frame: it is logged as an API's 500 is
             if request.writer.output_size > 0:
                 raise  # an answer has begun; the connection is closed
             response = _fault(request, error)

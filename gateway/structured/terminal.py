@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from re import _parser  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]  # `compile` takes seconds for what is only to be read
 
 from gateway.structured import charset
 from gateway.structured.charset import Ranges
