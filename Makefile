@@ -10,7 +10,7 @@ HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-rest test-browser test-clients test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration cli parameters errors docs dashboards prometheus import-map format clean
+.PHONY: help setup serve test test-rest test-browser test-clients test-packaging test-all test-cpus test-gpu check lint types contracts migrations-check aot soak bench bench-gpu demo-model configuration cli parameters api-reference errors docs dashboards prometheus import-map format clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-18s %s\n", $$1, $$2}'
@@ -113,6 +113,9 @@ cli: setup ## write docs/cli.md from the commands
 
 parameters: setup ## write the tables of docs/api.md from the table of parameters
 	PYTHONPATH=. $(BIN)/python ops/parameters.py
+
+api-reference: setup ## write docs/api-reference.md from the served description
+	PYTHONPATH=. $(BIN)/python ops/api_reference.py
 
 dashboards: setup ## write ops/grafana/*.json from the tables in ops/dashboards
 	PYTHONPATH=. $(BIN)/python -m ops.dashboards.build

@@ -4,10 +4,13 @@ The floor of a decode step is the time in which this machine, with the same thre
 weights have. A read is timed before each step, because the memory's speed can change by half within a second where a
 host is shared; a ratio is the median of those pairs. `--profile` adds where the time of a step goes, by operation. `--unfused`
 runs each model a second time with transformers' layers as they are, step by step beside the first: the ratio is what
-fusing gains (1 for models whose layers are hand-written: the Llama family, Phi-3 and Gemma).
+fusing gains (1 for models whose layers are hand-written: `workers/engine/model/layer_kinds.py`). `--uncompiled` does
+the same with layers as they are where nothing is compiled but products, and says the processor time of a step of each,
+which other programs on the machine change less than the time by the clock.
 
     python benchmarks/cpu_steps.py --shape llama95m qwen3-0.6b --rows 1 8 --context 256
-    python benchmarks/cpu_steps.py --shape gpt2 granite --unfused
+    python benchmarks/cpu_steps.py --shape granite --unfused
+    python benchmarks/cpu_steps.py --shape gpt2 gpt-neox phi --uncompiled --threads 1
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from transformers import (
@@ -28,14 +32,20 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     GraniteConfig,
     LlamaConfig,
+    MixtralConfig,
     Phi3Config,
+    PhiConfig,
     PretrainedConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.layers import moe
+from workers.engine.model import compiled_rows, llama
 from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
 
@@ -68,10 +78,33 @@ def shapes() -> dict[str, PretrainedConfig]:
             **ends,
         ),
         "gpt2": GPT2Config(**ends),
+        "gpt-neox": GPTNeoXConfig(
+            **size | {"intermediate_size": 3072}, max_position_embeddings=2048, tie_word_embeddings=False, **ends
+        ),
+        "phi": PhiConfig(
+            **size | {"intermediate_size": 3072}, max_position_embeddings=2048, tie_word_embeddings=False, **ends
+        ),
         "gemma2": Gemma2Config(**size, head_dim=64, max_position_embeddings=4096, **ends),
         "gemma3": Gemma3TextConfig(**size, head_dim=64, max_position_embeddings=4096, **ends),
         "phi3": Phi3Config(
             **size, max_position_embeddings=4096, sliding_window=2047, tie_word_embeddings=True, pad_token_id=0, **ends
+        ),
+        "mixtral": MixtralConfig(
+            **size | {"num_hidden_layers": 6, "intermediate_size": 1536},
+            num_local_experts=8,
+            num_experts_per_tok=2,
+            max_position_embeddings=4096,
+            **ends,
+        ),
+        "qwen3-moe": Qwen3MoeConfig(
+            **size | {"num_hidden_layers": 6},
+            head_dim=64,
+            moe_intermediate_size=384,
+            num_experts=32,
+            num_experts_per_tok=4,
+            norm_topk_prob=True,
+            max_position_embeddings=4096,
+            **ends,
         ),
         "granite": GraniteConfig(**size, max_position_embeddings=4096, tie_word_embeddings=True, **ends),
     }
@@ -88,11 +121,16 @@ def build(name: str, dtype: str, threads: int, fuse: bool = True) -> ModelRunner
         return ModelRunner(settings)
 
 
-def weights_read(name: str, itemsize: int) -> int:
-    """Bytes of a decode step: every weight but the input embedding, which the head has again."""
+def weights_read(name: str, itemsize: int, num_rows: int) -> int:
+    """Bytes of a decode step: every weight but the input embedding, which the head has again. Of experts it is the share
+    that so many rows would choose by chance."""
+    config = shapes()[name]
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(shapes()[name])
-    return sum(p.numel() for p in model.parameters()) * itemsize
+        model = AutoModelForCausalLM.from_config(config)
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None) or 1
+    used = 1.0 - (1.0 - getattr(config, "num_experts_per_tok", 1) / experts) ** num_rows
+    sizes = [p.numel() * (used if ".experts." in of else 1.0) for of, p in model.named_parameters()]
+    return int(sum(sizes) * itemsize)
 
 
 class Floor:
@@ -130,24 +168,23 @@ class Case:
             seconds(lambda row=row: self.runner.execute([self._row(row, tokens, 0)])) for row in range(self.num_rows)
         )
 
-    def steps(self, number: int) -> Iterator[float]:
+    def steps(self, number: int, clock: Callable[[], float] = time.perf_counter) -> Iterator[float]:
         """Seconds of each."""
         last = [1] * self.num_rows
         for step in range(number):
             rows = [self._row(r, [last[r]], self.context + step) for r in range(self.num_rows)]
-            started = time.perf_counter()
+            started = clock()
             results = self.runner.execute(rows)
-            yield time.perf_counter() - started
+            yield clock() - started
             last = [result.drawn[0].token for result in results]
 
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     runner = build(name, options.dtype, options.threads)
     dtype = runner.loaded.model.dtype
-    floor = Floor(weights_read(name, dtype.itemsize))
     report: dict[str, Any] = {"dtype": str(dtype).removeprefix("torch.")}
     for num_rows in options.rows:
-        case = Case(runner, num_rows, options.context)
+        case, floor = Case(runner, num_rows, options.context), Floor(weights_read(name, dtype.itemsize, num_rows))
         prefill = min(case.prefill() for _ in range(2))
         pairs = [(floor(), step) for step in case.steps(options.steps)]
         floors, steps = zip(*pairs, strict=True)
@@ -160,6 +197,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
         }
         if options.profile:
             profile(case)
+    if options.uncompiled:
+        report["uncompiled"] = processor_times(name, runner, options)
     if options.unfused:
         report["unfused_to_fused"] = gains(name, runner, options)
     return report
@@ -180,6 +219,39 @@ def gains(name: str, fused: ModelRunner, options: argparse.Namespace) -> dict[st
     return found
 
 
+def processor_times(name: str, compiled: ModelRunner, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Median processor time of all threads in a decode step, and the least one of a prompt, without compiled layers
+    and with them; one of each in turn."""
+    with (
+        mock.patch.object(llama, "MORE_KINDS", {}),
+        mock.patch.object(compiled_rows, "build", return_value=None),
+        mock.patch.object(moe, "has_panels", return_value=False),
+    ):
+        plain = build(name, options.dtype, options.threads)
+    found = {}
+    for num_rows in options.rows:
+        cases = [Case(runner, num_rows, options.context) for runner in (plain, compiled)]
+        prompts = [[processor_seconds(case.prefill) for case in cases] for _ in range(4)]
+        pairs = list(zip(*(case.steps(options.steps, time.process_time) for case in cases), strict=True))
+        before, after = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
+        prompt_before, prompt_after = (1000 * min(times) for times in zip(*prompts, strict=True))
+        found[f"{num_rows} rows"] = {
+            "step_before_ms": round(before, 2),
+            "step_after_ms": round(after, 2),
+            "step_ratio": round(before / after, 2),
+            "prompts_before_ms": round(prompt_before, 1),
+            "prompts_after_ms": round(prompt_after, 1),
+            "prompts_ratio": round(prompt_before / prompt_after, 2),
+        }
+    return found
+
+
+def processor_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
 def profile(case: Case) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
         list(case.steps(20))
@@ -196,6 +268,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--profile", action="store_true", help="operations of a step, to stderr")
     parser.add_argument("--unfused", action="store_true", help="what fusing gains, as a ratio")
+    parser.add_argument("--uncompiled", action="store_true", help="what compiled layers gain, in processor time")
     parser.add_argument("--json", type=Path, help="also write the report there")
     options = parser.parse_args()
     report = {name: measure(name, options) for name in options.shape}

@@ -45,7 +45,8 @@ from accounting.database.db import Database
 from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
 from accounting.tenants import tenants
-from accounting.values.types import Limits, ModelLimits
+from accounting.values.tenant_types import ModelLimits
+from accounting.values.types import Limits
 
 TOKENS = 8
 """Output tokens of a plain request."""

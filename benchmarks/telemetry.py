@@ -87,12 +87,12 @@ async def switch(app: Any) -> AsyncIterator[None]:
     with the seconds of CPU that the process took until then, nothing waits any more."""
     from gateway.telemetry.keys import OBSERVERS, TRACING
 
-    observers, traces = app[OBSERVERS], app[TRACING]
-    always, rows, spans = observers[:-2], observers[-1], traces.observe
+    observers, traces = app[OBSERVERS]._all, app[TRACING]
+    *always, spans, rows = observers
+    (log,) = (cell.cell_contents.__self__ for cell in rows.__closure__)
 
     async def written() -> None:
         """Waits for the rows, which are written every two seconds."""
-        log = rows.__self__
         while log._ended or log._waiting:  # noqa: ASYNC110 - nobody tells when they are
             await asyncio.sleep(0.05)
 

@@ -18,6 +18,7 @@ from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings
 from gateway.console import routes as console
+from gateway.console.pages import EXPORTING
 from gateway.http import cors, middleware
 from gateway.http.route_table import ROUTES, Route
 from gateway.idempotency.idempotency import KEYED
@@ -63,6 +64,7 @@ from gateway.routes import (
     spending,
     tenants,
     tokenize,
+    upstream_costs,
     upstreams,
     usage,
     usage_changes,
@@ -118,6 +120,7 @@ def api_routes() -> list[Route]:
         *webhooks.ROUTES,
         *workers.ROUTES,
         *upstreams.ROUTES,
+        *upstream_costs.ROUTES,
         *cache.ROUTES,
         *fairness.ROUTES,
         *price_sheets.ROUTES,
@@ -142,6 +145,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[OBSERVERS] = Observers()
     app[KEYED] = set()
     app[ESTIMATING] = set()
+    app[EXPORTING] = set()
     app[RUNNING] = Running()
     app[THROTTLE] = AdaptiveThrottle()
     app[INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)

@@ -42,9 +42,21 @@ async def pull_epoch(
     been admitted on what this process remembered when the key ended.
     """
 
-    changes_at_ms = None
+    changes_at_ms: int | None = None
+    version: int | None = None
 
     async def pull() -> None:
+        nonlocal changes_at_ms, version
+        found = database.data_version()
+        is_over = changes_at_ms is not None and changes_at_ms <= clock.now_ms()
+        if found is None or found != version or running.key_ids or is_over:
+            await read()
+            version = found
+        assert epoch.number is not None
+        auth.saw_epoch(epoch.number)
+        prices.saw(epoch.number, changes_at_ms)
+
+    async def read() -> None:
         nonlocal changes_at_ms
         async with database.read() as conn:
             if key_ids := running.key_ids:
@@ -53,8 +65,6 @@ async def pull_epoch(
             if number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
                 changes_at_ms = await next_change_ms(conn, now_ms)
         epoch.number = number
-        auth.saw_epoch(number)
-        prices.saw(number, changes_at_ms)
 
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 

@@ -44,7 +44,7 @@ from gateway.base.app_keys import (
 )
 from gateway.base.checks import Check
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import ask_sql, uninterrupted
+from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.settings import SettingsError
 from gateway.books import journal_watch, spending
@@ -86,9 +86,10 @@ from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
 from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
 from gateway.upstreams import exchange
+from gateway.upstreams.cost_puller import COST_PULLER, LOOK_EVERY_S, CostPuller
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
-from gateway.upstreams.upstream_metrics import UpstreamMetrics
+from gateway.upstreams.upstream_metrics import CostMetrics, UpstreamMetrics
 from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -96,7 +97,8 @@ from workers.protocol.registry import Registration
 logger = logging.getLogger(__name__)
 
 REDIS_S = 1.0
-LAG_TICK_S = 0.1
+LAG_TICK_S, LAG_REST_S = 0.1, 1.0
+"""How late the loop is matters to requests, so it is measured seldom while none runs."""
 TRACE_TICK_S = 5.0
 PREFIX_TICK_S = 0.5
 CANCEL_AGAIN_S = 1.0
@@ -114,7 +116,7 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[OBSERVERS].add(access_log.write)
     for observer in (metrics.observe, traces.observe):
         app[OBSERVERS].of_each(observer)
-    async with _background(_watch_loop(metrics)), _background(repeat(TRACE_TICK_S, traces.tick)):
+    async with _background(_watch_loop(metrics, app[LIFECYCLE])), _background(repeat(TRACE_TICK_S, traces.tick)):
         yield
     await traces.close()
 
@@ -236,14 +238,17 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
 
 
 async def upstreams(app: web.Application) -> AsyncIterator[None]:
-    """Opens the way to upstreams, and reads those that are stored again and again."""
+    """Opens the way to upstreams, reads those that are stored again and again, and what their providers bill."""
     app[MARKET] = market = Market()
     app[METRICS].registry.register(UpstreamMetrics(market))
     async with exchange.new_session() as session:
         market.open(session)
         app[SERVE_UPSTREAMS] = lambda: foreign.serve(app)
         await foreign.serve(app)
-        async with _background(app[AUTH_EPOCH].follow(lambda: foreign.serve(app))):
+        app[COST_PULLER] = puller = CostPuller(market, app[DATABASE])
+        app[METRICS].registry.register(CostMetrics(puller))
+        pulling = repeat(LOOK_EVERY_S, puller.look, forgives=(SQLAlchemyError, OSError), waits_first=True)
+        async with _background(app[AUTH_EPOCH].follow(lambda: foreign.serve(app))), _background(pulling):
             yield
 
 
@@ -430,11 +435,12 @@ def _report(task: asyncio.Future[None]) -> None:
         logger.error("background_task_failed", exc_info=error)
 
 
-async def _watch_loop(metrics: Metrics) -> None:
+async def _watch_loop(metrics: Metrics, lifecycle: Lifecycle) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + LAG_TICK_S
-        await asyncio.sleep(LAG_TICK_S)
+        tick_s = LAG_TICK_S if lifecycle.num_running else LAG_REST_S
+        due = loop.time() + tick_s
+        await asyncio.sleep(tick_s)
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 

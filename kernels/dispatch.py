@@ -7,23 +7,17 @@ imported only when it is chosen, so a CPU worker needs no triton.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from kernels import checks
 from kernels.arguments.batch import DeviceRows, PagedBatch, Slots, StepInputs
-from kernels.arguments.draws import DrawTensors, EditTensors, Workspace, geometry, num_words
+from kernels.arguments.draws import DrawTensors, EditTensors, Workspace, geometry
 from kernels.arguments.shared import SharedGroups
 from kernels.reference import attention, group_rows, kv, linear, logits, lora, moe, norm, pointwise, rows, sample
-from kernels.weight_ops import WeightOps
-
-SUPPORTED_HEAD_DIMS = frozenset({16, 32, 64, 80, 96, 128, 256})
-"""Head sizes that the kernels support; 16 and 32 exist for small models on a CPU."""
-
-Kernel = Callable[..., Any]
+from kernels.weight_ops import Kernel, WeightOps
 
 TWINS: dict[str, Kernel] = {
     "advance_rows": rows.advance_rows,
@@ -56,33 +50,24 @@ TWINS: dict[str, Kernel] = {
     "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
-    "advance_rows": "kernels.triton.rows",
-    "attention_decode": "kernels.triton.attention.attention_decode",
-    "attention_prefill": "kernels.triton.attention.attention_prefill",
-    "attention_shared": "kernels.triton.attention.attention_shared",
-    "block_copy": "kernels.triton.block_copy",
-    "count_tokens": "kernels.triton.sampling.logits",
-    "gather_blocks": "kernels.triton.block_copy",
-    "gelu_mul": "kernels.triton.pointwise",
-    "group_rows": "kernels.triton.products.group_rows",
-    "input_prep": "kernels.triton.rows",
-    "kv_write": "kernels.triton.kv_write",
-    "linear_fp8": "kernels.triton.products.linear_quant",
-    "linear_w4": "kernels.triton.products.linear_quant",
-    "linear_w8": "kernels.triton.products.linear_quant",
-    "linear_w8a8": "kernels.triton.products.linear_quant",
-    "logits": "kernels.triton.sampling.logits",
-    "lora": "kernels.triton.products.lora",
-    "moe": "kernels.triton.products.moe",
-    "quantize_tokens": "kernels.triton.products.linear_quant",
-    "rms_norm": "kernels.triton.norm",
-    "rope": "kernels.triton.pointwise",
-    "rope_kv_write": "kernels.triton.kv_write",
-    "route_experts": "kernels.triton.products.moe",
-    "sample": "kernels.triton.sampling.sample",
-    "scatter_blocks": "kernels.triton.block_copy",
-    "silu_mul": "kernels.triton.pointwise",
-    "verify": "kernels.triton.sampling.sample",
+    name: f"kernels.triton.{module}"
+    for module, names in {
+        "attention.attention_decode": ("attention_decode",),
+        "attention.attention_prefill": ("attention_prefill",),
+        "attention.attention_shared": ("attention_shared",),
+        "block_copy": ("block_copy", "gather_blocks", "scatter_blocks"),
+        "kv_write": ("kv_write", "rope_kv_write"),
+        "norm": ("rms_norm",),
+        "pointwise": ("gelu_mul", "rope", "silu_mul"),
+        "products.group_rows": ("group_rows",),
+        "products.linear_quant": ("linear_fp8", "linear_w4", "linear_w8", "linear_w8a8", "quantize_tokens"),
+        "products.lora": ("lora",),
+        "products.moe": ("moe", "route_experts"),
+        "rows": ("advance_rows", "input_prep"),
+        "sampling.logits": ("count_tokens", "logits"),
+        "sampling.sample": ("sample", "verify"),
+    }.items()
+    for name in names
 }
 """Maps an op's name to the Triton module that has a function of the same name and signature."""
 
@@ -123,8 +108,8 @@ class Ops:
         lse: torch.Tensor | None = None,
     ) -> None:
         assert batch.starts[-1] == batch.num_rows, "a decode row has one query"
-        _check_attention(out, query, kv, batch, kv_scales)
-        _check_heads(query, sinks, lse)
+        checks.check_attention(out, query, kv, batch, kv_scales)
+        checks.check_heads(query, sinks, lse)
         self.chosen["attention_decode"](out, query, kv, batch, scale, window, softcap, sinks, kv_scales, lse)
 
     def attention_prefill(
@@ -141,8 +126,8 @@ class Ops:
         tree: torch.Tensor | None = None,
     ) -> None:
         assert scale > 0.0, scale
-        _check_attention(out, query, kv, batch, kv_scales)
-        _check_heads(query, sinks, None)
+        checks.check_attention(out, query, kv, batch, kv_scales)
+        checks.check_heads(query, sinks, None)
         if tree is not None:
             assert tree.shape == query.shape[:1], (tree.shape, query.shape)
             assert tree.dtype == torch.int64, tree.dtype
@@ -163,8 +148,8 @@ class Ops:
         kv_scales: torch.Tensor | None = None,
     ) -> None:
         assert batch.starts[-1] == batch.num_rows == len(groups.own_starts), "one query per row"
-        _check_attention(out, query, kv, batch, kv_scales)
-        _check_heads(query, sinks, None)
+        checks.check_attention(out, query, kv, batch, kv_scales)
+        checks.check_heads(query, sinks, None)
         self.chosen["attention_shared"](out, query, kv, batch, groups, scale, softcap, sinks, kv_scales)
 
     def block_copy(
@@ -220,7 +205,7 @@ class Ops:
         slots: Slots,
         kv_scales: torch.Tensor | None = None,
     ) -> None:
-        _check_kv(kv, kv_scales)
+        checks.check_kv(kv, kv_scales)
         self._check_slots(slots, kv)
         assert key.shape == value.shape == (len(slots), kv.shape[2], kv.shape[4]), key.shape
         assert key.dtype == value.dtype, (key.dtype, value.dtype)
@@ -236,11 +221,11 @@ class Ops:
         temperature: torch.Tensor,
         workspace: Workspace | None = None,
     ) -> None:
-        _check_rows(out, workspace)
-        _check_rows(raw, workspace)
+        checks.check_logits(out, workspace)
+        checks.check_logits(raw, workspace)
         assert out.shape == raw.shape, (out.shape, raw.shape)
         assert out.data_ptr() != raw.data_ptr(), "raw logits are needed for logprobs"
-        _check_edits(edits, *raw.shape)
+        checks.check_edits(edits, *raw.shape)
         self.chosen["logits"](out, raw, edits, temperature, workspace)
 
     def rms_norm(
@@ -290,7 +275,7 @@ class Ops:
         interleaved: bool = False,
         kv_scales: torch.Tensor | None = None,
     ) -> None:
-        _check_kv(kv, kv_scales)
+        checks.check_kv(kv, kv_scales)
         self._check_slots(slots, kv)
         num_kv_heads, head_dim = kv.shape[2], kv.shape[4]
         assert qkv.dim() == 2, qkv.shape
@@ -313,7 +298,7 @@ class Ops:
         raw: torch.Tensor | None = None,
         workspace: Workspace | None = None,
     ) -> torch.Tensor:
-        _check_rows(logits, workspace)
+        checks.check_logits(logits, workspace)
         rows = len(logits)
         assert len(draws.seeds) == len(draws.temperature) == rows, (draws.seeds.shape, rows)
         assert draws.seeds.is_contiguous(), draws.seeds.stride()
@@ -383,61 +368,3 @@ def choose(device: torch.device, compiled: Collection[str] | None = None, debug:
     for name in compiled:
         chosen[name] = getattr(importlib.import_module(COMPILED[name]), name)
     return Ops(device, chosen, debug)
-
-
-def _check_kv(kv: torch.Tensor, kv_scales: torch.Tensor | None = None) -> None:
-    """Checks the KV of a layer; 8-bit KV comes with scales, other KV without."""
-    assert kv.dim() == 5, kv.shape
-    assert kv.shape[1] == 2, kv.shape
-    assert kv.is_contiguous(), kv.stride()
-    assert kv.shape[4] in SUPPORTED_HEAD_DIMS, kv.shape
-    checks.check_scales(kv, kv_scales)
-
-
-def _check_attention(
-    out: torch.Tensor, query: torch.Tensor, kv: torch.Tensor, batch: PagedBatch, kv_scales: torch.Tensor | None = None
-) -> None:
-    _check_kv(kv, kv_scales)
-    assert out.shape == query.shape, (out.shape, query.shape)
-    assert query.shape[0] == batch.starts[-1], (query.shape, batch.starts)
-    assert query.shape[1] % kv.shape[2] == 0, (query.shape, kv.shape)
-    assert query.shape[2] == kv.shape[4], (query.shape, kv.shape)
-    assert query.dtype == out.dtype, (query.dtype, out.dtype)
-    wider = query.dtype == torch.float32 and query.device.type == "cpu"
-    assert query.dtype == kv.dtype or wider or kv_scales is not None, (query.dtype, kv.dtype)
-    assert query.dtype in checks.SUPPORTED_DTYPES, query.dtype
-    assert query.stride(2) == 1, query.stride()
-    assert out.stride(2) == 1, out.stride()
-    assert batch.block_size == kv.shape[3], (batch.block_size, kv.shape)
-
-
-def _check_heads(query: torch.Tensor, sinks: torch.Tensor | None, lse: torch.Tensor | None) -> None:
-    if sinks is not None:
-        assert sinks.shape == query.shape[1:2], (sinks.shape, query.shape)
-        assert sinks.is_contiguous(), sinks.stride()
-    if lse is not None:
-        assert lse.shape == query.shape[:2] and lse.is_contiguous(), (lse.shape, query.shape)
-        assert lse.dtype == torch.float32, lse.dtype
-
-
-def _check_rows(logits: torch.Tensor, workspace: Workspace | None) -> None:
-    assert logits.dim() == 2, logits.shape
-    assert logits.dtype == torch.float32, logits.dtype
-    assert logits.stride(1) == 1, logits.stride()
-    if workspace is not None:
-        cut = workspace.geometry
-        assert len(workspace.bounds) >= len(logits), logits.shape
-        assert cut.segments * cut.segment_size >= logits.shape[1], (cut, logits.shape)
-
-
-def _check_edits(edits: EditTensors, rows: int, vocab: int) -> None:
-    lines = (edits.penalty_lines, edits.mask_lines)
-    assert all(len(line) == rows and line.dtype == torch.int32 for line in lines), rows
-    assert edits.counts.shape[1] == vocab, (edits.counts.shape, vocab)
-    words = (edits.prompt_bits.shape[1], edits.mask_bits.shape[1])
-    assert words == (num_words(vocab),) * 2, (words, vocab)
-    assert len(edits.prompt_bits) == len(edits.counts), edits.prompt_bits.shape
-    assert edits.bias_tokens.shape == edits.biases.shape, edits.biases.shape
-    assert len(edits.biases) == rows, (edits.biases.shape, rows)
-    tables = (edits.counts, edits.prompt_bits, edits.mask_bits, edits.bias_tokens, edits.biases)
-    assert all(table.is_contiguous() for table in tables)

@@ -40,6 +40,7 @@ day is in [daily](daily.md), the settings are in [configuration](configuration.m
 - `--config FILE` names the settings file. A flag wins over a variable, and a variable over the file.
 - A group's name may be typed in singular: `headgate tenant list`.
 - What goes wrong is one sentence on standard error, that names the setting or the argument, its value, and what to do.
+  With `--json` standard output has it too: `{"error": {"message": "...", "code": "not_found", "status": 1}}`. The code is the API's, or null.
 
 ## Exit status
 | status | meaning |

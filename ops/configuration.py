@@ -179,7 +179,9 @@ cannot be used.
 The same settings can stand in a file: in `headgate.toml` of the home, else of the working directory, or where `--config` or
 `HEADGATE_CONFIG` says. A name there is the variable's name in lower case without `HEADGATE_`: `drain_s = 30`. A variable wins over the
 file, and a flag over both. Names that are unknown, and values that cannot be used, stop every command with one sentence and status 78.
-`headgate config check` looks at all of them, `headgate config show` shows each value and where it comes from, and `headgate config
+A URL, an address to listen on, a key or a model that is empty counts as not set, in the file as in the environment. A list that is
+empty has no entries. Any other setting may not be empty.
+`headgate config check` looks at all of them (with `--json` it lists every fault as `setting`, `source`, `value` and `message`), `headgate config show` shows each value and where it comes from, and `headgate config
 example` prints a file to begin with. Variables that differ between processes (home, slots, sockets, addresses) do not stand in a file.
 
 Of each process the first table has what an operator must know. The settings "for experts" have defaults that are right unless a
@@ -234,9 +236,15 @@ def rows() -> str:
         told = comments(settings)
         for field, info in settings.model_fields.items():
             found.append((process, PREFIX + field.upper(), _default(info), _described(field, info, told)))
-    lines = {name: (name, process, default.strip("`"), _unit_of(name), text) for process, name, default, text in found}
-    lines |= {name: (name, "Commands", default.strip("`"), _unit_of(name), text) for name, default, text in COMMANDS}
+    lines = {name: (name, process, _plain(default), _unit_of(name), text) for process, name, default, text in found}
+    lines |= {name: (name, "Commands", _plain(default), _unit_of(name), text) for name, default, text in COMMANDS}
     return "".join("\t".join(line) + "\n" for line in lines.values() if "_TEST_" not in line[0])
+
+
+def _plain(default: str) -> str:
+    """Return a default without its backticks if the whole of it is one value; prose keeps them."""
+    value = re.fullmatch(r"`([^`]*)`", default)
+    return value[1] if value else default
 
 
 def _unit_of(name: str) -> str:

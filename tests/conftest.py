@@ -23,6 +23,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpcore2
 import pytest
@@ -209,3 +210,14 @@ def patient() -> Iterator[None]:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[Any]:
+    """A Redis of the test's own, which may be killed, stopped, emptied, or fill its disk."""
+    directory = tmp_path / "redis"
+    directory.mkdir()
+    server = importlib.import_module("own_redis").OwnRedis(directory)
+    server.start()
+    yield server
+    server.kill()

@@ -19,7 +19,12 @@ VERSION = "standard@1"
 
 
 async def spend(
-    gateway: RunningGateway, tenant_id: str, days_ago: int = 0, tier: Tier = "interactive", key_id: str = "key_x"
+    gateway: RunningGateway,
+    tenant_id: str,
+    days_ago: int = 0,
+    tier: Tier = "interactive",
+    key_id: str = "key_x",
+    currency: str = "USD",
 ) -> int:
     """Posts one request and returns its charge in micro-units. A request of today began this second."""
     opened_ms = int(time.time() - days_ago * DAY_S) * 1000
@@ -38,6 +43,7 @@ async def spend(
             opened_at_ms=opened_ms,
             ended_at_ms=opened_ms + 900,
             charge=charge,
+            currency=currency,
         )
         await request_postings.post(conn, 7, 1, [made])
     return charge.total

@@ -114,6 +114,9 @@ class Provider:
     async def costs(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": self.bills})
 
+    async def costs_by_day(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "page", "data": [], "has_more": False})
+
     async def _heard(self, request: web.Request) -> dict[str, Any]:
         body = json.loads(await request.read())
         self.asked.append(body)
@@ -289,6 +292,7 @@ async def running_provider(port: int = 0, **fields: Any) -> AsyncIterator[Provid
     app.router.add_get("/v1/models", provider.models)
     app.router.add_get("/openai/models", provider.models)
     app.router.add_get("/v1/costs", provider.costs)
+    app.router.add_get("/v1/organization/costs", provider.costs_by_day)
     runner = web.AppRunner(app, shutdown_timeout=0.2)
     await runner.setup()
     sock = socket.create_server(("127.0.0.1", port))

@@ -88,14 +88,9 @@ def satisfies(schema, value):
     return isinstance(value, kinds[kind]) and (kind != "number" or not isinstance(value, bool))
 
 
-def pairs_once(pairs):
-    assert len(dict(pairs)) == len(pairs), "a name twice"
-    return dict(pairs)
-
-
 def declared_once(schema):
-    """A hook as `pairs_once`, but that names which the schema leaves free may come again: a grammar does not remember
-    which of them it wrote, and parsers keep the last."""
+    """Returns a hook for a JSON reader that refuses a declared name that comes twice. Names that the schema leaves free
+    may come again: a grammar does not remember which of them it wrote, and parsers keep the last."""
     declared = set(_declared(schema))
 
     def hook(pairs):

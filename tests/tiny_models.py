@@ -95,6 +95,8 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(
         **{name: value for name, value in _COMMON.items() if name != "num_key_value_heads"}
     ),
+    "phi": lambda: transformers.PhiConfig(**_COMMON, partial_rotary_factor=0.5),
+    "starcoder2": lambda: transformers.Starcoder2Config(**_COMMON, sliding_window=_WINDOW),
     "phimoe": lambda: transformers.PhimoeConfig(**_COMMON, num_local_experts=4, num_experts_per_tok=2),
     "granitemoe": lambda: transformers.GraniteMoeConfig(
         **_COMMON, num_local_experts=4, num_experts_per_tok=2, logits_scaling=3.0

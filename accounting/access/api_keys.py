@@ -24,7 +24,8 @@ from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, AuthEpoch
 from accounting.values.errors import InvalidError, NotFoundError
 from accounting.values.ids import new_id
-from accounting.values.types import OPERATOR_TENANT, ApiKeyInfo, KeyChanges, Limits, NewApiKey
+from accounting.values.tenant_types import ApiKeyInfo, KeyChanges, NewApiKey
+from accounting.values.types import OPERATOR_TENANT, Limits
 
 ALL_OF_TENANT = frozenset({"chat", "embeddings", "batch", "files:read", "files:write", "usage:read"})
 """The scopes of a tenant's key that was asked for without any."""

@@ -1,4 +1,5 @@
-"""The rule by which a tenant's key manages other keys of its tenant: none of them may do more than itself. Pure.
+"""The rule by which a tenant's key manages other keys of its tenant: none of them may do more than itself. The module
+is pure.
 
 A key may do what its scopes, models, addresses, expiry and limits say. A key that has limits or budgets of its own could
 escape them by a second key, because each key is counted by itself. So such a key neither makes nor changes keys.
@@ -11,7 +12,8 @@ from collections.abc import Iterable
 
 from accounting.values.budget_types import Budget, Quota
 from accounting.values.errors import NotAllowedError
-from accounting.values.types import ApiKeyInfo, Limits
+from accounting.values.tenant_types import ApiKeyInfo
+from accounting.values.types import Limits
 
 SCOPE = "keys"
 """The scope of a key that manages keys. No key has it unless it was asked for."""
@@ -36,7 +38,15 @@ def check_unbounded(holder: ApiKeyInfo, budgets: Iterable[Budget], quotas: Itera
     is_counted |= any(budget.key_id == holder.id for budget in budgets)
     is_counted |= any(quota.level == "key" and quota.subject == holder.id for quota in quotas)
     if is_counted:
-        raise NotAllowedError("This API key has limits, so it cannot make or change keys.")
+        raise NotAllowedError("This API key has limits, so it cannot make or change keys, nor make webhooks.")
+
+
+def check_lasting(holder: ApiKeyInfo) -> None:
+    """Raises NotAllowedError if `holder` ends by itself or may ask from some addresses only: what is told to a webhook
+    that it made would go beyond both.
+    """
+    if holder.expires_at is not None or holder.addresses is not None:
+        raise NotAllowedError("This API key expires or is bound to addresses, so it cannot make webhooks.")
 
 
 def _is_at_most(value: int | None, bound: int | None) -> bool:

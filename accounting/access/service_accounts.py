@@ -15,7 +15,7 @@ from accounting.tables.models import ApiKey, ServiceAccount
 from accounting.tenants import tenants
 from accounting.values.errors import NotFoundError
 from accounting.values.ids import new_id
-from accounting.values.types import ServiceAccountInfo
+from accounting.values.tenant_types import ServiceAccountInfo
 
 
 async def create_service_account(

@@ -1,5 +1,5 @@
 """The band within which an hour is usual: the median and the median absolute deviation (MAD) of the same hours of the
-days before. Pure.
+days before. The module is pure.
 
 An hour is beyond the band if its modified z-score, 0.6745 (x - median) / MAD, is above 3.5. Score and cutoff are those
 of Iglewicz and Hoaglin, "How to Detect and Handle Outliers" (1993). Single outliers in the past move neither median nor

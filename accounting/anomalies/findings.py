@@ -1,4 +1,5 @@
-"""The judgement of one key: whether its last hours are unusual, what that looks like, and why they cost more. Pure.
+"""The judgement of one key: whether its last hours are unusual, what that looks like, and why they cost more. The
+module is pure.
 
 A key looks leaked if it asks far more than usual and also does something new: it uses a model that it did not use
 before, or works in hours in which it was silent. The first cause of a rise in spending is the largest factor of

@@ -209,17 +209,20 @@ async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
 
 async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> int:
     """Return the predicted prompt tokens of the tenant's chunks for that model that are not done."""
+    query = select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0)).join(Batch, Batch.id == BatchChunk.batch_id)
+    return int(await conn.scalar(query.where(BatchChunk.tenant_id == tenant_id, _is_open(model))) or 0)
+
+
+async def backlogs(conn: AsyncConnection, model: str) -> dict[str, int]:
+    """Return the predicted prompt tokens that are not done, for that model, of each tenant whose batches may run now."""
     query = (
-        select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0))
+        select(BatchChunk.tenant_id, func.sum(BatchChunk.predicted_tokens))
         .join(Batch, Batch.id == BatchChunk.batch_id)
-        .where(
-            BatchChunk.tenant_id == tenant_id,
-            BatchChunk.state != "done",
-            Batch.model == model,
-            Batch.state == "in_progress",
-        )
+        .join(Tenant, Tenant.id == BatchChunk.tenant_id)
+        .where(Tenant.status == "active", _is_open(model))
+        .group_by(BatchChunk.tenant_id)
     )
-    return int(await conn.scalar(query) or 0)
+    return {tenant: int(tokens) for tenant, tokens in await conn.execute(query)}
 
 
 async def _tell_end(conn: AsyncConnection, held: BatchClaim, now: int) -> None:
@@ -244,6 +247,10 @@ async def _move(conn: AsyncConnection, held: BatchClaim, **values: Any) -> None:
     )
     if not done.rowcount:
         raise ClaimLost("The claim on this batch is lost.")
+
+
+def _is_open(model: str) -> Any:
+    return and_(BatchChunk.state != "done", Batch.model == model, Batch.state == "in_progress")
 
 
 def _due(now: int, quiet_ms: int) -> Any:

@@ -40,7 +40,7 @@ Code = Literal[
 
 _MESSAGES: dict[str, str] = {
     "invalid_json_line": "This line is not parseable as a valid JSON object with a body object.",
-    "missing_custom_id": "This line has no custom_id of 1 to 512 characters.",
+    "missing_custom_id": "This line has no custom_id of 1 to 512 characters other than the null character.",
     "duplicate_custom_id": "The custom_id of this line has been used before.",
     "invalid_method": "The method of this line is not POST.",
     "mismatched_url": "The url of this line is not the batch's endpoint.",
@@ -125,7 +125,8 @@ class LineChecker:
     def check(self, head: Head, has_body: bool, model: Any) -> str:
         """Return the line's custom_id. `model` is that of its body. Raises `Refused`."""
         custom_id = head.custom_id
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS:
+        # A null character is no part of a text of PostgreSQL: writing such a line would fail, each time it is tried.
+        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
             raise Refused("missing_custom_id")
         known_by = blake2b(custom_id.encode(), digest_size=16).digest()
         if known_by in self._seen:

@@ -6,14 +6,15 @@ not replayed yet: a missing half is no failure for them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, and_, case, func, literal, or_, select, union_all
+from sqlalchemy import Select, and_, bindparam, case, func, literal, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.books import books_billing, books_documents, books_upstreams, equations
-from accounting.books.equations import BooksReport, EquationResult
+from accounting.books.equations import BooksReport, Equation, EquationResult
 from accounting.ledger.legs import COUNTED, TOKENS
 from accounting.ledger.rollups import SPANS, differing, table_of
 from accounting.tables.batch_models import Batch, IdempotentReply
@@ -35,10 +36,10 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: 
     """Check every equation over all of the books; `told` hears of each that is checked."""
     skip = frozenset(running)
     checks: tuple[Callable[[], Awaitable[EquationResult]], ...] = (
-        lambda: _conservation(conn, skip),
-        lambda: _balance(conn),
-        lambda: _one_ending(conn, skip),
-        lambda: _within_reservation(conn),
+        lambda: _check(conn, equations.CONSERVATION, _conservation(), skip),
+        lambda: _check(conn, equations.BALANCE, _balance()),
+        lambda: _check(conn, equations.ONE_ENDING, _one_ending(), skip),
+        lambda: _check(conn, equations.WITHIN_RESERVATION, _within_reservation()),
         lambda: _rollup_truth(conn),
         lambda: books_billing.invoice_truth(conn),
         lambda: _tenancy_closed(conn),
@@ -47,27 +48,25 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: 
         lambda: books_documents.rounding(conn),
         lambda: books_upstreams.bought_tokens(conn, skip),
         lambda: books_upstreams.bought_money(conn),
+        lambda: books_upstreams.bought_days(conn),
     )
-    equations = []
+    results = []
     for check in checks:
-        equations.append(await check())
-        told(len(equations), len(checks))
-    return BooksReport(tuple(equations))
+        results.append(await check())
+        told(len(results), len(checks))
+    return BooksReport(tuple(results))
 
 
 async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:
     """Check the equations that hold for each request by itself, over requests whose ending was posted in [since,
     until)."""
-    ended = select(LedgerEntry.request_id).where(
-        ENDING, LedgerEntry.posted_at_ms >= since_ms, LedgerEntry.posted_at_ms < until_ms
-    )
-    nobody: frozenset[str] = frozenset()
+    span = {"since_ms": since_ms, "until_ms": until_ms}
     return BooksReport(
         (
-            await _conservation(conn, nobody, ended),
-            await _balance(conn, ended),
-            await _one_ending(conn, nobody, ended),
-            await _within_reservation(conn, ended),
+            await _check(conn, equations.CONSERVATION, _conservation(ENDED), span=span),
+            await _check(conn, equations.BALANCE, _balance(ENDED), span=span),
+            await _check(conn, equations.ONE_ENDING, _one_ending(ENDED), span=span),
+            await _check(conn, equations.WITHIN_RESERVATION, _within_reservation(ENDED), span=span),
         )
     )
 
@@ -75,8 +74,50 @@ async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> B
 Ids = Select[str]
 """Ids of the requests that are checked; None instead of it means all."""
 
+ENDED: Ids = select(LedgerEntry.request_id).where(
+    ENDING, LedgerEntry.posted_at_ms >= bindparam("since_ms"), LedgerEntry.posted_at_ms < bindparam("until_ms")
+)
+_ANY_ENDED = ENDED.limit(1)
 
-async def _conservation(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
+
+async def any_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> bool:
+    """Whether `verify_ended` would check a request at all."""
+    return await conn.scalar(_ANY_ENDED, {"since_ms": since_ms, "until_ms": until_ms}) is not None
+
+
+class Statements(NamedTuple):
+    """The statements of one equation. They are made once: each minute's check would leave thousands of objects in
+    reference cycles."""
+
+    num_checked: Select[int]
+    wrong: tuple[Select[str], ...]
+    """Each selects ids of requests that break the equation, `most` of them."""
+
+
+async def _check(
+    conn: AsyncConnection,
+    equation: Equation,
+    statements: Statements,
+    skip: frozenset[str] = frozenset(),
+    span: Mapping[str, int] | None = None,
+) -> EquationResult:
+    """Check one equation. `skip` names requests that are left out; `span` has the parameters of `ENDED`."""
+    bounds = dict(span or {})
+    num_checked = await conn.scalar(statements.num_checked, bounds) or 0
+    failures: dict[str, None] = {}
+    for wrong in statements.wrong:
+        rows = await conn.execute(wrong, {**bounds, "most": MAX_FAILURES + len(skip)})
+        names = sorted(name for name in rows.scalars() if name not in skip)
+        failures |= dict.fromkeys(names[:MAX_FAILURES])
+    return EquationResult(equation, num_checked, tuple(failures))
+
+
+def _statements(checked: Select[Any], *wrong: Select[Any]) -> Statements:
+    return Statements(_counting(checked), tuple(query.limit(bindparam("most")) for query in wrong))
+
+
+@cache
+def _conservation(among: Ids | None = None) -> Statements:
     """Per request and class, and so per tenant too: posted + written off - counted by the engine == 0."""
     ledger = select(LedgerEntry.request_id, *(getattr(LedgerEntry, name).label(name) for name in COUNTED))
     engine = select(EngineRecordRow.request_id, *((-getattr(EngineRecordRow, name)).label(name) for name in COUNTED))
@@ -84,15 +125,11 @@ async def _conservation(conn: AsyncConnection, skip: frozenset[str], among: Ids 
         ledger = ledger.where(LedgerEntry.request_id.in_(among))
         engine = engine.where(EngineRecordRow.request_id.in_(among))
     both = union_all(ledger, engine).subquery()
-    wrong = _not_zero(both, ["request_id"], COUNTED)
-    return EquationResult(
-        equations.CONSERVATION,
-        await _count(conn, select(both.c.request_id).distinct()),
-        await _names(conn, wrong, skip),
-    )
+    return _statements(select(both.c.request_id).distinct(), _not_zero(both, ["request_id"], COUNTED))
 
 
-async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
+@cache
+def _balance(among: Ids | None = None) -> Statements:
     """Debits equal credits per unit, and the legs add up to the amounts of their entry."""
     event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
     unbalanced = select(LedgerLeg.request_id).group_by(*event, LedgerLeg.unit).having(func.sum(LedgerLeg.amount) != 0)
@@ -133,12 +170,11 @@ async def _balance(conn: AsyncConnection, among: Ids | None = None) -> EquationR
     money = (grants, uses, kept, taxes, payments) if among is None else ()
     both = union_all(entries, *money, booked).subquery()
     unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
-    failures = await _names(conn, unbalanced) + await _names(conn, unequal)
-    num_checked = await _count(conn, _entries(among))
-    return EquationResult(equations.BALANCE, num_checked, tuple(dict.fromkeys(failures)))
+    return _statements(_entries(among), unbalanced, unequal)
 
 
-async def _one_ending(conn: AsyncConnection, skip: frozenset[str], among: Ids | None = None) -> EquationResult:
+@cache
+def _one_ending(among: Ids | None = None) -> Statements:
     """Every request that the engine worked on has ended exactly once."""
     endings = select(
         LedgerEntry.request_id, case((ENDING, 1), else_=0).label("endings"), literal(0).label("seen")
@@ -149,21 +185,18 @@ async def _one_ending(conn: AsyncConnection, skip: frozenset[str], among: Ids | 
         seen = seen.where(EngineRecordRow.request_id.in_(among))
     both = union_all(endings, seen).subquery()
     wrong = select(both.c.request_id).group_by(both.c.request_id).having(func.sum(both.c.endings) != 1)
-    return EquationResult(
-        equations.ONE_ENDING, await _count(conn, select(both.c.request_id).distinct()), await _names(conn, wrong, skip)
-    )
+    return _statements(select(both.c.request_id).distinct(), wrong)
 
 
-async def _within_reservation(conn: AsyncConnection, among: Ids | None = None) -> EquationResult:
+@cache
+def _within_reservation(among: Ids | None = None) -> Statements:
     """A settle costs at most the reserved amount. Reversals and corrections take charges back. Every other entry costs
     0."""
     too_much = or_(
         LedgerEntry.charge > LedgerEntry.reserved,
         and_(LedgerEntry.kind.not_in((*BILLED, *CORRECTIONS)), LedgerEntry.charge != 0),
     )
-    num_checked = await _count(conn, _entries(among))
-    wrong = _entries(among).where(too_much)
-    return EquationResult(equations.WITHIN_RESERVATION, num_checked, await _names(conn, wrong))
+    return _statements(_entries(among), _entries(among).where(too_much))
 
 
 async def _rollup_truth(conn: AsyncConnection) -> EquationResult:
@@ -241,4 +274,8 @@ def _entries(among: Ids | None) -> Ids:
 
 
 async def _count(conn: AsyncConnection, query: Select[Any]) -> int:
-    return await conn.scalar(select(func.count()).select_from(query.subquery())) or 0
+    return await conn.scalar(_counting(query)) or 0
+
+
+def _counting(query: Select[Any]) -> Select[int]:
+    return select(func.count()).select_from(query.subquery())

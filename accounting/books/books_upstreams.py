@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from typing import Any
 
@@ -11,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.books import equations
 from accounting.books.equations import EquationResult
 from accounting.tables.models import LedgerEntry
-from accounting.tables.upstream_models import UpstreamCall, UpstreamCost
-from accounting.upstreams import costs
+from accounting.tables.upstream_models import UpstreamCall, UpstreamCost, UpstreamCostDay
+from accounting.upstreams import cost_days, cost_pulls, costs
+from accounting.values.periods import date_of
 from accounting.values.types import TOKEN_CLASSES
 
 MAX_FAILURES = 100
@@ -51,6 +53,28 @@ async def bought_money(conn: AsyncConnection) -> EquationResult:
     failures = [*await _names(conn, costs.wrong_rows()), *await _names(conn, too_much), *await _names(conn, several)]
     num_checked = await conn.scalar(select(func.count()).select_from(cost)) or 0
     return EquationResult(equations.BOUGHT_MONEY, num_checked, tuple(sorted(set(failures))[:MAX_FAILURES]))
+
+
+async def bought_days(conn: AsyncConnection) -> EquationResult:
+    """The days as they are compared hold all that was billed, each difference has a name, and revisions count from 1."""
+    row = UpstreamCostDay
+    keys = (row.upstream, row.day, row.line_item, row.currency)
+    gaps = select(row.upstream, row.day).group_by(*keys).having(func.max(row.revision) != func.count()).distinct()
+    failures = {f"{one.upstream} {date_of(one.day)}" for one in await conn.execute(gaps.limit(MAX_FAILURES))}
+    in_force = select(row.upstream, row.currency, func.sum(row.amount)).where(cost_pulls.is_in_force())
+    left: defaultdict[tuple[str, str], int] = defaultdict(int)
+    for upstream, currency, amount in await conn.execute(in_force.group_by(row.upstream, row.currency)):
+        left[upstream, currency] = int(amount)
+    ours, num_checked = await cost_days.currency(conn), 0
+    for upstream, days in (await cost_days.compare(conn)).items():
+        num_checked += len(days)
+        of_days = cost_days.sums(days)
+        left[upstream, ours] -= of_days.expected + sum(of_days.drift.values()) + of_days.credit
+        for currency, amount in of_days.others.items():
+            left[upstream, currency] -= amount
+        failures |= {f"{upstream} {date_of(day.facts.day)}" for day in days if day.account not in cost_days.NAMES}
+    failures |= {f"{upstream} {currency}" for (upstream, currency), amount in left.items() if amount}
+    return EquationResult(equations.BOUGHT_DAYS, num_checked, tuple(sorted(failures)[:MAX_FAILURES]))
 
 
 def _of(kind: str, name: str) -> Any:

@@ -123,6 +123,12 @@ BOUGHT_MONEY = Equation(
     "bought money",
     "Every micro-unit that a provider bills is matched with one call, or stands in a named account.",
 )
+BOUGHT_DAYS = Equation(
+    "I22",
+    "bought days",
+    "Every micro-unit that a provider bills for a day is matched with the calls of that day, or stands in a named"
+    " account, and no statement of the provider about it is missing.",
+)
 
 EQUATIONS = (
     CONSERVATION,
@@ -139,4 +145,5 @@ EQUATIONS = (
     ROUNDING,
     BOUGHT_TOKENS,
     BOUGHT_MONEY,
+    BOUGHT_DAYS,
 )

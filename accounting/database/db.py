@@ -12,6 +12,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -40,6 +41,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.database.driver_inserts import driver_insert
+from accounting.database.sqlite_cursor import OneTripConnection
 from accounting.values.errors import DatabaseUnreachable, DatabaseUrlError
 
 Dialect = Literal["sqlite", "postgresql"]
@@ -62,13 +64,13 @@ MIN_READERS = 4
 INSTRUCTIONS_AT_ONCE = 1_000_000
 """Instructions of SQLite's machine between two looks whether a statement was cancelled: some 10 ms."""
 _WRITES = "headgate_writes"
-_EACH = (
-    text("SELECT value FROM json_each(:ids)")
-    .bindparams(bindparam("ids", unique=True, type_=Text))
-    .columns(column("value", Text))
-)
+_VALUE = column("value", Text)
+_EACH = text("SELECT value FROM json_each(:ids)")
 """SQLite's list of values in one parameter. The statement is written as text: one built from functions leaves 38
-objects in reference cycles each time."""
+objects in reference cycles each time. Its parameter is made anew: one that is cloned from a template refers to itself,
+and holds the list until the garbage collector comes by."""
+_EACH_GIVEN = _EACH.bindparams(bindparam("ids", type_=Text)).columns(_VALUE)
+"""The same list for statements that are built once."""
 
 
 class SqliteConnection(sqlite3.Connection):
@@ -98,6 +100,36 @@ class SqliteConnection(sqlite3.Connection):
         super().close()
 
 
+class _Watched:
+    """A connection that only asks whether others have committed. It holds no snapshot between two questions."""
+
+    def __init__(self, path: Path) -> None:
+        self._url = f"{path.absolute().as_uri()}?mode=rw"
+        self._connection: sqlite3.Connection | None = None
+
+    def number(self) -> int:
+        if self._connection is None:
+            self._connection = sqlite3.connect(self._url, uri=True, timeout=0, isolation_level=None)
+        ((number,),) = self._connection.execute("PRAGMA data_version").fetchall()  # to the end: the snapshot is over
+        return int(number)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _hide_values(engine: AsyncEngine) -> None:
+    """Leave a statement's values out of the texts of its errors: those are logged, and a tenant's words are among the
+    values."""
+    engine.sync_engine.hide_parameters = True
+
+
+def _watched(url: URL) -> _Watched | None:
+    is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    return _Watched(Path(str(url.database))) if is_file else None
+
+
 class Database:
     """The database of one process and event loop. `close()` must be awaited before the loop ends."""
 
@@ -108,6 +140,7 @@ class Database:
         self.dialect: Dialect = "sqlite" if parsed.get_backend_name() == "sqlite" else "postgresql"
         connect = self._sqlite if self.dialect == "sqlite" else self._postgresql
         self._readers, self._writers = connect(parsed, pool_size)
+        self._watched = _watched(parsed)
         # SQLite has one writer. Inside a process an asyncio lock replaces the busy handler, which polls.
         self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
 
@@ -129,6 +162,7 @@ class Database:
         )
         for engine in (readers, writers):
             sqlite_transactions(engine.sync_engine)
+            _hide_values(engine)
         return readers, writers.execution_options(**{_WRITES: True})
 
     def _postgresql(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
@@ -140,6 +174,7 @@ class Database:
             pool_pre_ping=True,
             connect_args=driver_options(url),
         )
+        _hide_values(engine)
         readers = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         return readers, engine
 
@@ -157,7 +192,23 @@ class Database:
                 await stack.enter_async_context(self._turn)
             yield await stack.enter_async_context(self._writers.begin())
 
+    def data_version(self) -> int | None:
+        """Return a number that is another one after each commit of any process, or None if the dialect has none.
+
+        A round that has read something may leave it out until the number changes. Take the number before reading: what is
+        committed meanwhile then changes it. SQLite compares a number in shared memory, which takes microseconds, where a
+        read takes milliseconds; PostgreSQL has nothing of the kind.
+        """
+        if self._watched is None:
+            return None
+        try:
+            return self._watched.number()
+        except sqlite3.Error:  # whoever reads hears of it
+            return None
+
     async def close(self) -> None:
+        if self._watched is not None:
+            self._watched.close()
         for engine in (self._readers, self._writers):
             await engine.dispose()
 
@@ -202,7 +253,13 @@ def first_line(error: SQLAlchemyError) -> str:
 
 def sqlite_transactions(engine: Any) -> None:
     """Set durable settings on each connection, and send BEGIN ourselves: by the driver's own rules DDL runs outside of
-    transactions and locks are taken late."""
+    transactions and locks are taken late. A statement takes one trip to the connection's thread."""
+
+    if engine.dialect.is_async:
+
+        @event.listens_for(engine, "do_connect")
+        def _open(dialect: Any, _record: Any, cargs: Any, cparams: Any) -> Any:
+            return OneTripConnection(dialect.dbapi, dialect.connect(*cargs, **cparams)._connection)
 
     @event.listens_for(engine, "connect")
     def _connect(dbapi_connection: Any, _record: Any) -> None:
@@ -229,9 +286,23 @@ def among(
     """The condition `column IN ids`, for texts or integers. It is one parameter for any number of ids: drivers are slow with many parameters,
     and the number of parameters is bounded."""
     if conn.dialect.name == "sqlite":
-        return column.in_(_EACH.bindparams(ids=msgspec.json.encode(sorted(ids)).decode()))
+        values = bindparam("ids", msgspec.json.encode(sorted(ids)).decode(), unique=True, type_=Text)
+        return column.in_(_EACH.bindparams(values).columns(_VALUE))
     of_one = BigInteger if isinstance(column.type, BigInteger) else Text
     return column == func.any(literal(sorted(ids), postgresql.ARRAY(of_one)))
+
+
+def among_given(dialect: str, column: InstrumentedAttribute[Any]) -> ColumnElement[bool]:
+    """The condition `column IN :ids` for texts, in a statement that is built once; `given` makes its parameter. To build a
+    statement of a wide table takes as long as to run it."""
+    if dialect == "sqlite":
+        return column.in_(_EACH_GIVEN)
+    return column == func.any(bindparam("ids", type_=postgresql.ARRAY(Text)))
+
+
+def given(conn: AsyncConnection, ids: Collection[str]) -> dict[str, Any]:
+    """Return the parameter of `among_given`."""
+    return {"ids": msgspec.json.encode(sorted(ids)).decode() if conn.dialect.name == "sqlite" else sorted(ids)}
 
 
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:

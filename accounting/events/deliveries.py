@@ -8,13 +8,14 @@ run out. A claim counts as a try, so a delivery whose sender dies each time is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, delete, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Row, delete, exists, func, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.database.db import among
 from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
 
 PLACES = 2
@@ -31,6 +32,7 @@ PURGED_AT_ONCE = 1_000
 
 
 class Delivery(msgspec.Struct, frozen=True):
+    lane: str
     event_id: str
     webhook_id: str
     attempt: int
@@ -38,6 +40,8 @@ class Delivery(msgspec.Struct, frozen=True):
     url: str
     sealed_secret: bytes
     body: str
+    is_tenants: bool
+    """It goes to public addresses only."""
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -53,15 +57,25 @@ class Schedule(msgspec.Struct, frozen=True):
         return int(1000 * delay_s * self.scale * (1 - self.jitter() / 10))
 
 
-async def any_due(conn: AsyncConnection, now: int) -> bool:
-    return (await conn.execute(select(OutboxLane.tenant_id).where(_is_due(now)).limit(1))).first() is not None
+async def any_due(conn: AsyncConnection, now: int, shut_out: Collection[str] = ()) -> bool:
+    due = select(OutboxLane.tenant_id).where(*_may_begin(conn, now, shut_out))
+    return (await conn.execute(due.limit(1))).first() is not None
 
 
-async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) -> list[Delivery]:
-    """Claim at most `room` deliveries, spread over as many tenants as possible."""
+async def any_waiting(conn: AsyncConnection) -> bool:
+    """Whether a delivery has not ended: one is due now, or will be without anything being written."""
+    return (
+        await conn.execute(select(Outbox.event_id).where(Outbox.ended_at_ms.is_(None)).limit(1))
+    ).first() is not None
+
+
+async def claim(
+    conn: AsyncConnection, now: int, room: int, schedule: Schedule, shut_out: Collection[str] = ()
+) -> list[Delivery]:
+    """Claim at most `room` deliveries, spread over as many tenants as possible, none of them of the lanes `shut_out`."""
     lanes = (
         select(OutboxLane.tenant_id)
-        .where(_is_due(now))
+        .where(*_may_begin(conn, now, shut_out))
         .order_by(OutboxLane.last_turn_ms, OutboxLane.tenant_id)
         .limit(room)
         .with_for_update(skip_locked=True, key_share=True)  # those who write events need not wait
@@ -75,7 +89,12 @@ async def claim(conn: AsyncConnection, now: int, room: int, schedule: Schedule) 
     if chosen:
         served = update(OutboxLane).where(OutboxLane.tenant_id.in_(chosen))
         await conn.execute(served.values(last_turn_ms=now))
-    claimed = [Delivery(row.event_id, row.webhook_id, row.attempts + 1, row.url, row.secret, row.body) for row in rows]
+    claimed = [
+        Delivery(
+            row.lane, row.event_id, row.webhook_id, row.attempts + 1, row.url, row.secret, row.body, row.is_tenants
+        )
+        for row in rows
+    ]
     for one in claimed:
         await conn.execute(
             _row(one.event_id, one.webhook_id).values(
@@ -93,7 +112,16 @@ async def _next_of(conn: AsyncConnection, lane: str, now: int, places: int) -> S
     if free <= 0:
         return []
     query = (
-        select(Outbox.event_id, Outbox.webhook_id, Outbox.attempts, Outbox.body, Webhook.url, Webhook.secret)
+        select(
+            Outbox.lane,
+            Outbox.event_id,
+            Outbox.webhook_id,
+            Outbox.attempts,
+            Outbox.body,
+            Webhook.url,
+            Webhook.secret,
+            Webhook.is_tenants,
+        )
         .join(Webhook, Webhook.id == Outbox.webhook_id)
         .where(Outbox.lane == lane, *_waits(now))
         .order_by(Outbox.deliver_after_ms, Outbox.event_id)
@@ -148,6 +176,11 @@ def _waits(now: int) -> tuple[Any, ...]:
         Outbox.claimed_until_ms <= now,
         Outbox.attempts < MAX_TRIES,
     )
+
+
+def _may_begin(conn: AsyncConnection, now: int, shut_out: Collection[str]) -> list[ColumnElement[bool]]:
+    kept_out = [~among(conn, OutboxLane.tenant_id, shut_out)] if shut_out else []
+    return [_is_due(now), *kept_out]
 
 
 def _is_due(now: int) -> Any:

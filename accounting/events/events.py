@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from accounting.values.currencies import places, unit, written
 from accounting.values.types import TOKEN_CLASSES
 
 EventType = Literal[
@@ -54,22 +55,29 @@ def usage(entry: Mapping[Any, Any]) -> Event:
     )
 
 
-def budget_alert(row: Mapping[Any, Any]) -> Event:
+def budget_alert(row: Mapping[Any, Any], currency: str) -> Event:
     names = ("budget_id", "period_start_ms", "threshold", "used_micro_units", "limit_micro_units")
     return Event(
         f"{row['budget_id']}/{row['period_start_ms']}/{row['threshold']}",
         "headgate.budget.alert.v1",
         row["tenant_id"],
         row["at_ms"],
-        {name: row[name] for name in names},
+        {name: row[name] for name in names} | {"currency": currency},
     )
 
 
-def spend_alert(alert_id: str, tenant_id: str, cents: int, start_ms: int, spent: int, at_ms: int) -> Event:
+def spend_alert(
+    alert_id: str, tenant_id: str, amounts: tuple[int, int], currency: str, start_ms: int, at_ms: int
+) -> Event:
+    """The event of a spend alert. `amounts` are its threshold and what is spent, in micro-units. `threshold_amount` is in
+    the smallest unit of the currency, as in the API."""
+    threshold, spent = amounts
     data = {
         "spend_alert_id": alert_id,
         "period_start_ms": start_ms,
-        "threshold_amount": cents,
+        "threshold_amount": threshold // unit(places(currency)),
+        "amount": written(threshold, currency),
+        "currency": currency,
         "spent_micro_units": spent,
     }
     return Event(f"{alert_id}/{start_ms}", "headgate.spend_alert.v1", tenant_id, at_ms, data)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Select, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import insert_new, upsert
+from accounting.database.db import among_given, given, insert_new, upsert
 from accounting.events import events
 from accounting.events.events import Event
 from accounting.tables.outbox_models import Installation, Outbox, Webhook
@@ -61,12 +62,17 @@ async def source(conn: AsyncConnection) -> str:
 async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Row[Any]]:
     if not tenant_ids:
         return []
+    query = _listening_of(conn.dialect.name)
+    return list(await conn.execute(query, given(conn, {*tenant_ids, OPERATOR_TENANT})))
+
+
+@cache
+def _listening_of(dialect: str) -> Select[*tuple[Any, ...]]:
     query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
-        Webhook.tenant_id.in_(sorted({*tenant_ids, OPERATOR_TENANT})), Webhook.is_full.is_(False)
+        among_given(dialect, Webhook.tenant_id), Webhook.is_full.is_(False)
     )
     # A webhook that is being removed at this moment is either locked here, so that its remover waits, or not found.
-    locked = query.order_by(Webhook.id).with_for_update(read=True, key_share=True)
-    return list(await conn.execute(locked))
+    return query.order_by(Webhook.id).with_for_update(read=True, key_share=True)
 
 
 async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, str]]) -> None:

@@ -30,6 +30,9 @@ from accounting.values.ids import made_at, new_id
 from accounting.values.types import OPERATOR_TENANT
 
 MAX_PER_TENANT = 20
+"""The webhooks that the operator makes for one tenant, or for all of them."""
+MAX_OF_A_TENANT = 3
+"""The webhooks that a tenant makes for itself. Each is a row more in the transaction that posts an ending."""
 SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
 
@@ -51,6 +54,8 @@ class WebhookInfo(msgspec.Struct, frozen=True):
     events: tuple[str, ...] | None
     is_full: bool
     created_at: int
+    is_tenants: bool
+    """The tenant made it for itself."""
     counts: Counts = Counts()
 
 
@@ -79,15 +84,19 @@ async def create(
     tenant_id: str,
     now: int,
     actor: str,
+    is_tenants: bool = False,
 ) -> NewWebhook:
-    """Create a webhook. `types` is None for all events. Raises NotFoundError, InvalidError, ConflictError."""
+    """Create a webhook. `types` is None for all events. With `is_tenants` the tenant itself makes it, so it may go to
+    public addresses only. Raises NotFoundError, InvalidError, ConflictError.
+    """
     if tenant_id != OPERATOR_TENANT:
         await tenants.living(conn, tenant_id)
-    egress.check(url)
+    (Egress() if is_tenants else egress).check(url)
     _check_types(types)
-    mine = select(func.count(Webhook.id)).where(Webhook.tenant_id == tenant_id)
-    if int(await conn.scalar(mine) or 0) >= MAX_PER_TENANT:
-        raise ConflictError(f"There are at most {MAX_PER_TENANT} webhooks.")
+    most = MAX_OF_A_TENANT if is_tenants else MAX_PER_TENANT
+    same = select(func.count(Webhook.id)).where(Webhook.tenant_id == tenant_id, Webhook.is_tenants.is_(is_tenants))
+    if int(await conn.scalar(same) or 0) >= most:
+        raise ConflictError(f"There are at most {most} webhooks.")
     lane = upsert(conn, OutboxLane.__table__).values(tenant_id=tenant_id)
     await conn.execute(lane.on_conflict_do_nothing())
     webhook_id, secret = new_id("webhook"), secrets.token_bytes(SECRET_BYTES)
@@ -99,6 +108,7 @@ async def create(
             created_at=made_at("webhook", webhook_id),  # once the row is gone, paging finds the time in the id
             events=None if types is None else sorted(set(types)),
             secret=sealing.seal(_key(master), secret, webhook_id.encode()),
+            is_tenants=is_tenants,
         )
     )
     await _record(conn, "created", tenant_id, webhook_id, url, now, actor)
@@ -113,9 +123,17 @@ async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
 
 
 async def list_webhooks(
-    conn: AsyncConnection, *, tenant_id: str | None = None, after: str | None = None, limit: int = 20
+    conn: AsyncConnection,
+    *,
+    tenant_id: str | None = None,
+    only_tenants: bool = False,
+    after: str | None = None,
+    limit: int = 20,
 ) -> Page[WebhookInfo]:
+    """Return webhooks, newest first. With `only_tenants` those that tenants made for themselves."""
     query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
+    if only_tenants:
+        query = query.where(Webhook.is_tenants)
     # A removed webhook leaves no row, so its creation time is read from its id.
     gone = None if after is None else made_at("webhook", after)
     page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone)
@@ -222,6 +240,7 @@ async def _with_counts(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[
             None if row.events is None else tuple(row.events),
             row.is_full,
             row.created_at,
+            row.is_tenants,
             counts.get(row.id, Counts()),
         )
         for row in rows

@@ -30,6 +30,7 @@ _TAKE_TURN = select(
 _LAST_SEALED_DAY = select(func.max(DaySeal.day)).scalar_subquery()
 _LAST_CUTOFF = select(func.max(Invoice.cutoff_ms)).scalar_subquery()
 _LAST_POSTING = select(func.max(JournalOffset.posted_at_ms)).scalar_subquery()
+_CLOSED = select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING)
 
 
 async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
@@ -37,7 +38,7 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
     milliseconds: not before the last posting, whoever's clock that was, and after every sealed day and every close."""
     if conn.dialect.name == "postgresql":
         await conn.execute(_TAKE_TURN)
-    closed = await conn.execute(select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING))
+    closed = await conn.execute(_CLOSED)
     day, cutoff_ms, last_ms = closed.one()
     now_ms = clock.now_ms() if now_ms is None else now_ms
     return max(0 if day is None else (day + DAY_S) * 1000, (cutoff_ms or 0) + 1, last_ms or 0, now_ms)

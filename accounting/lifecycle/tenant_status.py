@@ -9,7 +9,7 @@ from accounting.batches import batches
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.tenants import tenants
-from accounting.values.types import TenantInfo
+from accounting.values.tenant_types import TenantInfo
 
 
 async def archive(

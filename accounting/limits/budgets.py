@@ -6,6 +6,7 @@ spend.py sums what has been spent of a budget; the limiter knows what is left.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
-from accounting.database.db import among
+from accounting.database.db import among_given, given
 from accounting.database.paging import Page, newest_first
 from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.budget_models import BudgetAdjustment, BudgetRow
@@ -83,11 +84,20 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]
 
 
 async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, list[Budget]]:
-    return await _by_tenant(conn, _living().where(among(conn, BudgetRow.tenant_id, tenant_ids)))
+    rows = (await conn.execute(_of_tenants(conn.dialect.name), given(conn, tenant_ids))).all()
+    return await _by_tenant(conn, rows)
 
 
-async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget]]:
-    rows = (await conn.execute(query.order_by(BudgetRow.created_at, BudgetRow.id))).all()
+@cache
+def _of_tenants(dialect: str) -> Any:
+    return _in_order(_living().where(among_given(dialect, BudgetRow.tenant_id)))
+
+
+def _in_order(query: Any) -> Any:
+    return query.order_by(BudgetRow.created_at, BudgetRow.id)
+
+
+async def _by_tenant(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = {}
     for budget in await _with_adjustments(conn, rows):
         found.setdefault(budget.tenant_id, []).append(budget)
@@ -96,7 +106,7 @@ async def _by_tenant(conn: AsyncConnection, query: Any) -> dict[str, list[Budget
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
     """Return the budgets in force of every tenant, by tenant."""
-    return await _by_tenant(conn, _living())
+    return await _by_tenant(conn, (await conn.execute(_in_order(_living()))).all())
 
 
 async def list_budgets(
@@ -215,9 +225,15 @@ def _living() -> Any:
 async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[Budget]:
     if not rows:
         return []
+    adjustments = await conn.execute(_adjustments_of(conn.dialect.name), given(conn, [row.id for row in rows]))
+    return _whole(rows, adjustments)
+
+
+@cache
+def _adjustments_of(dialect: str) -> Any:
     table = BudgetAdjustment
-    query = select(table.__table__).where(among(conn, table.budget_id, [row.id for row in rows]))
-    return _whole(rows, await conn.execute(query.order_by(table.from_ms, table.id)))
+    query = select(table.__table__).where(among_given(dialect, table.budget_id))
+    return query.order_by(table.from_ms, table.id)
 
 
 def _whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Budget]:

@@ -87,16 +87,8 @@ async def _of_all(conn: AsyncConnection, now_ms: int) -> Sequence[Cap]:
     except NotFoundError:
         return []
     month = spend_limits.month(now_ms)
-    used = await spend_limits.spent_by_all(conn, month)
-    return [
-        Cap(
-            kind="month",
-            period=month,
-            limit=found.cents * spend_limits.MICRO_UNITS_PER_CENT,
-            used=used,
-            currency=prices.DEFAULT_CURRENCY,
-        )
-    ]
+    used = await spend_limits.spent_by_all(conn, month, found.currency)
+    return [Cap(kind="month", period=month, limit=found.micro_units, used=used, currency=found.currency)]
 
 
 def _left_in_millions(cap: Cap) -> int:

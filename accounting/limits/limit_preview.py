@@ -55,7 +55,7 @@ async def preview(conn: AsyncConnection, tenant_id: str, limits: Limits, now: in
 
 
 def num_refused(used: Use, limits: Limits) -> int:
-    """Return how many requests of a minute the limits on requests and tokens would have refused. Pure."""
+    """Return how many requests of a minute the limits on requests and tokens would have refused."""
     refused = 0
     if limits.requests_per_minute is not None:
         refused = max(0, used.num_requests - limits.requests_per_minute)

@@ -41,12 +41,16 @@ class Running(msgspec.Struct, frozen=True):
 
 
 _OF_ALL = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
+_IS_IN_FORCE = LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
 _INCIDENTS = (
     select(LimiterIncident.__table__)
-    .where(
-        LimiterIncident.epoch > bindparam("after"), LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
-    )
+    .where(LimiterIncident.epoch > bindparam("after"), _IS_IN_FORCE)
     .order_by(LimiterIncident.epoch)
+)
+_EPOCHS = (
+    select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch))
+    .where(_IS_IN_FORCE)
+    .group_by(LimiterIncident.tenant_id)
 )
 
 
@@ -54,6 +58,12 @@ async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
     """Return incidents in order. Those that came before the last incident of every tenant are left out."""
     rows = await conn.execute(_INCIDENTS, {"after": after})
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
+
+
+async def epochs(conn: AsyncConnection) -> dict[str | None, int]:
+    """Return the epoch in force of all tenants, under None, and of each that had an incident of its own since. It is a row
+    for each tenant, where `incidents` is one for each charge that was ever taken back."""
+    return {row[0]: int(row[1]) for row in await conn.execute(_EPOCHS)}
 
 
 async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:

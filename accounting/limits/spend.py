@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import BigInteger, Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import among, insert_new
+from accounting.database.db import among_given, given, insert_new
 from accounting.events import events, outbox
 from accounting.ledger.rollups import SECONDS, Span, table_of
 from accounting.limits import budgets
+from accounting.prices import prices
 from accounting.tables.budget_models import BudgetAlert
 from accounting.values.budget_types import THRESHOLDS, Budget, Period
 from accounting.values.periods import DAY_S, month_start
@@ -46,17 +48,24 @@ class _Charged(msgspec.Struct, frozen=True):
 
 
 async def _charges(conn: AsyncConnection, tenant_ids: Collection[str], period: Period) -> dict[str, list[_Charged]]:
-    table = table_of(_widest(period))
-    groups = (table.tenant_id, table.key_id, table.model, table.tier)
-    query = select(*groups, func.sum(table.charge)).where(
-        among(conn, table.tenant_id, tenant_ids),
-        table.bucket >= period.start_ms // 1000,
-        table.bucket < period.end_ms // 1000,
-    )
+    query = _charges_of(conn.dialect.name, _widest(period))
+    times = {"start": period.start_ms // 1000, "end": period.end_ms // 1000}
     found: dict[str, list[_Charged]] = defaultdict(list)
-    for tenant_id, key_id, model, tier, charge in await conn.execute(query.group_by(*groups)):
+    for tenant_id, key_id, model, tier, charge in await conn.execute(query, given(conn, tenant_ids) | times):
         found[tenant_id].append(_Charged(key_id, model, tier, int(charge)))
     return found
+
+
+@cache
+def _charges_of(dialect: str, span: Span) -> Select[*tuple[Any, ...]]:
+    table = table_of(span)
+    groups = (table.tenant_id, table.key_id, table.model, table.tier)
+    query = select(*groups, func.sum(table.charge)).where(
+        among_given(dialect, table.tenant_id),
+        table.bucket >= bindparam("start", type_=BigInteger),
+        table.bucket < bindparam("end", type_=BigInteger),
+    )
+    return query.group_by(*groups)
 
 
 class Alert(msgspec.Struct, frozen=True):
@@ -97,7 +106,8 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_m
     key = (BudgetAlert.budget_id, BudgetAlert.period_start_ms, BudgetAlert.threshold)
     new = {tuple(row) for row in await insert_new(conn, BudgetAlert.__table__, rows, key)}
     noted = [row for row in rows if tuple(row[column.key] for column in key) in new]
-    await outbox.write(conn, [events.budget_alert(row) for row in noted])
+    currencies = await prices.currencies(conn, {row["tenant_id"] for row in noted}, now_ms) if noted else {}
+    await outbox.write(conn, [events.budget_alert(row, currencies[row["tenant_id"]]) for row in noted])
 
 
 def _touched(by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]) -> list[tuple[Budget, Period]]:

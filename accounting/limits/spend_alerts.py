@@ -1,5 +1,5 @@
-"""OpenAI's spend alerts: an amount of cents in a UTC month, spent by a tenant or (for the operator's tenant) by all
-tenants, and the recipients.
+"""OpenAI's spend alerts: an amount of cents (hundredths of the currency) in a UTC month, spent by a tenant or (for the
+operator's tenant) by all tenants, and the recipients.
 
 `note_due` writes one row per alert and month; its sender then sends it.
 """
@@ -16,7 +16,8 @@ from accounting.database import audit
 from accounting.database.db import insert_new
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
-from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month
+from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month, spent_by_all
+from accounting.prices import prices
 from accounting.tables.admin_models import SpendAlert, SpendAlertDue
 from accounting.tables.models import RollupDay, Tenant
 from accounting.tenants import tenants
@@ -41,6 +42,11 @@ class DueAlert(msgspec.Struct, frozen=True):
     tenant_name: str
     period_start_ms: int
     spent_micro_units: int
+    currency: str
+
+    @property
+    def micro_units(self) -> int:
+        return self.alert.cents * MICRO_UNITS_PER_CENT
 
 
 class AlertFields(msgspec.Struct, frozen=True):
@@ -129,7 +135,12 @@ async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
 
 def _event(due: DueAlert, now_ms: int) -> events.Event:
     return events.spend_alert(
-        due.alert.id, due.alert.tenant_id, due.alert.cents, due.period_start_ms, due.spent_micro_units, now_ms
+        due.alert.id,
+        due.alert.tenant_id,
+        (due.micro_units, due.spent_micro_units),
+        due.currency,
+        due.period_start_ms,
+        now_ms,
     )
 
 
@@ -142,17 +153,19 @@ async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
         .group_by(RollupDay.tenant_id)
     )
     spent = {row.tenant_id: int(row.charge) for row in await conn.execute(of_month)}
-    total = sum(spent.values())
     query = (
         select(SpendAlert.__table__, Tenant.name)
         .join(Tenant, Tenant.id == SpendAlert.tenant_id)
         .where(SpendAlert.deleted_at.is_(None))
     )
+    rows = (await conn.execute(query)).all()
+    currencies = await prices.currencies(conn, {OPERATOR_TENANT, *(row.tenant_id for row in rows)}, now_ms)
+    total = await spent_by_all(conn, period, currencies[OPERATOR_TENANT])
     due: dict[str, DueAlert] = {}
-    for row in await conn.execute(query):
+    for row in rows:
         used = total if row.tenant_id == OPERATOR_TENANT else spent.get(row.tenant_id, 0)
         if used >= row.cents * MICRO_UNITS_PER_CENT:
-            due[row.id] = DueAlert(_info(row), row.name, period.start_ms, used)
+            due[row.id] = DueAlert(_info(row), row.name, period.start_ms, used, currencies[row.tenant_id])
     return due
 
 

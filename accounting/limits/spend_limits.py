@@ -2,6 +2,8 @@
 spending of all tenants.
 
 The limiter does not hold the operator's limit: gateways read the sum repeatedly and refuse new requests (`reached`).
+A limit is in the currency that its tenant pays in. The operator's is in that of the standard price sheet, and counts what
+tenants pay in it: amounts of several currencies have no sum.
 """
 
 from __future__ import annotations
@@ -14,18 +16,23 @@ from accounting.database import auth_epoch
 from accounting.database.db import upsert
 from accounting.limits import budgets, spend
 from accounting.limits.budgets import NewBudget
+from accounting.prices import prices
 from accounting.tables.admin_models import SpendLimit
 from accounting.tables.budget_models import BudgetRow
+from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import RollupDay
 from accounting.values.budget_types import Budget, Period
-from accounting.values.errors import NotFoundError
+from accounting.values.currencies import written
+from accounting.values.errors import InvalidError, NotFoundError
 from accounting.values.types import OPERATOR_TENANT
 
 MICRO_UNITS_PER_CENT = 10_000
+"""A cent here is a hundredth of any currency: limits and alerts are stored in whole ones."""
 
 
 class SpendLimitInfo(msgspec.Struct, frozen=True):
-    cents: int
+    micro_units: int
+    currency: str
     enforcing: bool
     """The limit is reached, so new requests are refused now."""
 
@@ -35,22 +42,25 @@ async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitI
     row = await _row(conn, tenant_id)
     if row is None:
         raise NotFoundError("No spend limit is set.")
-    period = month(now_ms)
+    period, currency = month(now_ms), await prices.currency_of_tenant(conn, tenant_id, now_ms)
     if row.budget_id is None:
-        spent = await spent_by_all(conn, period)
-        return SpendLimitInfo(row.cents, spent >= row.cents * MICRO_UNITS_PER_CENT)
+        limit = row.cents * MICRO_UNITS_PER_CENT
+        spent = await spent_by_all(conn, period, currency)
+        return SpendLimitInfo(limit, currency, spent >= limit)
     budget = await budgets.get(conn, row.budget_id)
     spent = await spend.spent(conn, budget, period)
-    cents = budget.limit_micro_units // MICRO_UNITS_PER_CENT
-    return SpendLimitInfo(cents, spent >= budget.limit_at(now_ms))
+    return SpendLimitInfo(budget.limit_micro_units, currency, spent >= budget.limit_at(now_ms))
 
 
-async def put(conn: AsyncConnection, tenant_id: str, cents: int, *, now_ms: int, actor: str) -> SpendLimitInfo:
-    now, budget_id = now_ms // 1000, None
+async def put(conn: AsyncConnection, tenant_id: str, micro_units: int, *, now_ms: int, actor: str) -> SpendLimitInfo:
+    """Set the limit, in the currency that the tenant pays in. Raises InvalidError, NotFoundError."""
+    now, cents, budget_id = now_ms // 1000, in_cents(micro_units), None
     if tenant_id == OPERATOR_TENANT:
-        await _record(conn, "updated", tenant_id, now, actor, {"threshold_amount": cents})
+        currency = await prices.currency_of_tenant(conn, tenant_id, now_ms)
+        detail: dict[str, object] = {"amount": written(micro_units, currency), "currency": currency}
+        await _record(conn, "updated", tenant_id, now, actor, detail)
     else:
-        budget_id = await _put_budget(conn, tenant_id, cents * MICRO_UNITS_PER_CENT, now, actor)
+        budget_id = await _put_budget(conn, tenant_id, micro_units, now, actor)
     values = {"cents": cents, "budget_id": budget_id}
     statement = upsert(conn, SpendLimit.__table__).values(tenant_id=tenant_id, **values)
     await conn.execute(statement.on_conflict_do_update(index_elements=["tenant_id"], set_=values))
@@ -83,15 +93,27 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
     row = await _row(conn, OPERATOR_TENANT)
     if row is None:
         return None
-    spent = await spent_by_all(conn, month(now_ms))
+    currency = await prices.currency_of_tenant(conn, OPERATOR_TENANT, now_ms)
+    spent = await spent_by_all(conn, month(now_ms), currency)
     return bool(spent >= row.cents * MICRO_UNITS_PER_CENT)
 
 
-async def spent_by_all(conn: AsyncConnection, period: Period) -> int:
-    """Return the micro-units that all tenants settled in the period. It must begin and end on whole days, as a month
-    does."""
+async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> int:
+    """Return the micro-units that all tenants of the currency settled in the period. It must begin and end on whole days,
+    as a month does."""
     inside = (RollupDay.bucket >= period.start_ms // 1000) & (RollupDay.bucket < period.end_ms // 1000)
-    return int(await conn.scalar(select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside)) or 0)
+    # A tenant has one currency for ever.
+    others = select(RollupMonth.tenant_id).where(RollupMonth.currency != currency)
+    query = select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside, RollupDay.tenant_id.not_in(others))
+    return int(await conn.scalar(query) or 0)
+
+
+def in_cents(micro_units: int) -> int:
+    """Return the amount in whole hundredths of its currency. Raises InvalidError if it has a part of one."""
+    cents, rest = divmod(micro_units, MICRO_UNITS_PER_CENT)
+    if rest:
+        raise InvalidError("A limit or alert is a whole number of hundredths of its currency.", "amount")
+    return cents
 
 
 def month(now_ms: int) -> Period:

@@ -10,18 +10,33 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import BindParameter, ColumnElement, Row, Select, and_, bindparam, func, insert, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.db import insert_new
 from accounting.prices.pricing import MAX_RATE
+from accounting.tables.admin_models import SpendAlert
+from accounting.tables.budget_models import BudgetRow
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.tenants import adapters
 from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
-from accounting.values.types import TOKEN_CLASSES, Price, Rates, Tier
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
 """The sheet of every tenant without its own assignment."""
@@ -112,6 +127,9 @@ async def assign(
         raise NotFoundError("No such tenant.")
     if await _currencies(conn, tenant_id) - {currency}:
         raise ConflictError("A tenant has one currency.")
+    now = await currency_of_tenant(conn, tenant_id, from_ms)
+    if now != currency and await _has_amounts(conn, tenant_id):
+        raise ConflictError(f"The tenant has budgets, limits or alerts in {now}: delete them first.")
     mine = PriceAssignment.tenant_id == tenant_id
     ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
     overlapping = select(PriceAssignment.__table__).where(
@@ -144,6 +162,14 @@ async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
     return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
 
 
+async def _has_amounts(conn: AsyncConnection, tenant_id: str) -> bool:
+    """Return whether the tenant has amounts that are in its currency without naming it."""
+    amounts = [
+        exists().where(table.tenant_id == tenant_id, table.deleted_at.is_(None)) for table in (BudgetRow, SpendAlert)
+    ]
+    return bool(await conn.scalar(select(or_(*amounts))))
+
+
 async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
     """Return the currency that each tenant pays in at that time. It takes two statements."""
     sheets = await _own_sheets(conn, tenant_ids, at_ms)
@@ -151,6 +177,20 @@ async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: 
     query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
     found = {row.id: row.currency for row in await conn.execute(query)}
     return {tenant_id: found.get(sheets.get(tenant_id, DEFAULT_SHEET), DEFAULT_CURRENCY) for tenant_id in tenant_ids}
+
+
+async def currency_of_tenant(conn: AsyncConnection, tenant_id: str, at_ms: int) -> str:
+    """Return the currency that the tenant pays in at that time. The operator's is that of the standard sheet."""
+    return (await currencies(conn, [tenant_id], at_ms))[tenant_id]
+
+
+async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | None, at_ms: int) -> str:
+    """Return the currency that the tenant pays in. Raises InvalidError if `given` names another one."""
+    own = await currency_of_tenant(conn, tenant_id, at_ms)
+    if given is not None and given.upper() != own:
+        whose = "Limits of all tenants together are" if tenant_id == OPERATOR_TENANT else "This project pays"
+        raise InvalidError(f"{whose} in {own}: an amount in {given.upper()} is no limit of it.", "currency")
+    return own
 
 
 async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:

@@ -9,13 +9,14 @@ poster's turn first (`ledger.take_turn`). The module knows no frames and no HTTP
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import exists, func, select
+from sqlalchemy import Select, exists, func, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import among, insert_all, insert_new, upsert
+from accounting.database.db import among_given, given, insert_all, insert_new
 from accounting.events import outbox
 from accounting.ledger import booking, ledger, rollups
 from accounting.ledger.legs import reversal
@@ -35,6 +36,11 @@ from accounting.values.types import (
 )
 
 Records = Mapping[tuple[str, int], LedgerRow]
+
+_SET_OFFSET = text(
+    'INSERT INTO journal_offset (slot, "offset", posted_at_ms) VALUES (:slot, :offset, :posted_at_ms)'
+    ' ON CONFLICT (slot) DO UPDATE SET "offset" = excluded."offset", posted_at_ms = excluded.posted_at_ms'
+)
 
 
 class JournalPlace(msgspec.Struct, frozen=True):
@@ -241,15 +247,17 @@ async def _by_request(
 ) -> list[LedgerRow]:
     if not request_ids:
         return []
-    query = select(table.__table__).where(among(conn, table.request_id, request_ids))
-    return list((await conn.execute(query)).mappings())
+    query = _of_requests(conn.dialect.name, table)
+    return list((await conn.execute(query, given(conn, request_ids))).mappings())
+
+
+@cache
+def _of_requests(dialect: str, table: type[LedgerEntry] | type[EngineRecordRow]) -> Select[Any]:
+    return select(table.__table__).where(among_given(dialect, table.request_id))
 
 
 async def _set_offset(conn: AsyncConnection, slot: int, offset: int, now_ms: int) -> None:
-    statement = upsert(conn, JournalOffset.__table__).values(slot=slot, offset=offset, posted_at_ms=now_ms)
-    await conn.execute(
-        statement.on_conflict_do_update(index_elements=["slot"], set_={"offset": offset, "posted_at_ms": now_ms})
-    )
+    await conn.execute(_SET_OFFSET, {"slot": slot, "offset": offset, "posted_at_ms": now_ms})
 
 
 def _entry(posting: Posting, now_ms: int) -> dict[str, Any]:

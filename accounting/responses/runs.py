@@ -57,7 +57,7 @@ async def write(
     )
     row = changed.first()
     if row is None:
-        return "cancelled" if await _is_gone(conn, run) else None
+        return "cancelled" if await is_gone(conn, run) else None
     await _add(conn, run.response, packet)
     return "cancelled" if row.is_stopping else "in_progress"
 
@@ -136,10 +136,10 @@ async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet |
     await grow(conn, response.tenant_id, response.id, len(packet.events))
 
 
-async def _is_gone(conn: AsyncConnection, run: Claim) -> bool:
-    """Returns whether the response was deleted or cancelled, and not taken over by another run."""
+async def is_gone(conn: AsyncConnection, run: Claim) -> bool:
+    """Return whether the response was deleted or cancelled, and not taken over by another run."""
     state = await conn.scalar(select(Response.state).where(Response.id == run.response.id))
-    return state not in RUNNING
+    return state in (None, "cancelled")
 
 
 def _is_due(now_ms: int) -> ColumnElement[bool]:

@@ -34,6 +34,8 @@ class Webhook(Base):
     is_full: Mapped[bool] = mapped_column(server_default=false())
     """Too many deliveries wait for the webhook: new events are not written for it."""
     created_at: Mapped[int]
+    is_tenants: Mapped[bool] = mapped_column(server_default=false())
+    """The tenant made it for itself: it goes to public addresses only, whatever networks the operator permits."""
 
 
 class OutboxLane(Base):

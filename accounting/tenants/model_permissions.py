@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
-from accounting.values.types import ModelPermissions
+from accounting.values.tenant_types import ModelPermissions
 
 _OF_TENANT = select(ModelPermission.__table__).where(ModelPermission.tenant_id == bindparam("tenant_id"))
 

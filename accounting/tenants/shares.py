@@ -30,10 +30,9 @@ def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
 
 
 def _weight_percent(weight: float) -> int:
-    percent = round(weight * 100)
-    if not 1 <= percent <= MAX_WEIGHT_PERCENT:
+    if not 0.01 <= weight <= MAX_WEIGHT_PERCENT / 100:  # before it is rounded: a percentage of 1e308 is infinite
         raise InvalidError("A weight is between 0.01 and 100.", "weight")
-    return percent
+    return round(weight * 100)
 
 
 def _check_cache(cache: CacheShare) -> None:

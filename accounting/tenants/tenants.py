@@ -21,7 +21,8 @@ from accounting.tenants import shares
 from accounting.values import time_zones
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.ids import new_id
-from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits, ModelLimits, TenantInfo
+from accounting.values.tenant_types import ModelLimits, TenantInfo
+from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits
 
 ID_PREFIX = "proj_"
 _MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindparam("tenant_id"))

@@ -9,10 +9,11 @@ from hashlib import sha256
 from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
+from accounting.database.db import upsert
 from accounting.tables.billing_models import BillingProfile, Logo
 from accounting.tables.models import Tenant
 from accounting.terms.parties import Customer, Issuer, checked
@@ -44,6 +45,7 @@ async def change_issuer(conn: AsyncConnection, changes: Mapping[str, Any], *, no
     wanted = dict(changes)
     if wanted.get("logo"):
         wanted["logo"] = await _keep_logo(conn, wanted["logo"])
+    await _lock(conn, ISSUER, now)
     made = checked(_merged(await _read(conn, ISSUER, Issuer), wanted))
     await _write(conn, ISSUER, made, now)
     await audit.record(conn, "headgate.issuer.updated", actor=actor, now=now, object_id=ISSUER, detail=wanted)
@@ -55,6 +57,7 @@ async def change_customer(
 ) -> Customer:
     """Change the named fields; None sets a field's default. Raises InvalidError and NotFoundError."""
     await customer(conn, tenant_id)
+    await _lock(conn, tenant_id, now)
     made = checked(_merged(await _read(conn, tenant_id, Customer), changes))
     await _write(conn, tenant_id, made, now)
     await audit.record(
@@ -83,10 +86,17 @@ async def _read(conn: AsyncConnection, owner: str, kind: type[P]) -> P:
     return msgspec.convert(found or {}, kind)
 
 
+async def _lock(conn: AsyncConnection, owner: str, now: int) -> None:
+    """Make the profile's row if there is none, and lock it: of two changes at one time, neither loses what the other
+    one wrote."""
+    values = {"owner": owner, "profile": {}, "changed_at": now}
+    await conn.execute(upsert(conn, BillingProfile.__table__).values(**values).on_conflict_do_nothing())
+    await conn.execute(select(BillingProfile.owner).where(BillingProfile.owner == owner).with_for_update())
+
+
 async def _write(conn: AsyncConnection, owner: str, profile: Issuer | Customer, now: int) -> None:
-    await conn.execute(delete(BillingProfile).where(BillingProfile.owner == owner))
-    values = {"owner": owner, "profile": msgspec.to_builtins(profile), "changed_at": now}
-    await conn.execute(insert(BillingProfile).values(**values))
+    values = {"profile": msgspec.to_builtins(profile), "changed_at": now}
+    await conn.execute(update(BillingProfile).where(BillingProfile.owner == owner).values(**values))
 
 
 def _merged(before: P, changes: Mapping[str, Any]) -> P:
@@ -102,8 +112,7 @@ async def _keep_logo(conn: AsyncConnection, text: str) -> str:
         raise InvalidError("The logo is not base64.", "logo") from None
     _check_picture(content)
     name = sha256(content).hexdigest()
-    if await logo(conn, name) is None:
-        await conn.execute(insert(Logo).values(hash=name, content=content))
+    await conn.execute(upsert(conn, Logo.__table__).values(hash=name, content=content).on_conflict_do_nothing())
     return name
 
 

@@ -1,7 +1,7 @@
-"""Upstreams that were declared over the API: rows with a sealed credential. The module knows no HTTP and no provider.
+"""Upstreams that were declared over the API: rows with sealed credentials. The module knows no HTTP and no provider.
 
-The credential is encrypted by AES-GCM under a key that the master key derives, and bound to the upstream's name. It is
-written to no log and to no row of the audit log.
+Its credentials, one for requests and perhaps one for its cost API, are encrypted by AES-GCM under a key that the master key
+derives, and bound to the upstream's name and their purpose. They are written to no log and to no row of the audit log.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from hashlib import sha256
 from typing import Any
 
 import msgspec
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
-from accounting.database.sealing import seal, unseal
+from accounting.database.sealing import opens, seal, unseal
 from accounting.tables.upstream_models import UpstreamRow
 from accounting.values.errors import ConflictError, NotFoundError
 
@@ -28,6 +28,8 @@ class StoredUpstream(msgspec.Struct, frozen=True):
     declared: Mapping[str, Any]
     sealed_key: bytes
     created_at: int
+    sealed_cost_key: bytes = b""
+    """The credential of the cost API."""
 
 
 def sealing_key(master: bytes) -> bytes:
@@ -39,8 +41,21 @@ def opened(key: bytes, stored: StoredUpstream) -> str:
     return unseal(key, stored.sealed_key, _place(stored.name)).decode() if stored.sealed_key else ""
 
 
+def opened_for_costs(key: bytes, stored: StoredUpstream) -> str:
+    """Decrypt the credential of the cost API. Raises `SealBroken`."""
+    return unseal(key, stored.sealed_cost_key, _cost_place(stored.name)).decode() if stored.sealed_cost_key else ""
+
+
 async def add(
-    conn: AsyncConnection, name: str, declared: Mapping[str, Any], credential: str, *, key: bytes, now: int, actor: str
+    conn: AsyncConnection,
+    name: str,
+    declared: Mapping[str, Any],
+    credential: str,
+    *,
+    key: bytes,
+    now: int,
+    actor: str,
+    cost_credential: str = "",
 ) -> StoredUpstream:
     """Store an upstream. Raises ConflictError for a name that is taken, or if there are too many."""
     if await conn.scalar(select(UpstreamRow.name).where(UpstreamRow.name == name)) is not None:
@@ -48,13 +63,15 @@ async def add(
     if (await conn.scalar(select(func.count()).select_from(UpstreamRow)) or 0) >= MAX_UPSTREAMS:
         raise ConflictError(f"There are at most {MAX_UPSTREAMS} upstreams.")
     sealed = seal(key, credential.encode(), _place(name)) if credential else b""
-    stored = StoredUpstream(name, declared, sealed, now)
+    sealed_for_costs = seal(key, cost_credential.encode(), _cost_place(name)) if cost_credential else b""
+    stored = StoredUpstream(name, declared, sealed, now, sealed_for_costs)
     values = {"name": name, "declared": msgspec.json.encode(declared).decode(), "sealed_key": sealed, "created_at": now}
-    await conn.execute(insert(UpstreamRow).values(**values))
+    await conn.execute(insert(UpstreamRow).values(**values, sealed_cost_key=sealed_for_costs or None))
     detail = {
         "kind": declared.get("kind"),
         "models": sorted(declared.get("models", {})),
         "has_credential": bool(sealed),
+        "has_cost_credential": bool(sealed_for_costs),
     }
     await auth_epoch.record(conn, "headgate.upstream.created", actor=actor, now=now, object_id=name, detail=detail)
     return stored
@@ -69,8 +86,45 @@ async def remove(conn: AsyncConnection, name: str, *, now: int, actor: str) -> N
 
 async def all_stored(conn: AsyncConnection) -> list[StoredUpstream]:
     rows = await conn.execute(select(UpstreamRow.__table__).order_by(UpstreamRow.name))
-    return [StoredUpstream(row.name, msgspec.json.decode(row.declared), row.sealed_key, row.created_at) for row in rows]
+    return [
+        StoredUpstream(
+            row.name, msgspec.json.decode(row.declared), row.sealed_key, row.created_at, row.sealed_cost_key or b""
+        )
+        for row in rows
+    ]
+
+
+async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
+    """Seal every credential with another master key. Return how many there are. Raises `SealBroken`."""
+    was, becomes = sealing_key(old), sealing_key(new)
+    num_sealed = 0
+    for stored in await all_stored(conn):
+        values = {}
+        if stored.sealed_key:
+            values["sealed_key"] = seal(becomes, opened(was, stored).encode(), _place(stored.name))
+        if stored.sealed_cost_key:
+            secret = opened_for_costs(was, stored).encode()
+            values["sealed_cost_key"] = seal(becomes, secret, _cost_place(stored.name))
+        if values:
+            await conn.execute(update(UpstreamRow).where(UpstreamRow.name == stored.name).values(**values))
+        num_sealed += len(values)
+    return num_sealed
+
+
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
+    """Say whether credentials are sealed with this master key; one tells of all, because they change together."""
+    key = sealing_key(master)
+    for stored in await all_stored(conn):
+        if stored.sealed_key:
+            return opens(key, stored.sealed_key, _place(stored.name))
+        if stored.sealed_cost_key:
+            return opens(key, stored.sealed_cost_key, _cost_place(stored.name))
+    return True
 
 
 def _place(name: str) -> bytes:
     return b"credential of upstream " + name.encode()
+
+
+def _cost_place(name: str) -> bytes:
+    return b"credential of the cost API of upstream " + name.encode()

@@ -21,6 +21,23 @@ def decimals(code: str) -> int:
     return int(exponent)
 
 
+def places(code: str) -> int:
+    """Return the decimals of amounts in the currency; 2 for one that is not of ISO 4217, as old price sheets may have."""
+    try:
+        return decimals(code)
+    except InvalidError:
+        return 2
+
+
+def written(micro_units: int, code: str) -> str:
+    """Return the amount with the decimals of its currency, and with more where it has more: `12.50`, `1000`,
+    `0.00014`."""
+    whole, rest = divmod(abs(micro_units), 10**MOST_DECIMALS)
+    fraction = f"{rest:06d}".rstrip("0").ljust(places(code), "0")
+    sign = "-" if micro_units < 0 else ""
+    return f"{sign}{whole}.{fraction}" if fraction else f"{sign}{whole}"
+
+
 def unit(num_decimals: int) -> int:
     """Return the smallest payable amount in micro-units."""
     return int(10 ** (MOST_DECIMALS - num_decimals))

@@ -27,6 +27,11 @@ def period_of(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m")
 
 
+def date_of(second: int) -> str:
+    """Return the date in UTC, like `2026-10-31`."""
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d")
+
+
 def month_start(second: int) -> int:
     return _month_of_day(second // DAY_S)
 

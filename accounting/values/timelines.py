@@ -2,7 +2,7 @@
 
 All times are microseconds since the gateway accepted the request. The worker's events are offsets on its own clock.
 They are placed after the moment at which the request was sent to it, and before the gateway had its end: clocks of two
-hosts are never subtracted. Pure.
+hosts are never subtracted. The module is pure.
 """
 
 from __future__ import annotations

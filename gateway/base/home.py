@@ -1,4 +1,4 @@
-"""The state directory (HEADGATE_HOME): its layout, its secrets, its lock. Knows no database and no process.
+"""The state directory (HEADGATE_HOME): its layout, its secrets, its lock. It knows no database and no process.
 
 headgate.db          SQLite, unless HEADGATE_DATABASE_URL names another database
 secrets/             pepper and master.key, 32 random bytes each, 0600
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,6 +58,18 @@ class Home:
     @property
     def database(self) -> Path:
         return self.root / "headgate.db"
+
+    @property
+    def is_there(self) -> bool:
+        """Says whether a start has made this home."""
+        return (self.root / "secrets").is_dir() or self.database.exists()
+
+    def refuse_absent(self) -> None:
+        """Keeps a command that only reads from leaving an empty database where no home is. Raises `HomeError`."""
+        if not self.is_there:
+            raise HomeError(
+                f"There is no home in {self.root}: name one with --home or HEADGATE_HOME, or make one with `headgate up`."
+            )
 
     @property
     def credentials(self) -> Path:
@@ -170,6 +183,21 @@ class Home:
             os.ftruncate(fd, 0)
             os.write(fd, str(os.getpid()).encode())
         return fd
+
+
+def why_no_home(root: Path) -> str | None:
+    """Says why a path can be no home, in words that follow its name; None for a directory, and for one that can be made."""
+    for path in (root, *root.parents):
+        try:
+            mode = path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        if stat.S_ISDIR(mode):
+            return None
+        return "is a file" if path == root else f"lies below the file {path}"
+    return None
 
 
 @contextmanager

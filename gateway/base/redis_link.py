@@ -16,7 +16,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any, cast
@@ -61,8 +60,7 @@ class _OtherRun(redis.ConnectionError):
     pass
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     command: tuple[Argument, ...]
     run_id: str
     """The run id of the server that the call was made for. An empty value allows any server."""

@@ -72,3 +72,16 @@ class KeyConnections:
             self._open[key_id] -= 1
             if not self._open[key_id]:
                 del self._open[key_id]
+
+
+@contextlib.contextmanager
+def one_at_a_time(running: set[str], tenant_id: str, message: str) -> Iterator[None]:
+    """Holds a tenant's only place among those that run. Raises `ApiError` 429 with the message if it is taken."""
+    if tenant_id in running:
+        headers = errors.retry_headers(RETRY_MS)
+        raise errors.ApiError(429, message, type="requests", code="rate_limit_exceeded", headers=headers)
+    running.add(tenant_id)
+    try:
+        yield
+    finally:
+        running.discard(tenant_id)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import pydantic_settings
 
 from accounting.events.egress import Egress
 from accounting.values import environment
@@ -24,14 +23,19 @@ from gateway.base.home import Home
 from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.base.redis_link import TIMEOUT_S
 from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
-from workers.process import refused_settings
+from workers.process import refused_settings, setting_forms
+from workers.process.refused_settings import Problem
 
 PREFIX = "HEADGATE_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
 
 
 class SettingsError(Exception):
-    """One sentence for the operator."""
+    """One sentence for the operator, and the problems that it is the first of."""
+
+    def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(sentence)
+        self.problems = problems
 
 
 Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f]+$")]
@@ -74,24 +78,18 @@ def _one_of(name: str, known: Sequence[str]) -> str:
     return name
 
 
-# Our own validators read these fields: JSON or a comma-separated list, not pydantic-settings' own JSON.
-_Raw = pydantic_settings.NoDecode
-
-
-class GatewaySettings(pydantic_settings.BaseSettings):
-    model_config = pydantic_settings.SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="forbid", arbitrary_types_allowed=True
-    )
+class GatewaySettings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
     home: Path
     """The state directory: secrets, journals, files, sockets."""
     slot: int = pydantic.Field(default=0, ge=0)
     """The number of this gateway among those of the state directory. Each gateway has its own journal."""
-    bind: str = "127.0.0.1:8080"
+    bind: setting_forms.Bind = "127.0.0.1:8080"
     """Address and port of the base URL."""
     listen_fd: int | None = pydantic.Field(default=None, ge=0)
     """An inherited listening socket that several gateway processes share; wins over `bind`."""
-    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    ops_bind: setting_forms.Bind = ""
     """Address and port of the operator's listener: probes with details and the metrics of all gateways of this home. If
     it is empty, the listener is on loopback at port 9300 + slot, or at another port if that one is taken.
     """
@@ -99,17 +97,17 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """An inherited listening socket for the operator's listener; wins over `ops_bind`."""
     state_dir: Path | None = None
     """The directory of the slots' journals. If it is unset, the directory is `home/state`."""
-    database_url: str | None = None
+    database_url: setting_forms.DatabaseUrl | None = None
     """`postgresql+psycopg://user@host/db` or `sqlite+aiosqlite:///path`; unset: SQLite in the state directory."""
-    redis_url: str = "redis://127.0.0.1:6379/0"
+    redis_url: setting_forms.RedisUrl = "redis://127.0.0.1:6379/0"
     """The limiter's Redis or Valkey: `redis://host:port/db`, `rediss://` or `unix:///path`."""
     limiter_timeout_s: float = pydantic.Field(default=TIMEOUT_S, gt=0, le=5)
     """The longest time to wait for an answer of the limiter's Redis. A later answer means 503 `limiter_unavailable`."""
-    broker_url: str | None = None
+    broker_url: setting_forms.BrokerUrl | None = None
     """Celery's broker, which wakes the jobs process for batches. If it is unset, the jobs process finds batches by
     itself within seconds.
     """
-    models: Annotated[dict[str, ModelSource], _Raw] = pydantic.Field(default_factory=dict)
+    models: dict[str, ModelSource] = pydantic.Field(default_factory=dict)
     """The served models: JSON like `{"name": {"path": "/dir", "max_output_tokens": 4096}}`. `tool_format` and
     `reasoning_format` of a model say how it writes tool calls and reasoning (docs/tools.md), where its template does not.
     """
@@ -117,9 +115,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """A file with the served models, used in place of `models` and read again at SIGHUP: a headgate.toml, or JSON in the
     form of `models`.
     """
-    upstreams: Annotated[dict[UpstreamName, UpstreamSource], _Raw] = pydantic.Field(
-        default_factory=dict, max_length=MAX_UPSTREAMS
-    )
+    upstreams: dict[UpstreamName, UpstreamSource] = pydantic.Field(default_factory=dict, max_length=MAX_UPSTREAMS)
     """Servers of others that answer for models (docs/upstreams.md): JSON like
     `{"name": {"url": "https://host/v1", "key_env": "KEY", "models": {"served": {"name": "theirs"}}}}`.
     """
@@ -136,7 +132,7 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """How long a stop waits for running requests before it ends them."""
     trace_ratio: float = pydantic.Field(default=0.01, ge=0, le=1)
     """The share of requests that are traced where no caller has decided."""
-    trace_parent_from: Annotated[tuple[Network, ...], _Raw] = ()
+    trace_parent_from: tuple[Network, ...] = ()
     """Networks whose `traceparent` is continued, separated by commas."""
     request_log_rows: int = pydantic.Field(default=1_000_000, ge=1000)
     """The most rows of the request log. Beyond it the oldest are deleted, from the tenant that has the most; failed and
@@ -147,9 +143,9 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """How much is logged."""
 
-    trusted_networks: Annotated[tuple[Network, ...], _Raw] = ()
+    trusted_networks: tuple[Network, ...] = ()
     """Proxies whose `X-Forwarded-For` is believed: they must set it themselves, not pass on a client's."""
-    unlimited_networks: Annotated[tuple[Network, ...], _Raw] = LOOPBACK
+    unlimited_networks: tuple[Network, ...] = LOOPBACK
     """Peers without a limit of connections per address, in addition to the trusted ones: proxies, load tools and jobs
     of this machine, which are many clients behind one address; jobs hosts.
     """
@@ -162,15 +158,15 @@ class GatewaySettings(pydantic_settings.BaseSettings):
     """
     max_connections_per_key: int = pydantic.Field(default=512, ge=1)
     """The most requests of one key that may run at one time. One more gets 429."""
-    cors_origins: Annotated[tuple[str, ...], _Raw] = ()
+    cors_origins: tuple[str, ...] = ()
     """Origins of browsers' pages that may call the API with a key, such as `https://app.example`, separated by commas.
     The console takes no part in it.
     """
-    smtp_url: str | None = None
+    smtp_url: setting_forms.SmtpUrl | None = None
     """The SMTP server for mail of spend alerts. If it is unset, alerts are only stored and logged."""
     mail_from: str = "headgate@localhost"
     """The sender of mail."""
-    webhook_allowed_networks: Annotated[tuple[Network, ...], _Raw] = ()
+    webhook_allowed_networks: tuple[Network, ...] = ()
     """Networks of the operator's own that webhooks may reach. Otherwise webhooks reach public addresses alone."""
     retention_days: int = pydantic.Field(default=30, ge=0)
     """How long an archived tenant is kept before it may be deleted."""
@@ -283,13 +279,13 @@ class GatewaySettings(pydantic_settings.BaseSettings):
 
 def load(environ: Mapping[str, str] | None = None) -> GatewaySettings:
     """Reads the environment. Raises `SettingsError`."""
-    environ = os.environ if environ is None else environ
+    environ = setting_forms.given(os.environ if environ is None else environ)
     given = {name: value for name, value in environ.items() if name.startswith(PREFIX)}
     known = {PREFIX + field.upper() for field in GatewaySettings.model_fields}
     if (sentence := environment.unknown(given, known)) is not None:
         raise SettingsError(sentence)
     values = {name[len(PREFIX) :].lower(): given[name] for name in given if name in known}
-    try:
-        return GatewaySettings.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise SettingsError(refused_settings.sentence(error.errors()[0], environ)) from None
+    found = refused_settings.read(GatewaySettings, values, setting_forms.OF_ALL, environ)
+    if isinstance(found, list):
+        raise SettingsError(found[0].message, found)
+    return found

@@ -19,6 +19,7 @@ ServedName = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=
 Rate = Annotated[float, pydantic.Field(ge=0, le=1e6)]
 MAX_UPSTREAMS, MAX_MODELS = 64, 256
 _VISIBLE = re.compile(r"[!-~]{1,2048}")
+VARIABLE = r"^([A-Z_][A-Z0-9_]*)?$"
 
 
 class UpstreamModel(pydantic.BaseModel, frozen=True, extra="forbid"):
@@ -48,6 +49,29 @@ class UpstreamModel(pydantic.BaseModel, frozen=True, extra="forbid"):
     """The model bills reasoning that it does not send. Without it, such tokens count as false usage."""
 
 
+class UpstreamCosts(pydantic.BaseModel, frozen=True, extra="forbid"):
+    """The API in which the provider says what it bills by the day. It speaks as the upstream's `kind` does."""
+
+    url: str = ""
+    """The base URL of the cost API. If it is empty, it is the upstream's."""
+    key_env: str = pydantic.Field(default="", pattern=VARIABLE)
+    """The environment variable with the credential for it, which providers call an admin key. If it is empty, the stored
+    credential is sent."""
+    project: str = pydantic.Field(default="", pattern=r"^[A-Za-z0-9_-]{0,128}$")
+    """The one project (OpenAI) or workspace (Anthropic; `default` for the one without an id) whose costs count. If it is
+    empty, all of the organization's count."""
+
+    @pydantic.field_validator("url")
+    @classmethod
+    def _is_base_url(cls, value: str) -> str:
+        return _base_url(value) if value else value
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _has_no_key(cls, value: Any) -> Any:
+        return _without_key(value)
+
+
 class UpstreamSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """An upstream as it is declared, in headgate.toml or by `headgate upstreams add`."""
 
@@ -55,7 +79,7 @@ class UpstreamSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """`openai` for any server that speaks OpenAI's API (vLLM, SGLang, llama.cpp, TGI, OpenRouter), `anthropic`, `azure`."""
     url: str
     """The base URL, such as `https://api.openai.com/v1`; of Azure the resource, `https://NAME.openai.azure.com`."""
-    key_env: str = pydantic.Field(default="", pattern=r"^([A-Z_][A-Z0-9_]*)?$")
+    key_env: str = pydantic.Field(default="", pattern=VARIABLE)
     """The environment variable with the credential. If it is empty, the stored credential is sent, or none."""
     models: dict[ServedName, UpstreamModel] = pydantic.Field(min_length=1, max_length=MAX_MODELS)
     """The models that it answers for, by the names under which they are served."""
@@ -78,21 +102,39 @@ class UpstreamSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     attempts: int = pydantic.Field(default=3, ge=1, le=6)
     """The most attempts of one request, over all upstreams of the model, and only before the first token."""
 
+    costs: UpstreamCosts | None = None
+    """The API in which OpenAI or Anthropic says what it bills by the day. If it is unset, nothing is read."""
+
     @pydantic.field_validator("url")
     @classmethod
     def _is_base_url(cls, value: str) -> str:
-        try:
-            parts = urlsplit(value)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            usable = False
-        if not usable or not _VISIBLE.fullmatch(value) or "@" in value or "?" in value or "#" in value:
-            raise ValueError("must be a base URL like https://api.example.com/v1, without user, query or fragment")
-        return value.rstrip("/")
+        return _base_url(value)
 
     @pydantic.model_validator(mode="before")
     @classmethod
     def _has_no_key(cls, value: Any) -> Any:
-        if isinstance(value, dict) and any(name in value for name in ("key", "api_key", "token")):
-            raise ValueError("a credential does not stand here: name its variable with key_env")
-        return value
+        return _without_key(value)
+
+    @pydantic.model_validator(mode="after")
+    def _has_a_cost_api(self) -> UpstreamSource:
+        if self.costs is not None and self.kind == "azure":
+            raise ValueError("no costs can be read of the kind azure: only of openai and anthropic")
+        return self
+
+
+def _base_url(value: str) -> str:
+    """Returns the URL without a slash at its end. Raises ValueError."""
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if not usable or not _VISIBLE.fullmatch(value) or "@" in value or "?" in value or "#" in value:
+        raise ValueError("must be a base URL like https://api.example.com/v1, without user, query or fragment")
+    return value.rstrip("/")
+
+
+def _without_key(value: Any) -> Any:
+    if isinstance(value, dict) and any(name in value for name in ("key", "api_key", "token")):
+        raise ValueError("a credential does not stand here: name its variable with key_env")
+    return value

@@ -1,4 +1,4 @@
-"""The texts of an invoice or a credit note, the same for HTML and PDF. Pure; knows no layout."""
+"""The texts of an invoice or a credit note, the same for HTML and PDF. It knows no layout."""
 
 from __future__ import annotations
 

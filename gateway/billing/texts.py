@@ -1,4 +1,4 @@
-"""The words of documents, the same in PDF, HTML and XML. Pure."""
+"""The words of documents, the same in PDF, HTML and XML. The module is pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Equation I13: for every budget row, the limiter's used amount equals the books, and its held amount equals that of
 its open requests.
 
-Reads only. Both sides change while they are read, so the first value of each side is compared with a later value of the
-other. The limiter learns of an ending after it is durable, and neither side ever decreases without a rebuild. A side
-that is behind for longer than 10 s has drifted.
+It only reads. Both sides change while they are read, so the first value of each side is compared with a later value of
+the other. The limiter learns of an ending after it is durable, and neither side ever decreases without a rebuild. A
+side that is behind for longer than 10 s has drifted.
 """
 
 from __future__ import annotations
@@ -54,28 +54,43 @@ async def limiter_equals_books(
     database: Database, link: RedisLink, journals: Mapping[int, Path], *, drift_s: float = DRIFT_S
 ) -> EquationResult:
     """Checks I13. Nothing is checked without Redis, nor while a gateway is dead: the amount it held is an estimate
-    until it is back.
+    until it is back. A tenant whose epoch is over is left out until its next request has its state built anew.
     """
     try:
         async with database.read() as conn:
             uses = [] if await _is_anybody_dead(conn) else await _uses(conn)
         booked = await _booked(database, uses, journals)
         limited = await _limited(link, uses)
+        uses = await _in_force(database, uses, limited)
         wrong = _differing(uses, booked, limited, booked, limited)
         until = time.monotonic() + drift_s
         while wrong and time.monotonic() < until:
             await asyncio.sleep(min(LOOK_S, drift_s))
             later = await _booked(database, uses, journals), await _limited(link, uses)
-            wrong = [use for use in wrong if use in _differing(uses, booked, limited, *later)]
+            # A charge may have been taken back meanwhile. The limiter hears of it by the new epoch.
+            in_force, differing = await _in_force(database, wrong, limited), _differing(uses, booked, limited, *later)
+            wrong = [use for use in in_force if use in differing]
     except LimiterUnavailable:
         return EquationResult(equations.LIMITER_EQUALS_BOOKS, 0, ())
     names = tuple(sorted(row_of(*use) for use in wrong))
-    return EquationResult(equations.LIMITER_EQUALS_BOOKS, len(limited), names)
+    return EquationResult(equations.LIMITER_EQUALS_BOOKS, len(uses), names)
 
 
 async def _is_anybody_dead(conn: AsyncConnection) -> bool:
-    found = await limiter_state.incidents(conn, 0)
-    return bool(found) and await limiter_state.num_unlisted(conn, found[-1].epoch) > 0
+    epochs = await limiter_state.epochs(conn)
+    return bool(epochs) and await limiter_state.num_unlisted(conn, max(epochs.values())) > 0
+
+
+async def _in_force(database: Database, uses: Sequence[Use], limited: Mapping[str, Row]) -> list[Use]:
+    """Returns those rows that the limiter has under their tenant's epoch."""
+    async with database.read() as conn:
+        epochs = await limiter_state.epochs(conn)
+    of_all = epochs.get(None, 0)
+    return [
+        use
+        for use in uses
+        if (row := limited.get(row_of(*use))) is not None and row.epoch >= epochs.get(use[0].tenant_id, of_all)
+    ]
 
 
 async def _uses(conn: AsyncConnection) -> list[Use]:

@@ -15,6 +15,7 @@ from accounting.database.db import Database
 from accounting.limits import spend_alerts, spend_limits
 from accounting.limits.spend_alerts import DueAlert
 from accounting.values import clock
+from accounting.values.currencies import places, unit, written
 from gateway.base import errors
 from gateway.base.lifecycle import ask_sql, uninterrupted
 from gateway.base.mail import Mailer, MailFailed
@@ -25,7 +26,6 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 ALERTS_EVERY_S = 20.0
-MICRO_UNITS = 1_000_000
 
 
 class OrganizationLimit:
@@ -98,15 +98,17 @@ async def _tell(database: Database, due: DueAlert, mailer: Mailer | None) -> Non
 
 def _subject(due: DueAlert) -> str:
     prefix = f"{due.alert.subject_prefix} " if due.alert.subject_prefix else ""
-    return f"{prefix}Spend alert: {due.alert.cents / 100:.2f} USD this month"
+    return f"{prefix}Spend alert: {written(due.micro_units, due.currency)} {due.currency} this month"
 
 
 def _text(due: DueAlert) -> str:
-    spent = due.spent_micro_units / MICRO_UNITS
+    # The mail says what was spent in whole units that can be paid, rounded down: the threshold is passed either way.
+    smallest = unit(places(due.currency))
+    spent = written(due.spent_micro_units // smallest * smallest, due.currency)
     month = time.strftime("%B %Y", time.gmtime(due.period_start_ms / 1000))
     return (
-        f"{due.tenant_name} has spent {spent:.2f} USD in {month} (UTC).\n"
-        f"The alert was set at {due.alert.cents / 100:.2f} USD; it is sent once a month.\n"
+        f"{due.tenant_name} has spent {spent} {due.currency} in {month} (UTC).\n"
+        f"The alert was set at {written(due.micro_units, due.currency)} {due.currency}; it is sent once a month.\n"
     )
 
 

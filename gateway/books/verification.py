@@ -1,6 +1,6 @@
 """The whole of `verify-books`, for the command and for the route: the ledger's equations, and its journals against it.
 
-Reads only. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
+It only reads. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
 """
 
 from __future__ import annotations

@@ -71,8 +71,10 @@ def one_sentence() -> Iterator[None]:
     try:
         yield
     except NotThere as error:
-        fail(_what_is_not_there() or str(error))
-    except (ApiFailed, AccountingError, HomeError) as error:
+        fail(_what_is_not_there() or str(error), code="not_found")
+    except ApiFailed as error:
+        fail(str(error), code=error.code)
+    except (AccountingError, HomeError) as error:
         fail(str(error))
 
 
@@ -106,7 +108,9 @@ def _print(grid: Grid) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH)
-    console.print(drawn(grid))
+    with console.capture() as captured:  # rich would end the command by itself where the reader has gone
+        console.print(drawn(grid))
+    click.echo(captured.get(), nl=False)
 
 
 def drawn(grid: Grid) -> Table:

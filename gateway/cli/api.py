@@ -1,4 +1,4 @@
-"""The CLI's own client of a running Headgate: plain HTTP with the operator's key. Knows no SQL and no prices."""
+"""The CLI's own client of a running Headgate: plain HTTP with the operator's key. It knows no SQL and no prices."""
 
 from __future__ import annotations
 
@@ -196,14 +196,21 @@ def running(home: Home) -> Ready | None:
         return msgspec.json.decode(home.ready.read_bytes(), type=Ready)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError):
-        raise ApiFailed(f"The file {home.ready} cannot be read or is damaged: restart `headgate up`.") from None
+    except OSError as error:
+        raise ApiFailed(
+            f"The file {home.ready} cannot be read: {error.strerror}. Run the command as its owner, or set HEADGATE_URL."
+        ) from None
+    except msgspec.MsgspecError:
+        raise ApiFailed(f"The file {home.ready} is damaged: restart `headgate up`.") from None
 
 
 def _url(home: Home) -> str:
     ready = running(home)
     if ready is None:
-        raise ApiFailed(f"Nothing runs in {home.root}: start it with `headgate up`, or set HEADGATE_URL.")
+        what = "Nothing runs in" if home.is_there else "There is no home in"
+        raise ApiFailed(
+            f"{what} {home.root}: start it with `headgate up`, name another with --home, or set HEADGATE_URL."
+        )
     return ready.base_url
 
 

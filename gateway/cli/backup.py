@@ -19,9 +19,10 @@ from accounting.database.db import Database
 from gateway.base.home import Home, HomeError, usable
 from gateway.cli import home_archive
 from gateway.cli.common import example_text, fail, home_option
-from gateway.cli.home_archive import DATABASE, FORMAT, OF_HOME, OF_STATE, UNPACKED, Manifest
+from gateway.cli.home_archive import DATABASE, FORMAT, OF_HOME, OF_STATE, UNPACKED, Manifest, Member
 from gateway.cli.maintenance import show_verified, verified
 from gateway.cli.progress import progress
+from gateway.journal import engine_records
 
 
 @click.command(epilog=example_text("backup /var/backups/headgate-2026-11-24.tar"))
@@ -79,8 +80,7 @@ def restore(file: Path, check: bool, home: Path) -> None:
 def _pack(home: Home, path: Path) -> Manifest:
     if path.exists():
         raise HomeError(f"The file {path} exists, and nothing is overwritten: give another name.")
-    if not (home.root / "secrets").is_dir():
-        raise HomeError(f"There is no home in {home.root}: name it with --home or HEADGATE_HOME.")
+    home.refuse_absent()
     url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
     with usable(home.root), home_archive.held_sources(home) as sources, _room_beside(path) as room:
         sources.note()
@@ -96,7 +96,7 @@ def _pack(home: Home, path: Path) -> Manifest:
             sha256={},
         )
         with progress("Packing") as told:
-            return home_archive.pack(path, manifest, [*sources.names.items(), (DATABASE, room / DATABASE)], told)
+            return home_archive.pack(path, manifest, [*sources.members, Member(DATABASE, room / DATABASE)], told)
 
 
 @contextmanager
@@ -135,9 +135,12 @@ def _settle(home: Home, unpacked: Path, url: str) -> None:
 
 
 def _verify(home: Home, url: str) -> int:
+    """Brings the records of the home's workers into the books and verifies these. Returns the exit status."""
+
     async def work() -> int:
         database = Database(url)
         try:
+            await engine_records.post_restored(database, home.state)
             with progress("Verifying the books") as told:
                 found = await verified(home, database, told)
         finally:

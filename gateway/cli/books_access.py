@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.values.errors import AccountingError
-from gateway.base.home import Home
+from gateway.base.home import Home, HomeError
 from gateway.cli.common import fail
 from gateway.cli.faults import database_fault
 
@@ -24,12 +24,17 @@ def with_books(home: Path, work: Callable[[Database], Awaitable[T]]) -> T:
     """Runs `work` on the home's database, or on HEADGATE_DATABASE_URL. A failure is reported in one sentence."""
     try:
         return asyncio.run(_run(Home(home), work))
-    except (AccountingError, SQLAlchemyError, OSError) as error:
+    except (AccountingError, SQLAlchemyError) as error:
         fail(database_fault(error) or f"The books cannot be read: {str(error).splitlines()[0]}")
+    except HomeError as error:
+        fail(str(error))
 
 
 async def _run(home: Home, work: Callable[[Database], Awaitable[T]]) -> T:
-    url = os.environ.get("HEADGATE_DATABASE_URL") or home.database_url
+    given = os.environ.get("HEADGATE_DATABASE_URL")
+    if not given:
+        home.refuse_absent()
+    url = given or home.database_url
     await asyncio.to_thread(migrate.check, url)
     database = Database(url)
     try:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
-from gateway.base.home import HomeError, default_home
-from gateway.cli.exit_codes import FAILED
+from gateway.base.home import HomeError, default_home, why_no_home
+from gateway.cli.exit_codes import CONFIG, FAILED
 
 HOME, JSON = "headgate.home", "headgate.json"
 """Keys of the context: what was typed before the subcommand."""
+WORDS = "headgate.words"
+"""The key of the whole command line."""
 _HOME_HELP = "State directory, which holds the database, keys, journals and sockets."
 _HOME_DEFAULT = "$HEADGATE_HOME, else .headgate here, else ~/.headgate"
 _JSON_HELP = "Print JSON instead of text."
@@ -25,25 +31,39 @@ def _default_home() -> str:
     try:
         return str(default_home())
     except HomeError as error:
-        raise click.UsageError(str(error)) from None
+        fail(str(error), CONFIG)
 
 
 def _named(ctx: click.Context, param: click.Parameter, value: str) -> Path:
     if not value:
         raise click.BadParameter("must not be empty.", ctx, param)
     try:
-        return Path(value).expanduser().resolve()
-    except (RuntimeError, ValueError) as error:
+        home = Path(value).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:
         raise click.BadParameter(f"{value!r} names no directory: {error}", ctx, param) from None
+    why = why_no_home(home)
+    if why is None:
+        return home
+    is_typed = ctx.get_parameter_source("home") is not ParameterSource.DEFAULT or ctx.meta.get(HOME) is not None
+    if not is_typed and "HEADGATE_HOME" in os.environ:
+        fail(f"The environment variable HEADGATE_HOME = {value!r} {why}: name a directory, or unset it.", CONFIG)
+    raise click.BadParameter(f"{value!r} {why}: name a directory.", ctx, param)
 
 
 def _either(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     return value or bool(ctx.meta.get(JSON))
 
 
+class _Directory(click.Path):
+    """A directory that `_named` checks, because only it knows where the name was given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return value
+
+
 home_option = click.option(
     "--home",
-    type=click.Path(file_okay=False),
+    type=_Directory(file_okay=False),
     callback=_named,
     default=_default_home,
     show_default=_HOME_DEFAULT,
@@ -72,6 +92,22 @@ def example_text(lines: str) -> str | None:
     return "\b\nExample:\n" + "".join(f"  headgate {line}\n" for line in lines.splitlines()) if lines else None
 
 
-def fail(message: str, status: int = FAILED) -> NoReturn:
-    click.echo(f"headgate: {message}", err=True)
+def fail(message: str, status: int = FAILED, code: str | None = None) -> NoReturn:
+    """Ends the command with one sentence. `code` is the API's own word for the error, if it has one."""
+    ctx = click.get_current_context(silent=True)
+    tell(message, status, code, as_json=ctx is not None and json_is_asked(ctx.meta.get(WORDS, ())))
     raise SystemExit(status)
+
+
+def tell(message: str, status: int, code: str | None = None, *, as_json: bool) -> None:
+    """Says on standard error what went wrong; and on standard output as an object, for a program that reads JSON there."""
+    click.echo(f"headgate: {message}", err=True)
+    if as_json:
+        with contextlib.suppress(OSError, ValueError):  # the output may be what went wrong
+            click.echo(json.dumps({"error": {"message": message, "code": code, "status": status}}))
+
+
+def json_is_asked(words: Sequence[str]) -> bool:
+    """Says whether `--json` stands anywhere in a command line, also in one that cannot be understood."""
+    options = words[: words.index("--")] if "--" in words else words
+    return "--json" in options

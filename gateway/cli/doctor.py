@@ -13,7 +13,8 @@ from gateway.base.settings import SettingsError
 from gateway.cli import configuration
 from gateway.cli.answers import Grid, show
 from gateway.cli.common import example_text, home_option, json_option
-from gateway.cli.config_commands import faults, shown
+from gateway.cli.config_check import problems
+from gateway.cli.config_commands import shown
 from gateway.cli.doctor_checks import CHECKS, Finding, Place
 from gateway.cli.exit_codes import FAILED
 from gateway.cli.main import config_path
@@ -50,7 +51,8 @@ def _settings(path: Path | None, home: Path) -> tuple[ConfigFile | None, list[Fi
         file = None if path is None else read(path)
     except SettingsError as error:
         sentences.append(str(error))
-    wrong = [Finding("settings", "failing", sentence, fix) for sentence in (*sentences, *faults(file, home))]
+    said = (one.message for one in problems(file, home))
+    wrong = [Finding("settings", "failing", sentence, fix) for sentence in (*sentences, *said)]
     where = "no headgate.toml" if file is None else str(file.path)
     return (file, wrong) if wrong else (file, [Finding("settings", "ok", where)])
 

@@ -27,7 +27,7 @@ from gateway.cli import embedded
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import free_bytes, in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room
-from gateway.schema.settings import without_secrets
+from workers.process import masked
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
@@ -181,7 +181,7 @@ def port(place: Place) -> Iterator[Finding]:
 def database(place: Place) -> Iterator[Finding]:
     given = place.environ.get("HEADGATE_DATABASE_URL")
     url = given or place.home.database_url
-    shown = without_secrets(url)
+    shown = masked.text(url)
     if not given and not place.home.database.exists():
         yield Finding("database", "ok", "There is none yet: `headgate up` makes it")
         return
@@ -216,7 +216,7 @@ def redis(place: Place) -> Iterator[Finding]:
         said, _, remedy = str(error).rpartition(": ")
         yield Finding("redis", "failing", said, remedy[:1].upper() + remedy[1:])
     else:
-        yield Finding("redis", "ok", f"{without_secrets(url)} answers, takes writes and has our time")
+        yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
 
 
 def broker(place: Place) -> Iterator[Finding]:
@@ -229,11 +229,11 @@ def broker(place: Place) -> Iterator[Finding]:
         with Connection(url, connect_timeout=3) as connection:  # type: ignore[no-untyped-call]
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=3)
     except Exception as error:  # noqa: BLE001 - a transport of any broker
-        said = " ".join(without_secrets(str(error)).split())[:200] or type(error).__name__
+        said = " ".join(masked.text(str(error)).split())[:200] or type(error).__name__
         fix = "Start it, or correct HEADGATE_BROKER_URL: redis://host:6379/1, or amqp://user:password@host//."
-        yield Finding("broker", "failing", f"{without_secrets(url)}: {said}", fix)
+        yield Finding("broker", "failing", f"{masked.text(url)}: {said}", fix)
     else:
-        yield Finding("broker", "ok", f"{without_secrets(url)} answers")
+        yield Finding("broker", "ok", f"{masked.text(url)} answers")
 
 
 def clock(place: Place) -> Iterator[Finding]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 
 OK, FAILED, USAGE, FAULT, CONFIG = 0, 1, 2, os.EX_SOFTWARE, os.EX_CONFIG
+INTERRUPTED, CLOSED = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 MEANINGS = {
     OK: "The command did what was asked.",
@@ -12,4 +14,6 @@ MEANINGS = {
     USAGE: "The command line cannot be understood: an unknown command or option, or a value of a wrong form.",
     FAULT: "Headgate itself is at fault. The sentence names the error; `HEADGATE_TRACEBACK=1` shows where it comes from.",
     CONFIG: "A setting cannot be used: a variable, a line of headgate.toml, or a file that one of them names.",
+    INTERRUPTED: "Ctrl-C ended the command. `up`, `top` and `requests follow`, which only Ctrl-C ends, end with 0.",
+    CLOSED: "The reader of the output went away before its end, as `head` does.",
 }

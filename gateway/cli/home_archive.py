@@ -6,9 +6,11 @@ home/                secrets, credentials.json, headgate.toml, files
 state/<slot>/        the journals' segments
 
 **The order makes it consistent while Headgate runs.** Journals and files are noted first, by hard links, so that
-none of them can go; then the database is copied; then what came meanwhile is noted too. So the copy of every journal
-goes at least as far as the copy of the database knows it, and a start with both is a start after a power loss at that
-moment. Gateways' journals are read before workers', because a worker counts a token before a gateway ends its request.
+none of them can go; then the database is copied; then what came meanwhile is noted too, and how long each journal is
+now. So the copy of every journal goes at least as far as the copy of the database knows it, and a start with both is a
+start after a power loss at that moment. Gateways' journals are noted before workers', because a worker counts a token
+before a gateway ends its request. What a worker's journal has beyond that moment, a restore leaves out
+(`gateway/journal/engine_records.py`).
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import msgspec
 
 from accounting.values.progress import Told, nobody
 from gateway.base.home import Home, HomeError
+from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.journals import GATEWAY
-from gateway.journal.poster import DEAD_LETTERS
 from workers.protocol.segments import SET_ASIDE, list_segments
 
 FORMAT = 1
@@ -53,24 +55,39 @@ class Manifest(msgspec.Struct, frozen=True):
     """The checksum of every other member."""
 
 
+class Member(NamedTuple):
+    """A file that goes into the archive."""
+
+    name: str
+    source: Path
+    num_bytes: int | None = None
+    """How much of it; None means as much as there is when it is packed."""
+
+
 class Sources:
     """The files of a home that go into the archive, held by links in a directory of their own."""
 
     def __init__(self, home: Home, held: Path) -> None:
         self._home, self._held = home, held
         self._numbers = itertools.count()
-        self.names: dict[str, Path] = {}
-        """The held file of each member."""
+        self._members: dict[str, Member] = {}
+
+    @property
+    def members(self) -> list[Member]:
+        return list(self._members.values())
 
     def note(self) -> None:
         """Holds what there is now. Called twice: what went away in between stays held, and what is new is added."""
+        for name, member in self._members.items():  # one that has gone meanwhile may have grown before it went
+            self._members[name] = _measured(name, member.source)
         for name, path in self._found():
-            held = self.names.get(name) or self._held / str(next(self._numbers))
+            known = self._members.get(name)
+            held = known.source if known is not None else self._held / str(next(self._numbers))
             try:
                 _hold(path, held)
             except FileNotFoundError:  # it went before it could be held, so the database has it or needs it no more
                 continue
-            self.names[name] = held
+            self._members[name] = _measured(name, held)
 
     def _found(self) -> Iterator[tuple[str, Path]]:
         state = self._home.state
@@ -86,21 +103,25 @@ class Sources:
                     yield f"{OF_HOME}/{path.relative_to(self._home.root).as_posix()}", path
 
 
+def _measured(name: str, held: Path) -> Member:
+    return Member(name, held, held.stat().st_size if name.startswith(OF_STATE) else None)
+
+
 @contextmanager
 def held_sources(home: Home) -> Iterator[Sources]:
     with tempfile.TemporaryDirectory(prefix=".backup-", dir=home.root) as held:
         yield Sources(home, Path(held))
 
 
-def pack(path: Path, manifest: Manifest, members: Sequence[tuple[str, Path]], told: Told = nobody) -> Manifest:
+def pack(path: Path, manifest: Manifest, members: Sequence[Member], told: Told = nobody) -> Manifest:
     """Writes the archive, mode 0600, as a whole or not at all. Raises `HomeError`, also if the file exists."""
     checksums: dict[str, str] = {}
-    bytes_read = _Counted(sum(source.stat().st_size for _, source in members), told)
+    bytes_read = _Counted(sum(member.source.stat().st_size for member in members), told)
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial") as file:
             with tarfile.open(fileobj=file, mode="w") as tar:
-                for name, source in members:
-                    checksums[name] = _add(tar, name, source, bytes_read)
+                for member in members:
+                    checksums[member.name] = _add(tar, member, bytes_read)
                 written = msgspec.structs.replace(manifest, sha256=checksums)
                 content = msgspec.json.encode(written)
                 tar.addfile(_info(MANIFEST, len(content), manifest.taken_at), io.BytesIO(content))
@@ -167,12 +188,12 @@ def _read(source: IO[bytes], target: Path | None, counted: _Counted) -> str:
     return digest.hexdigest()
 
 
-def _add(tar: tarfile.TarFile, name: str, source: Path, counted: _Counted) -> str:
-    """Adds as many bytes as the file has now: a journal's last segment grows meanwhile."""
-    with source.open("rb") as file:
+def _add(tar: tarfile.TarFile, member: Member, counted: _Counted) -> str:
+    with member.source.open("rb") as file:
         status = os.fstat(file.fileno())
+        num_bytes = status.st_size if member.num_bytes is None else min(member.num_bytes, status.st_size)
         reader = _Hashing(file, counted)
-        tar.addfile(_info(name, status.st_size, int(status.st_mtime)), reader)  # type: ignore[arg-type]  # it only reads
+        tar.addfile(_info(member.name, num_bytes, int(status.st_mtime)), reader)  # type: ignore[arg-type]  # it only reads
         return reader.digest.hexdigest()
 
 

@@ -14,8 +14,8 @@ from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
 from gateway.cli.money import Amount, cost, shown
 from gateway.cli.times import MOMENT
+from gateway.schema.money import decimal
 
-MICRO_UNITS_PER_CENT = 10_000
 MAX_LIMIT = 2**53 - 1
 
 
@@ -41,9 +41,10 @@ def _set_limits(api: AdminApi, fields: Fields) -> dict[str, Any]:
 
 
 def _spend_limit_wanted(given: Fields) -> Fields:
-    if given["remove"] and given["limit"] is not None:
-        raise click.UsageError("Give --limit or --remove, not both.")
-    return given
+    dollars = given.pop("usd")
+    if sum((given["remove"], given["limit"] is not None, dollars is not None)) > 1:
+        raise click.UsageError("Give --limit, --usd or --remove, one of them.")
+    return given if dollars is None else {**given, "limit": dollars, "currency": "USD"}
 
 
 def _spend_limit(api: AdminApi, fields: Fields) -> dict[str, Any]:
@@ -52,16 +53,16 @@ def _spend_limit(api: AdminApi, fields: Fields) -> dict[str, Any]:
     try:
         if "limit" not in fields:
             return api.call("DELETE" if fields["remove"] else "GET", path)
-        cents = fields["limit"] // MICRO_UNITS_PER_CENT
-        return api.call("POST", path, {"threshold_amount": cents, "currency": "USD", "interval": "month"})
+        body = {"amount": decimal(fields["limit"]), "currency": fields.get("currency"), "interval": "month"}
+        return api.call("POST", path, body)
     except NotThere:
         raise ApiFailed("No spend limit is set.") from None
 
 
 def _spend_limit_shown(found: dict[str, Any]) -> Grid:
     if "threshold_amount" in found:
-        amount = found["threshold_amount"] * MICRO_UNITS_PER_CENT
-        found["threshold_amount"] = shown(amount, found.pop("currency"))
+        del found["threshold_amount"]
+        found["amount"] = f"{found['amount']} {found.pop('currency')}"
     return fields(found)
 
 
@@ -105,7 +106,9 @@ LIMITS = group(
         "spend [TENANT]",
         "Show, set or remove the spend limit of TENANT; without TENANT, of all tenants together.",
         _spend_limit,
-        option("--limit", "--usd", "limit", type=Amount(places=2), help="USD that each month (in UTC) may cost."),
+        option("--limit", type=Amount(), help="What each month (in UTC) may cost, in the tenant's currency."),
+        option("--currency", help="Currency of the limit; another one than the tenant's is refused."),
+        option("--usd", type=Amount(places=2), help="The same as --limit with --currency USD."),
         option("--remove", is_flag=True, help="Remove the limit."),
         shows=_spend_limit_shown,
         reads=_spend_limit_wanted,

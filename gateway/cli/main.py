@@ -8,6 +8,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,14 +17,14 @@ import click
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
 from gateway.base.output_formats import TOOL_FORMATS
-from gateway.cli.common import HOME, example_text, fail, home_option
+from gateway.cli.common import HOME, WORDS, example_text, fail, home_option
+from gateway.cli.ending import closed_by_reader, ended
 from gateway.cli.exit_codes import CONFIG as UNUSABLE
-from gateway.cli.faults import sentence, wants_traceback
 from gateway.cli.groups import Commands
 from gateway.cli.options import option, without
 from gateway.cli.progress import progress
 from gateway.configuration.place import CONFIG, find
-from workers.process.logs import FORM
+from workers.process import refused_settings, setting_forms
 
 if TYPE_CHECKING:
     from gateway.cli.model import WantedModel
@@ -93,15 +94,15 @@ class _Commands(Commands):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Takes `--config` from wherever it stands, and the home that decides where the file is searched."""
         ctx.meta[CONFIG_OPTION], ctx.meta[HOME] = option(args, "--config"), option(args, "--home")
+        ctx.meta[WORDS] = tuple(args)
         return super().parse_args(ctx, without(args, "--config"))
 
-    def main(self, *args: Any, **more: Any) -> Any:
-        try:
-            return super().main(*args, **more)
-        except Exception as error:
-            if wants_traceback():
-                raise
-            fail(*sentence(error))
+    def main(self, args: Sequence[str] | None = None, *more: Any, **named: Any) -> NoReturn:
+        words = list(sys.argv[1:] if args is None else args)
+        ended(lambda: super(_Commands, self).main(words, *more, **{**named, "standalone_mode": False}), words)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        return closed_by_reader(lambda: super(_Commands, self).invoke(ctx))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *LATE_COMMANDS})
@@ -131,12 +132,12 @@ def _in_full(name: str) -> str:
 @click.pass_context
 def main(ctx: click.Context, config: str | None) -> None:
     """Headgate is a multi-tenant LLM server with exact metering. `headgate up` starts everything."""
+    for name in [name for name, value in os.environ.items() if not setting_forms.is_given(name, value)]:
+        del os.environ[name]
     if ctx.invoked_subcommand in REPORTERS:
         return
-    if (sentence := environment.unknown(os.environ)) is not None:
-        fail(sentence)
-    if (form := os.environ.get(FORM, "text")) not in ("text", "json"):
-        fail(f"Cannot use the environment variable {FORM} = {form[:80]!r}: it should be text or json.", UNUSABLE)
+    if (unknown := environment.unknown(os.environ)) is not None:
+        fail(unknown, UNUSABLE)
     path = config_path(ctx)
     if path is not None:
         from gateway.base.settings import SettingsError
@@ -146,6 +147,9 @@ def main(ctx: click.Context, config: str | None) -> None:
             configuration.load(path)
         except SettingsError as error:
             fail(str(error), UNUSABLE)
+    problem = next(refused_settings.refused(setting_forms.COMMANDS, os.environ), None)
+    if problem is not None:
+        fail(problem.message, UNUSABLE)
 
 
 @main.command(epilog=example_text("up --model Qwen/Qwen3-0.6B --port 8080"))
@@ -279,6 +283,8 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             migrations.check_models()
             click.echo("Migrations and models agree.")
         elif check:
+            if "HEADGATE_DATABASE_URL" not in os.environ:
+                Home(home).refuse_absent()
             migrations.check(url)
             click.echo("The schema is current.")
         else:
@@ -350,7 +356,7 @@ def worker(home: Path, model: str | None, tensor_parallel: int, draft_model: str
         try:
             os.environ.update(worker_env(current(), named))
         except HomeError as error:
-            fail(str(error))
+            fail(str(error), UNUSABLE)
     elif named:
         os.environ["HEADGATE_MODEL"] = named
     _become("workers.engine", home)

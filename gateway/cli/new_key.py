@@ -13,7 +13,8 @@ import click
 from accounting.access import api_keys
 from accounting.database.auth_epoch import CLI
 from accounting.database.db import Database
-from accounting.values.types import OPERATOR_TENANT, NewApiKey
+from accounting.values.tenant_types import NewApiKey
+from accounting.values.types import OPERATOR_TENANT
 from gateway.base.home import Home
 from gateway.cli.admin_commands import Fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed

@@ -31,6 +31,7 @@ def reload(home: Path) -> None:
     fallbacks and bounds of a model change at once. All other settings need a restart.
     """
     found = Home(home)
+    found.refuse_absent()
     pid = found.runs_as()
     if pid is None:
         fail(f"Nothing runs in {found.root}: start it with `headgate up`.")

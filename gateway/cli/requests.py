@@ -57,48 +57,22 @@ def requests() -> None:
 
 @requests.command("list")
 @click.option("--tenant", help="Id or name.")
-@click.option("--key", "key_id", help="Id of an API key.")
+@click.option("--key", "api_key_id", help="Id of an API key.")
 @click.option("--model", help="The model that was asked for.")
 @click.option("--status", "status_class", type=click.Choice(["2xx", "4xx", "5xx"]), help="The class of the status.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), help="How it ended; a stream can fail after status 200.")
 @click.option("--trace", "trace_id", help="The trace id of a ledger entry.")
-@click.option("--from", "start", type=MOMENT, help="Accepted at this time or later.")
-@click.option("--to", "end", type=MOMENT, help="Accepted before this time.")
+@click.option("--from", "start_time", type=MOMENT, help="Accepted at this time or later.")
+@click.option("--to", "end_time", type=MOMENT, help="Accepted before this time.")
 @click.option("--min-duration", "min_duration_ms", type=click.IntRange(min=0), metavar="MS", help="At least so long.")
 @click.option("--limit", default=PAGE, show_default=True, type=click.IntRange(min=1), help="The most requests to list.")
 @home_option
 @json_option
-def list_requests(
-    tenant: str | None,
-    key_id: str | None,
-    model: str | None,
-    status_class: str | None,
-    outcome: str | None,
-    trace_id: str | None,
-    start: int | None,
-    end: int | None,
-    min_duration_ms: int | None,
-    limit: int,
-    home: Path,
-    as_json: bool,
-) -> None:
+def list_requests(tenant: str | None, limit: int, home: Path, as_json: bool, **asked: Any) -> None:
     """List requests, the newest first."""
-    wanted = {
-        "api_key_id": key_id,
-        "model": model,
-        "status_class": status_class,
-        "outcome": outcome,
-        "trace_id": trace_id,
-        "start_time": start,
-        "end_time": end,
-        "min_duration_ms": min_duration_ms,
-    }
-    params = {name: value for name, value in wanted.items() if value is not None}
     with one_sentence():
         api = AdminApi(home)
-        if tenant is not None:
-            params["project_id"] = api.project(tenant, archived=True)["id"]
-        found = _newest(api, params, limit)
+        found = _newest(api, _params(api, tenant, asked), limit)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -127,16 +101,20 @@ def follow(
     tenant: str | None, model: str | None, interval: float, number: int | None, home: Path, as_json: bool
 ) -> None:
     """Print each request as it ends, from now on, one line each."""
-    params = {} if model is None else {"model": model}
     with one_sentence():
         api = AdminApi(home)
-        if tenant is not None:
-            params["project_id"] = api.project(tenant, archived=True)["id"]
+        params = _params(api, tenant, {"model": model})
         try:
             for one in itertools.islice(_as_they_end(api, params, interval), number):
                 click.echo(json.dumps(one) if as_json else _line(api.named(one)))
         except KeyboardInterrupt:
             return
+
+
+def _params(api: AdminApi, tenant: str | None, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the filters that are given, by their names in the API."""
+    params = {name: value for name, value in asked.items() if value is not None}
+    return params if tenant is None else {**params, "project_id": api.project(tenant, archived=True)["id"]}
 
 
 def _as_they_end(api: AdminApi, params: Mapping[str, Any], interval: float) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from accounting.database import sealing
 from accounting.database.auth_epoch import CLI
 from accounting.database.db import Database
 from accounting.events import webhooks
+from accounting.upstreams import upstreams
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.home import NEXT, SECRET_BYTES, Home, HomeError, write_private
 from gateway.cli.books_access import with_books
@@ -32,7 +33,7 @@ def commands() -> None:
 @commands.command("rotate-master-key", epilog=example_text("secrets rotate-master-key"))
 @home_option
 def rotate_master_key(home: Path) -> None:
-    """Draw a new master key, and wrap every tenant's data key and every webhook's secret with it.
+    """Draw a new master key, and wrap with it every tenant's data key, every webhook's secret and every upstream's credential.
 
     No stored text is encrypted again, because texts are under the data keys. Prefix caches begin empty.
     """
@@ -49,7 +50,8 @@ def rotate_master_key(home: Path) -> None:
                     return 0
             new = secrets.token_bytes(SECRET_BYTES)
             write_private(following, new)  # before the commit: what is wrapped can be opened whatever happens
-            return await sealing.rewrap(conn, old, new) + await webhooks.rewrap(conn, old, new)
+            sealed = [await one.rewrap(conn, old, new) for one in (sealing, webhooks, upstreams)]
+            return sum(sealed)
 
     try:
         count = with_books(home, work)
@@ -108,12 +110,13 @@ def drop_old_peppers(home: Path) -> None:
 
 async def _is_under(conn: AsyncConnection, master: bytes) -> bool:
     """Says whether an interrupted rotation had come to its end in the database."""
-    return await sealing.is_wrapped(conn, master) and await webhooks.is_wrapped(conn, master)
+    return all([await one.is_wrapped(conn, master) for one in (sealing, webhooks, upstreams)])
 
 
 def _stopped(home: Path) -> Home:
     """Returns the home if nothing runs in it. A process with the old key would write what nobody could read."""
     place = Home(home.expanduser().resolve())
+    place.refuse_absent()
     pid = place.runs_as()
     if pid is not None:
         fail(f"`headgate up` (pid {pid}) runs in {place.root}: stop it first.")

@@ -10,8 +10,9 @@ import click
 
 from gateway.cli.admin_commands import Fields, argument, group, option, row, several
 from gateway.cli.answers import Grid, fields, one_sentence, show
-from gateway.cli.api import AdminApi
+from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, fail, home_option, json_option
+from gateway.cli.input_files import text_of
 from gateway.cli.upstream_commands import UPSTREAMS
 
 WEBHOOKS_PATH = "/admin/v1/webhooks"
@@ -24,7 +25,8 @@ def _prefix(given: Fields) -> Fields:
         raise click.UsageError("Give one of --system, --system-file and --text.")
     if text is not None:
         return {**given, "text": text}
-    return {**given, "messages": [{"role": "system", "content": file.read() if system is None else system}]}
+    content = text_of(file, "--system-file") if system is None else system
+    return {**given, "messages": [{"role": "system", "content": content}]}
 
 
 PREFIXES = group(
@@ -54,11 +56,12 @@ PREFIXES = group(
         shows=("id", "name", "model", "num_tokens", "state", "expires_at"),
     ),
     row(
-        "delete PREFIX_ID",
-        "Delete the prefix PREFIX_ID. From the next request on it is private text like any other.",
+        "remove PREFIX_ID",
+        "Remove the prefix PREFIX_ID. From the next request on it is private text like any other.",
         "DELETE /admin/v1/prefixes/{prefix_id}",
         shows="id",
     ),
+    earlier={"delete": "remove"},
 )
 
 
@@ -120,7 +123,7 @@ def _test_webhook(webhook_id: str, home: Path, as_json: bool) -> None:
     """Send a test event to the webhook WEBHOOK_ID and wait for the receiver's answer."""
     with one_sentence():
         api = AdminApi(home)
-        event_id = api.call("POST", f"{WEBHOOKS_PATH}/{webhook_id}/test")["id"]
+        event_id = api.call("POST", f"{WEBHOOKS_PATH}/{segment(webhook_id)}/test")["id"]
         tried = _outcome(api, webhook_id, event_id)
     if as_json or tried["state"] == "delivered":
         show({name: tried[name] for name in ("id", "state", "attempts", "last_error")}, fields, as_json)

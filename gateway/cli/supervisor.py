@@ -1,4 +1,4 @@
-"""Starts child processes, restarts the ones that die, stops them in order. Knows no gateway and no worker.
+"""Starts child processes, restarts the ones that die, stops them in order. It knows no gateway and no worker.
 
 Children run in a session of their own (a Ctrl-C in the terminal reaches only the supervisor, which then drains them)
 and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before

@@ -23,6 +23,7 @@ from gateway.cli.admin_commands import (
 )
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
+from gateway.cli.input_files import text_of
 from gateway.cli.money import cost
 from gateway.cli.new_key import create_key, owner_is_named
 from gateway.cli.times import moment
@@ -162,7 +163,10 @@ def _key_changes(given: Fields) -> Fields:
 
 
 def _leaked_key(_: Fields) -> Fields:
-    return {"value": sys.stdin.readline().strip()}
+    value = text_of(sys.stdin, "Standard input").partition("\n")[0].strip()
+    if not value:
+        raise click.UsageError("Standard input has no key: give the value of one, as in `< leaked-key.txt`.")
+    return {"value": value}
 
 
 KEYS = group(

@@ -1,4 +1,4 @@
-"""headgate.toml: the same settings as the variables, and the served models. Pure, but for reading the file.
+"""headgate.toml: the same settings as the variables, and the served models. Nothing but the file is read.
 
 A setting's name is its variable's name in lower case without `HEADGATE_`. Settings of the file become variables before a
 process starts, so the settings classes alone say which values are right. A variable that is set already wins.
@@ -20,6 +20,8 @@ from gateway.base.settings import PREFIX, ModelSource, Name, SettingsError
 from gateway.base.upstream_source import UpstreamName, UpstreamSource
 from gateway.configuration.model_sources import fault, table
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
+from workers.process import masked, setting_forms
+from workers.process.refused_settings import Problem
 
 OF_ONE_PROCESS = frozenset(
     f"{PREFIX}{name}"
@@ -91,7 +93,11 @@ class ConfigFile:
 
     def added_to(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns what the file adds to an environment."""
-        added = {name: value for name, value in self.variables.items() if name not in environ}
+        added = {
+            name: value
+            for name, value in self.variables.items()
+            if name not in environ and setting_forms.is_given(name, value)
+        }
         return {**added, CONFIG: str(self.path), CONFIG_NAMES: ",".join(sorted(added))}
 
 
@@ -114,7 +120,8 @@ def _upstreams(path: Path, entries: Any) -> dict[str, UpstreamSource]:
     try:
         return pydantic.TypeAdapter(dict[UpstreamName, UpstreamSource]).validate_python(entries)
     except pydantic.ValidationError as error:
-        raise SettingsError(f"upstreams.{_fault(error)} (in {path}).") from None
+        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
+        raise _refused(path, f"upstreams.{where}", f"upstreams.{_fault(error)} (in {path}).") from None
 
 
 def _fault(error: pydantic.ValidationError) -> str:
@@ -128,11 +135,19 @@ def _variables(
 ) -> Iterator[tuple[str, str]]:
     for name, value in content.items():
         if name not in known:
-            raise SettingsError(f"{where}{name} in {path} is not a setting. {_hint(name, {*known, *also})}")
+            raise _refused(
+                path, where + name, f"{where}{name} in {path} is not a setting. {_hint(name, {*known, *also})}"
+            )
         text = _text(value)
         if text is None:
-            raise SettingsError(f"{where}{name} in {path} must be a number, a text, true or false, or a list of texts.")
+            said = f"{where}{name} in {path} must be a number, a text, true or false, or a list of texts."
+            raise _refused(path, where + name, said)
         yield known[name], text
+
+
+def _refused(path: Path, setting: str, said: str, value: str | None = None) -> SettingsError:
+    shown = None if value is None else masked.text(value)[:80]
+    return SettingsError(said, [Problem(setting, str(path), shown, said)])
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
@@ -177,5 +192,8 @@ def _entry(path: Path, name: str, entry: dict[str, Any]) -> Entry:
     except pydantic.ValidationError as error:
         if error.errors()[0]["type"] == "missing":
             where = ".".join(map(str, error.errors()[0]["loc"]))
-            raise SettingsError(f"models.{name} in {path} has no {where}, which every model needs.") from None
-        raise SettingsError(f"models.{name}.{fault(error)} (in {path}).") from None
+            said = f"models.{name} in {path} has no {where}, which every model needs."
+            raise _refused(path, f"models.{name}.{where}", said) from None
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        value = str(error.errors()[0]["input"])
+        raise _refused(path, f"models.{name}.{where}", f"models.{name}.{fault(error)} (in {path}).", value) from None

@@ -40,9 +40,14 @@ async def fetch(
         raise TypeError(f"{method} {target} does not answer with JSON")
     answer: Any = msgspec.json.decode(response.body) if response.body else None
     if response.status >= 400:
-        error = answer["error"]
-        raise Refused(response.status, error["message"], error.get("code") or "")
+        raise refusal(response.status, answer)
     return answer
+
+
+def refusal(status: int, answer: Mapping[str, Any]) -> Refused:
+    """Returns what the API refused, from its answer."""
+    error = answer["error"]
+    return Refused(status, error["message"], error.get("code") or "")
 
 
 async def forward(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from aiohttp import web
+
 from gateway.console.tables import Column
 from gateway.console.viewer import Viewer
 
@@ -26,7 +28,11 @@ async def tenants(viewer: Viewer) -> Sequence[Mapping[str, Any]]:
 
 async def tenant_names(viewer: Viewer) -> Mapping[str, str]:
     """Returns the names of the newest tenants by their ids."""
-    return {one["id"]: one["name"] for one in await tenants(viewer)}
+    return names_of(await tenants(viewer))
+
+
+def names_of(tenants: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
+    return {one["id"]: one["name"] for one in tenants}
 
 
 def named(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -34,14 +40,25 @@ def named(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[d
     return [{**row, "tenant": names.get(row.get("project_id") or "", row.get("project_id"))} for row in rows]
 
 
-def _tenant_page(row: Mapping[str, Any]) -> str | None:
+def tenant_page(row: Mapping[str, Any]) -> str | None:
+    """Returns the address of the page of a row's tenant."""
     is_tenant = str(row["project_id"]).startswith("proj_")
     return f"/console/tenants/{quote(row['project_id'], safe='')}" if is_tenant else None
 
 
-TENANT = Column("tenant", "Tenant", link=_tenant_page)
-TENANT_ID = Column("project_id", "Tenant id", "code")
+TENANT = Column("tenant", "Tenant", link=tenant_page, names_tenant=True)
+TENANT_ID = Column("project_id", "Tenant id", "code", names_tenant=True)
 """It stands last in tables with `TENANT`, so that an export has the id too."""
+
+
+def columns_for(viewer: Viewer, columns: Iterable[Column]) -> Sequence[Column]:
+    """Returns the columns that this viewer's table has."""
+    return [column for column in columns if viewer.sees_all or not column.names_tenant]
+
+
+def asked(request: web.Request, names: Iterable[str]) -> dict[str, Any]:
+    """Returns the filters of a page's address that are filled in."""
+    return {name: request.query[name] for name in names if request.query.get(name)}
 
 
 def number(text: str | None) -> int | str | None:

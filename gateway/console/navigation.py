@@ -38,7 +38,7 @@ SCREENS = (
     ScreenLink("Cache", "/cache", "Operation", OPERATORS),
     ScreenLink("Fairness", "/fairness", "Operation", OPERATORS),
     ScreenLink("Books", "/books", "Operation", OPERATORS),
-    ScreenLink("Webhooks", "/webhooks", "Operation", OPERATORS),
+    ScreenLink("Webhooks", "/webhooks", "Operation", OPERATORS | {"admin"}),
     ScreenLink("Doctor", "/doctor", "Operation", frozenset(("operator",))),
 )
 
@@ -55,13 +55,19 @@ def menu_of(role: Role) -> Mapping[str, Sequence[ScreenLink]]:
     return groups
 
 
+def is_for(role: Role, path: str) -> bool:
+    """Returns whether the page at this path, or pattern of paths, belongs to a screen that the role has."""
+    of = screen_of(path)
+    return all(role in screen.roles for screen in SCREENS if screen.path == of)
+
+
 def screen_of(path: str) -> str:
     """Returns the path of the screen that a page belongs to: `/requests` for `/requests/req_1`."""
-    path = _PAGES_OF_OTHERS.get(path, path)
+    path = next((screen for page, screen in _PAGES_OF_OTHERS.items() if _is_below(path, page)), path)
     return next((screen.path for screen in SCREENS if screen.path and _is_below(path, screen.path)), "")
 
 
-_PAGES_OF_OTHERS = {"/issuer": "/invoices"}
+_PAGES_OF_OTHERS = {"/issuer": "/invoices", "/upstreams": "/workers"}
 
 
 def _is_below(path: str, screen: str) -> bool:

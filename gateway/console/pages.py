@@ -6,13 +6,14 @@ says the same sentence. Nothing is loaded from another host, and no script or st
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
-from urllib.parse import parse_qsl
+from typing import Any, Literal
+from urllib.parse import parse_qsl, quote
 
 import jinja2
 from aiohttp import hdrs, web
@@ -22,10 +23,11 @@ from yarl import URL
 from gateway.base import errors
 from gateway.base.addresses import client_address
 from gateway.base.app_keys import REDIS, SETTINGS
+from gateway.base.running import one_at_a_time
 from gateway.console import formats, sessions, uploads
 from gateway.console.calls import Refused
-from gateway.console.navigation import menu_of, screen_of
-from gateway.console.tables import exported
+from gateway.console.navigation import is_for, menu_of, screen_of
+from gateway.console.tables import Table, chosen, exported
 from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
@@ -39,6 +41,8 @@ SIGN_IN = ROOT + "/sign-in"
 COOKIE = "headgate_console"
 MAX_FORM_BYTES = 2 * 1024 * 1024
 MAX_FORM_FIELDS = 100
+MAX_PART_CHARS = 256
+"""The longest part of a page's path: the name of an object."""
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -51,6 +55,9 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
+
+EXPORTING: web.AppKey[set[str]] = web.AppKey("console_exporting", set)
+"""The tenants for which a file is made now. Each may have one on a gateway at a time."""
 
 Screen = Callable[[web.Request, Viewer], Awaitable[web.StreamResponse]]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -80,34 +87,78 @@ _ENVIRONMENT.globals |= {"root": ROOT, "version": VERSION}
 
 def get(path: str, screen: Screen) -> Route:
     """Returns the route of a screen. Without a session it leads to the sign-in page."""
-    return Route("GET", ROOT + path, _for_viewers(screen), "console")
+    return _route("GET", path, _for_viewers(screen, path))
 
 
-def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
-    """Returns the route of a form. A form without its session's token is refused."""
-    return Route("POST", ROOT + path, _for_viewers(_checked(action)), "console", max_body_bytes, json_body=False)
+def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES, *, is_for_all: bool = False) -> Route:
+    """Returns the route of a form. A form without its session's token is refused, and one of a role that changes
+    nothing unless it `is_for_all`.
+    """
+    handler = _for_viewers(_checked(action), path, changes=not is_for_all)
+    return _route("POST", path, handler, max_body_bytes)
 
 
 def open_get(path: str, handler: Handler) -> Route:
     """Returns the route of a page that needs no session."""
-    return Route("GET", ROOT + path, _shown(handler), "console")
+    return _route("GET", path, _shown(handler))
 
 
 def open_post(path: str, handler: Handler) -> Route:
-    return Route("POST", ROOT + path, _shown(handler), "console", MAX_FORM_BYTES, json_body=False)
+    return _route("POST", path, _shown(handler))
 
 
-def show(request: web.Request, viewer: Viewer, template: str, **values: Any) -> web.Response:
-    """Renders a screen. With `?format=` its table `table` is exported instead, as it is seen."""
+def _route(method: Literal["GET", "POST"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
+    return Route(method, ROOT + path, handler, "console", max_body_bytes, json_body=False, shows=_refused_before)
+
+
+def _refused_before(request: web.Request, error: errors.ApiError) -> web.Response:
+    """Returns the page of a refusal from before the handler: a form that is too long, a gateway that stops."""
+    response = _refusal(request, error, None)
+    response.headers.update(HEADERS)
+    return response
+
+
+def show(
+    request: web.Request,
+    viewer: Viewer,
+    template: str,
+    *,
+    table: Table | None = None,
+    tables: Sequence[Table] | Mapping[str, Table] = (),
+    refused: Refused | None = None,
+    status: int = 200,
+    **values: Any,
+) -> web.Response:
+    """Renders a screen. The page that shows a refusal has its status.
+
+    With `?format=` the screen's table is exported instead; of several `tables` the one that `?table=` names. A refusal is
+    a page all the same, so that no file is kept that lacks its rows.
+    """
+    status = status if refused is None else refused.status
     wanted = request.query.get("format")
-    if wanted and values.get("table") is not None:
-        return exported(values["table"], wanted)
-    return _page(request, template, viewer=viewer, **values)
+    if wanted and status < 400:
+        return exported(table or chosen(tables, request.query.get("table")), wanted)
+    table = table or chosen(tables, None)
+    return _page(request, template, status=status, viewer=viewer, table=table, tables=tables, refused=refused, **values)
+
+
+def part(request: web.Request, name: str) -> str:
+    """Returns a part of the page's path, quoted for a path of the API or of another page."""
+    return quote(request.match_info[name], safe="")
+
+
+async def nowhere(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Answers for addresses that no page has: the API's 404 would be a line of JSON."""
+    if not request.match_info["rest"]:
+        return see_other("")
+    raise errors.not_found("There is no such page.")
 
 
 def see_other(path: str, **query: Any) -> web.Response:
-    """Leads to another page of the console after a form, so that a reload does not send the form again."""
-    target = URL.build(path=ROOT + path, query={name: value for name, value in query.items() if value})
+    """Leads to another page of the console after a form, so that a reload does not send the form again. The parts of the
+    path are quoted.
+    """
+    target = URL.build(path=ROOT + path, query={name: value for name, value in query.items() if value}, encoded=True)
     return web.Response(status=303, headers={hdrs.LOCATION: str(target)})
 
 
@@ -137,21 +188,44 @@ _READERS = {"application/x-www-form-urlencoded": _urlencoded, "multipart/form-da
 FORM = web.RequestKey("console_form", MultiDict[str])
 
 
-def _for_viewers(screen: Screen) -> Handler:
+def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler:
     async def handler(request: web.Request) -> web.StreamResponse:
         viewer = await _viewer_of(request)
         if viewer is None:
             return _to_sign_in(request)
         try:
-            return await screen(request, viewer)
+            _check(request, viewer, path, changes)
+            with _one_file(request, viewer):
+                return await screen(request, viewer)
         except Refused as refused:
             if refused.status == 401:
                 return _to_sign_in(request)
-            return _refusal(request, refused.status, refused.message, viewer)
+            return _refusal(request, refused, viewer)
         except errors.ApiError as error:
-            return _refusal(request, error.status, error.message, viewer)
+            return _refusal(request, error, viewer)
 
     return _shown(functools.wraps(screen)(handler))
+
+
+def _check(request: web.Request, viewer: Viewer, path: str, changes: bool) -> None:
+    """Refuses a page that the viewer's menu does not lead to, and parts of a path that no object's name can have. Raises
+    `ApiError` 403, 404.
+
+    The API decides what a key may do. It is not asked by every page that a role has no use for, and a form whose fields
+    are wrong is refused before its call.
+    """
+    if not is_for(viewer.role, path) or (changes and not viewer.may_change):
+        raise errors.forbidden("insufficient_scope", "This API key may not do this.")
+    if any(len(value) > MAX_PART_CHARS or not value.isprintable() for value in request.match_info.values()):
+        raise errors.not_found()
+
+
+def _one_file(request: web.Request, viewer: Viewer) -> contextlib.AbstractContextManager[None]:
+    """Holds the tenant's place for a file, if one is asked for: its rows lie in memory. Raises `ApiError` 429."""
+    if not request.query.get("format"):
+        return contextlib.nullcontext()
+    message = "Another file is being made for you: one at a time. Try again when it has come."
+    return one_at_a_time(request.app[EXPORTING], viewer.principal.tenant_id, message)
 
 
 def _checked(action: Screen) -> Screen:
@@ -169,12 +243,31 @@ def _checked(action: Screen) -> Screen:
 
 
 def refuse_other_sites(request: web.Request) -> None:
-    """Refuses a form that a page of another site sends. Raises `ApiError` 403."""
-    site = request.headers.get("sec-fetch-site", "same-origin")
+    """Refuses a form that a page of another site sends. Raises `ApiError` 403.
+
+    Sec-Fetch-Site is the browser's own verdict, which no proxy changes. A browser sends it over TLS and to this machine;
+    without it `Origin` is compared with `Host`.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if not (_is_own_origin(request) if site is None else site in {"same-origin", "none"}):
+        raise errors.forbidden(
+            "other_site",
+            "This form was sent by a page of another site. A proxy in front of Headgate has to pass on the Host header "
+            "as the browser sent it, with its port.",
+        )
+
+
+def _is_own_origin(request: web.Request) -> bool:
     origin = request.headers.get(hdrs.ORIGIN)
-    is_own = origin is None or URL(origin).authority == request.host
-    if site not in {"same-origin", "none"} or not is_own:
-        raise errors.forbidden("other_site", "This form was sent by a page of another site.")
+    if origin is None:
+        return True
+    try:
+        theirs = URL(origin)
+        # The scheme is the browser's, as TLS may end at a proxy. A port that goes without saying may be said.
+        ours = URL.build(scheme=theirs.scheme, authority=request.host)
+        return theirs.host is not None and (theirs.host, theirs.port) == (ours.host, ours.port)
+    except ValueError:
+        return False
 
 
 def _shown(handler: Handler) -> Handler:
@@ -185,7 +278,7 @@ def _shown(handler: Handler) -> Handler:
         try:
             response = await handler(request)
         except errors.ApiError as error:
-            response = _refusal(request, error.status, error.message, None)
+            response = _refusal(request, error, None)
         except web.HTTPException:
             raise
         except Exception as error:  # the page's outermost frame: it is logged as an API's 500 is
@@ -228,8 +321,11 @@ def _to_sign_in(request: web.Request) -> web.Response:
     return web.Response(status=303, headers={hdrs.LOCATION: str(target)})
 
 
-def _refusal(request: web.Request, status: int, message: str, viewer: Viewer | None) -> web.Response:
-    return _page(request, "refusal.html", status=status, viewer=viewer, message=message)
+def _refusal(request: web.Request, refused: Refused | errors.ApiError, viewer: Viewer | None) -> web.Response:
+    response = _page(request, "refusal.html", status=refused.status, viewer=viewer, message=refused.message)
+    if isinstance(refused, errors.ApiError):
+        response.headers.update(refused.headers)
+    return response
 
 
 def _fault(request: web.Request, error: Exception) -> web.Response:

@@ -75,9 +75,13 @@ def _text(rows: Iterable[Sequence[str]]) -> str:
     return text.getvalue()
 
 
-def changes(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rates that differ between two versions. A rate that is missing in one of them is None there."""
-    old, new = (_by_key(rates) for rates in (before, after))
+def changes(
+    before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], names: Sequence[str] = CLASSES
+) -> list[dict[str, Any]]:
+    """Returns the rates that differ between two versions. A rate that is missing in one of them is None there. With the
+    names `KEPT` they are the rates of kept KV.
+    """
+    old, new = (_by_key(rates, names) for rates in (before, after))
     found = []
     for key in sorted({**old, **new}):
         was, is_ = old.get(key), new.get(key)
@@ -90,5 +94,5 @@ def changes(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, An
     return found
 
 
-def _by_key(rates: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str, str], int]:
-    return {(one["model"], one["tier"], name): one[name] for one in rates for name in CLASSES}
+def _by_key(rates: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[tuple[str, str, str], int]:
+    return {(one["model"], one.get("tier", ""), name): one[name] for one in rates for name in names}

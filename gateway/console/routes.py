@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.console import signing_in
+from gateway.console import pages, signing_in
 from gateway.console.screens import home
 from gateway.console.screens.access import audit, keys, limits, tenants
 from gateway.console.screens.money import (
@@ -15,7 +15,7 @@ from gateway.console.screens.money import (
     usage_changes,
     usage_labels,
 )
-from gateway.console.screens.operation import books, cache, doctor, fairness, webhooks, workers
+from gateway.console.screens.operation import books, cache, doctor, fairness, upstreams, webhooks, workers
 from gateway.console.screens.traffic import batches, playground, request, requests, sessions
 
 ROUTES = [
@@ -40,8 +40,10 @@ ROUTES = [
     *batches.ROUTES,
     *playground.ROUTES,
     *workers.ROUTES,
+    *upstreams.ROUTES,
     *cache.ROUTES,
     *fairness.ROUTES,
     *webhooks.ROUTES,
     *doctor.ROUTES,
+    pages.get("/{rest:(?s:.*)}", pages.nowhere),
 ]

@@ -41,7 +41,7 @@ class Session:
         return _derived(self.secret, b"form").hex()
 
     def accepts(self, form_token: str) -> bool:
-        return hmac.compare_digest(form_token.encode(), self.form_token.encode())
+        return form_token.isascii() and hmac.compare_digest(form_token, self.form_token)
 
 
 async def begin(client: redis.asyncio.Redis, key: str) -> Session:
@@ -69,7 +69,7 @@ async def _end_oldest(client: redis.asyncio.Redis, key: str, newest: str) -> Non
 
 async def find(client: redis.asyncio.Redis, secret: str) -> Session | None:
     """Returns the session of a cookie, or None if there is none. Raises `ApiError` 503."""
-    if len(secret) != _SECRET_CHARS or not secret.isascii():
+    if not _may_be(secret):
         return None
     try:
         sealed = cast(bytes | None, await client.get(_name(secret)))
@@ -86,10 +86,17 @@ async def find(client: redis.asyncio.Redis, secret: str) -> Session | None:
 
 async def end(client: redis.asyncio.Redis, secret: str) -> None:
     """Deletes a session. Raises `ApiError` 503."""
+    if not _may_be(secret):
+        return
     try:
         await client.delete(_name(secret))
     except (RedisError, OSError):
         raise _unavailable() from None
+
+
+def _may_be(secret: str) -> bool:
+    """Returns whether a cookie's value can be a secret of ours. Others hold any text, also one that has no bytes."""
+    return len(secret) == _SECRET_CHARS and secret.isascii()
 
 
 def _name(secret: str) -> str:

@@ -10,7 +10,7 @@ from gateway.base.app_keys import REDIS, SETTINGS
 from gateway.console import pages, sessions
 from gateway.console.viewer import Viewer
 from gateway.http.auth import AUTH, Headers
-from gateway.http.middleware import suspension
+from gateway.http.middleware import refuse_suspended
 
 _YEAR_S = 365 * 24 * 3600
 
@@ -29,8 +29,7 @@ async def sign_in(request: web.Request) -> web.Response:
         principal = await request.app[AUTH].authenticate(_headers(key), pages.address_of(request))
         if principal.kind == "batch":
             raise errors.unauthorized()
-        if refusal := suspension(principal):
-            raise refusal
+        refuse_suspended(principal)
     except errors.ApiError as error:
         return pages.open_page(request, "sign_in.html", error.status, goes_on_at=goes_on_at, message=error.message)
     await sessions.end(request.app[REDIS], request.cookies.get(pages.COOKIE, ""))
@@ -86,6 +85,6 @@ def _is_encrypted(request: web.Request) -> bool:
 ROUTES = [
     pages.open_get("/sign-in", sign_in_page),
     pages.open_post("/sign-in", sign_in),
-    pages.post("/sign-out", sign_out),
+    pages.post("/sign-out", sign_out, is_for_all=True),
     pages.open_get("/assets/{version}/{name}", asset),
 ]

@@ -6,6 +6,7 @@ The functions are pure. Times are Unix seconds; in addresses they are written `2
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -31,8 +32,9 @@ class Span:
     end: int
 
     @property
-    def num_bars(self) -> int:
-        return (self.end - self.start) // SECONDS[self.width]
+    def starts(self) -> Sequence[int]:
+        """The starts of its buckets."""
+        return range(self.start, self.end, SECONDS[self.width])
 
 
 def span_of(width: str, start: str, end: str, now: int) -> Span:

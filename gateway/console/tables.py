@@ -1,4 +1,6 @@
-"""A table of a screen in three forms: HTML, CSV, Parquet. All three have the same rows and columns, as they are seen."""
+"""A table of a screen in three forms: HTML, CSV, Parquet. A page shows one page of a long list; a file has all rows that
+match, and the currencies of amounts as columns of their own.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ Kind = Literal["text", "code", "count", "money", "share", "ms", "moment", "state
 """`money` is in micro-units, `share` is 0 to 1, `ms` is milliseconds, `moment` is Unix seconds, `state` a word or a
 status that is coloured by what it means, `words` a sentence that is broken into lines."""
 FORMATS = ("csv", "parquet")
+MAX_EXPORTED_ROWS = 10_000
+"""The rows of a list that one file has at most: they are held in memory."""
 NUMBERS: frozenset[Kind] = frozenset(("count", "money", "share", "ms", "moment"))
 
 
@@ -29,6 +33,13 @@ class Column:
     """The address that a cell leads to, from its row."""
     currency: str = ""
     """The key of the row that holds the currency of an amount."""
+    names_tenant: bool = False
+    """Whether it says whose the row is, which a viewer with one tenant knows."""
+
+
+def money_column(name: str, label: str) -> Column:
+    """Returns the column of an amount whose currency stands in its row."""
+    return Column(name, label, "money", currency="currency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +53,48 @@ class Table:
     """The sentence that stands where there are no rows; it says what to do next."""
     next_page: Mapping[str, str] = field(default_factory=dict)
     """The values of the query that lead to the next page; empty on the last one."""
+    sums: Sequence[Mapping[str, Any]] = ()
+    """The rows below, one for each currency. A file lacks them: who adds up its column would count twice."""
 
 
-def exported(table: Table, wanted: str) -> web.Response:
-    """Returns the table as a file. Raises `ApiError` 400 for an unknown format, 501 where Parquet is not installed."""
+def exported(table: Table | None, wanted: str) -> web.Response:
+    """Returns the table as a file. Raises `ApiError` 400 for an unknown format and for a page without a table, 501 where
+    Parquet is not installed.
+    """
+    check_format(wanted)
+    if table is None:
+        raise errors.invalid("This page has no table to export.", "format")
     if wanted == "csv":
         return _file(table, "csv", "text/csv", to_csv(table).encode())
-    if wanted == "parquet":
-        return _file(table, "parquet", "application/vnd.apache.parquet", to_parquet(table))
-    raise errors.invalid(f"'format' must be one of {', '.join(FORMATS)}.", "format")
+    return _file(table, "parquet", "application/vnd.apache.parquet", to_parquet(table))
+
+
+def check_format(wanted: str) -> None:
+    """Raises `ApiError` 400."""
+    if wanted not in FORMATS:
+        raise errors.invalid(f"'format' must be one of {', '.join(FORMATS)}.", "format")
+
+
+def sums_of(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+    """Returns the sums of these columns, a row for each currency: amounts of several currencies are never added."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        sums = found.setdefault(row["currency"], dict.fromkeys(names, 0))
+        for name in names:
+            sums[name] += row[name] or 0
+    return [{**sums, "currency": currency} for currency, sums in found.items()]
+
+
+def _columns_of(table: Table) -> Sequence[Column]:
+    """Returns the columns of a file. An amount there is a number, so its currency has a column, too."""
+    names = {column.name for column in table.columns}
+    currencies = dict.fromkeys(column.currency for column in table.columns if column.currency not in {"", *names})
+    return [*table.columns, *(Column(name, "Currency") for name in currencies)]
 
 
 def to_csv(table: Table) -> str:
     """Returns CSV with a head line. A text that a spreadsheet could take for a formula is made inert."""
-    head = [column.name for column in table.columns]
+    head = [column.name for column in _columns_of(table)]
     return csv_text.lines([head, *([_plain(row.get(name)) for name in head] for row in table.rows)])
 
 
@@ -69,8 +108,8 @@ def to_parquet(table: Table) -> bytes:
             "Parquet needs the package pyarrow: the operator installs it with headgate[export].",
             code="not_installed",
         ) from None
-    columns = {column.name: [_of_kind(column, row) for row in table.rows] for column in table.columns}
-    schema = pyarrow.schema([(column.name, _type_of(pyarrow, column.kind)) for column in table.columns])
+    columns = {column.name: [_of_kind(column, row) for row in table.rows] for column in _columns_of(table)}
+    schema = pyarrow.schema([(column.name, _type_of(pyarrow, column.kind)) for column in _columns_of(table)])
     sink = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns, schema), sink)
     return sink.getvalue()
@@ -100,6 +139,16 @@ def _file(table: Table, ending: str, kind: str, data: bytes) -> web.Response:
     )
 
 
-def chosen(tables: Sequence[Table], name: str | None) -> Table:
-    """Returns the table that a page with several exports: the named one, or the first."""
-    return next((table for table in tables if table.name == name), tables[0])
+def chosen(tables: Sequence[Table] | Mapping[str, Table], name: str | None) -> Table | None:
+    """Returns the table that a page with several exports: the named one, or the first. None where there are none. Raises
+    `ApiError` 400 for a name that no table has.
+    """
+    by_name = tables if isinstance(tables, Mapping) else {table.name: table for table in tables}
+    if name and name not in by_name:
+        raise errors.invalid("This page has no such table.", "table")
+    return by_name[name] if name else next(iter(by_name.values()), None)
+
+
+def next_page(found: Mapping[str, Any], after_name: str = "after") -> Mapping[str, str]:
+    """Returns the values of the query that lead to the page behind a list of the API; none behind the last one."""
+    return {after_name: found["last_id"]} if found["has_more"] else {}

@@ -48,6 +48,13 @@ class Sums:
         parts = self.amounts.setdefault(currency, {})
         parts[name] = parts.get(name, 0) + amount
 
+    def add(self, other: Sums) -> None:
+        for name, number in other.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + number
+        for currency, parts in other.amounts.items():
+            for part, amount in parts.items():
+                self.charge(currency, part, amount)
+
     def amount(self, currency: str) -> int:
         return sum(self.amounts.get(currency, {}).values())
 
@@ -127,12 +134,14 @@ class Table:
             return self._by[place]
         found = self._by[place] = {}
         for (start, name), sums in self.cells.items():
-            total = found.setdefault(start if place == "time" else name, Sums())
-            for each, number in sums.counts.items():
-                total.counts[each] = total.counts.get(each, 0) + number
-            for currency, parts in sums.amounts.items():
-                for part, amount in parts.items():
-                    total.charge(currency, part, amount)
+            found.setdefault(start if place == "time" else name, Sums()).add(sums)
+        return found
+
+    @property
+    def total(self) -> Sums:
+        found = Sums()
+        for sums in self.cells.values():
+            found.add(sums)
         return found
 
     def parts(

@@ -148,6 +148,10 @@ async def estimate(request: web.Request, fields: EstimateFields, planner: Planne
         past = await past_batches(conn, principal.tenant_id, fields.endpoint, lines.model or "", now)
         limits = await tenants.model_limits(conn, principal.tenant_id)
         waiting = await batch_runs.backlog_tokens(conn, principal.tenant_id, lines.model or "")
+        backlogs = await batch_runs.backlogs(conn, lines.model or "")
+        weights = await tenants.weights_of(conn, {principal.tenant_id, *backlogs})
+    own = waiting + whole.predicted_tokens
+    ahead = waiting + sums.turns_of_others(principal.tenant_id, own, backlogs, weights)
     most_waiting = limits[lines.model].batch_backlog_tokens if lines.model in limits else None
     would = [] if one.price is None else await _of_limits(one, whole)
     would += _of_file(one, fields, most_waiting is not None and waiting + whole.predicted_tokens > most_waiting)
@@ -156,7 +160,7 @@ async def estimate(request: web.Request, fields: EstimateFields, planner: Planne
     return _shown(one, fields, whole, past, expected, cached) | {
         "outlook": outlook.worst(would),
         "reasons": [what for _, what in would],
-        "expected_finish_at": _finish(expected, past, waiting, now),
+        "expected_finish_at": _finish(expected, past, ahead, now),
     }
 
 
@@ -219,11 +223,11 @@ async def _cached_share(one: Counting) -> float | None:
     return sum(cached.num_tokens) / max(1, sum(len(part.tokens) for part in one.parts))
 
 
-def _finish(expected: Likely | None, past: PastBatches, waiting: int, now: int) -> int | None:
-    """Returns when the batch ends if it and what waits before it run as fast as past batches did."""
+def _finish(expected: Likely | None, past: PastBatches, ahead: int, now: int) -> int | None:
+    """Returns when the batch ends if it and the `ahead` prompt tokens before it run as fast as past batches did."""
     if expected is None:
         return None
-    return now + expected.running_s + round(waiting * past.running_s / past.usage.prompt)
+    return now + expected.running_s + round(ahead * past.running_s / past.usage.prompt)
 
 
 def _shown(

@@ -1,9 +1,9 @@
-"""The sums over the counted lines of a batch, and what they say of all its lines. Pure."""
+"""The sums over the counted lines of a batch, and what they say of all its lines. The module is pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +83,14 @@ class Whole:
             max(by_bytes(counted.most), by_lines(counted.most)),
             by_bytes(counted.predicted_tokens),
         )
+
+
+def turns_of_others(tenant: str, own_tokens: int, backlogs: Mapping[str, int], weights: Mapping[str, float]) -> int:
+    """Returns the tokens of other tenants that run before the tenant's own tokens are done. While both wait, each gets its
+    share by weight, as jobs processes give turns: of each other tenant no more than that share comes first.
+    """
+    others = ((other, backlog) for other, backlog in backlogs.items() if other != tenant)
+    return sum(min(backlog, round(own_tokens * weights[other] / weights[tenant])) for other, backlog in others)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ never under a quote, which names the price of our own. It then has its own model
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -115,4 +114,4 @@ def _bought(order: EngineRequest) -> EngineRequest:
     facts = msgspec.structs.replace(
         order.facts, model=overflow_name(order.facts.model), prompt_tokens=order.foreign.prompt.high
     )
-    return dataclasses.replace(order, facts=facts, is_bought=True)
+    return msgspec.structs.replace(order, facts=facts, is_bought=True)

@@ -30,7 +30,7 @@ class Choice:
 
     def read_end(self, form: Form | None) -> list[Part]:
         """Ends the text and returns the last parts."""
-        parts = self.parser.end()
+        parts = self.parser.end(is_cut=self.finish == "length" or self.text.is_cut)
         if form is not None:
             self.parts += parts
         return parts

@@ -1,12 +1,13 @@
 """A request to the engine, in token ids, and the forms in which the router, the admission and a worker receive it.
-Pure: it knows neither HTTP nor the outcome.
+It is pure: it knows neither HTTP nor the outcome.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from accounting.values.types import Price, Principal, RequestFacts
 from gateway.generation.models import ServedModel
@@ -22,8 +23,7 @@ from gateway.upstreams.wires.values import Ask
 from workers.protocol.messages import BeamParams, CacheRange, GenerateRequest, PoolingParams, Region, SamplingParams
 
 
-@dataclass(frozen=True)
-class EngineRequest:
+class EngineRequest(msgspec.Struct, frozen=True):
     facts: RequestFacts
     principal: Principal
     model: ServedModel

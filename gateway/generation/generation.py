@@ -2,7 +2,7 @@
 an ending.
 
 It keeps two promises together: an admitted request is settled or voided exactly once, and a sequence that nobody waits
-for is cancelled. Knows no HTTP.
+for is cancelled. It knows no HTTP.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -163,7 +163,7 @@ class Generation:
                 raise failures.upstream_lost()
             case Refused():
                 self._state.lost = True
-                raise event.error
+                raise replace(event.error)  # a copy: the event, which this frame holds, would hold the frame
 
     @property
     def _lacks_vectors(self) -> bool:

@@ -1,4 +1,4 @@
-"""The `headgate` object at the end of an answer (api.md 4.2), as plain values. Pure."""
+"""The `headgate` object at the end of an answer (api.md 4.2), as plain values. The module is pure."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ MAX_TOKENS = MAX_VALUES
 """The bound on the tokens of one text, whatever the context. No more tokens are turned into Python objects."""
 
 
-@dataclass(frozen=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     tokens: array[int]
     is_thinking: bool
     """Whether the prompt has opened the reasoning, which the output then begins with."""

@@ -2,7 +2,7 @@
 each worker.
 
 A tenant never writes to the public region. The operator's own prefill does, pinned, on every linked worker. So all
-tenants always find it, and a hit reveals nothing about anybody (architecture.md decision 5). Knows ids, not text.
+tenants always find it, and a hit reveals nothing about anybody (architecture.md decision 5). It knows ids, not text.
 """
 
 from __future__ import annotations

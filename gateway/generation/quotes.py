@@ -1,13 +1,12 @@
 """The highest cost of a request, quoted before it runs, and the request that redeems the quote.
 
 A quote binds the price version and the output bound. With both the charge cannot exceed the quoted maximum, since it is
-the same product of tokens and rates, rounded up. Knows rates only as values handed on.
+the same product of tokens and rates, rounded up. It knows rates only as values handed on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Sequence
@@ -15,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from accounting.prices import pricing
@@ -99,6 +99,8 @@ async def bound(request: web.Request, plan: P) -> AsyncIterator[P]:
     if quote_id is None:
         yield plan
         return
+    if not quote_id.isascii():  # no quote has such an id, and bytes that are no UTF-8 cannot be asked for
+        raise _invalid()
     principal, request_id = request[PRINCIPAL], request[RECORD].request_id
     async with sql.writing(request, changes_identities=False) as conn:
         terms = await quotes.use(
@@ -119,12 +121,12 @@ def _at_terms(plan: P, terms: Terms, price: Price) -> P:
     if plan.orders[0].model.id != terms.model:  # a fallback would answer, or no longer does
         raise _invalid()
     orders = [
-        dataclasses.replace(order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens))
+        msgspec.structs.replace(order, price=price, max_tokens=min(order.max_tokens, terms.max_output_tokens))
         for order in plan.orders
     ]
     if _most(orders, price.rates) > terms.max_charge:  # the same text has become more tokens
         raise _invalid()
-    return dataclasses.replace(plan, orders=orders)
+    return msgspec.structs.replace(plan, orders=orders)
 
 
 def parts_of(order: EngineRequest) -> list[Part]:

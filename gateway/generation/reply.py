@@ -6,9 +6,7 @@ failure before the first event is a plain HTTP error; a later one is an event an
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -42,8 +40,7 @@ async def inline(num_entries: int, function: Callable[[], T]) -> T:
     return function()
 
 
-@dataclass(frozen=True)
-class AnswerPlan:
+class AnswerPlan(msgspec.Struct, frozen=True):
     """A checked request, with everything that the engine and the answer need of it."""
 
     fields: SamplingFields
@@ -91,10 +88,7 @@ def ended_of(request: web.Request) -> Ended | None:
 
 
 async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]) -> web.Response:
-    pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
-    async for found in run.pieces():
-        for numbered in found:
-            pieces[numbered.index].append(numbered.piece)
+    pieces = await run.whole()
     if plan.before_text is not None:
         await plan.before_text(run)
     choices = await _choices(plan, [pieces[drawn] for drawn in run.shown])

@@ -1,13 +1,13 @@
 """All engine requests of one HTTP request, from admission to settlement, whether the client stays or leaves.
 
 `GenerationGroup` is a context manager. Requests that were admitted inside it are settled or voided when it ends, in a
-task of its own if the client has gone. Knows no JSON and no SSE.
+task of its own if the client has gone. It knows no JSON and no SSE.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,7 +30,7 @@ from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Reserved, Settled
 from gateway.metering.settlement import unstored
 from gateway.routing.links.fleet import Fleet
-from gateway.routing.links.link import Mailbox
+from gateway.routing.links.link import Event, Mailbox
 from gateway.routing.router import Pick, Prompt, Router
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
@@ -160,20 +160,45 @@ class GenerationGroup:
                 continue
             found: list[Numbered] = []
             for number, event in items:
-                generation = self.generations[number]
-                try:
-                    piece = generation.handle(event)
-                except errors.ApiError:
-                    self._failed = generation
-                    raise
+                piece = self._handle(number, event)
                 if piece is None:
                     continue
-                found.append(Numbered(number * generation.order.num_choices + piece.index, piece))
-                if piece.finish is not None and generation.order.form is not None:
+                order = self.generations[number].order
+                found.append(Numbered(number * order.num_choices + piece.index, piece))
+                if piece.finish is not None and order.form is not None:
                     await asyncio.sleep(0)  # its form was checked, and the choices of a request may all end in one step
             if found:
-                self._has_started = True
                 yield found
+
+    async def whole(self) -> dict[int, list[ChoicePiece]]:
+        """Returns the pieces of each choice, once every sequence has ended. Nobody waits for single tokens then, so they
+        are handled where they come, and this task is woken once.
+        """
+        pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
+        if any(order.form is not None for order in self._orders):  # `pieces` gives way between the checks of forms
+            async for found in self.pieces():
+                for numbered in found:
+                    pieces[numbered.index].append(numbered.piece)
+            return pieces
+
+        def handle(number: int, event: Event) -> bool:
+            piece, generation = self._handle(number, event), self.generations[number]
+            if piece is not None:
+                pieces[number * generation.order.num_choices + piece.index].append(piece)
+            return generation.has_final and all(one.has_final for one in self.generations)
+
+        await self._mailbox.feed(handle)
+        return pieces
+
+    def _handle(self, number: int, event: Event) -> ChoicePiece | None:
+        generation = self.generations[number]
+        try:
+            piece = generation.handle(event)
+        except errors.ApiError:
+            self._failed = generation
+            raise
+        self._has_started = self._has_started or piece is not None
+        return piece
 
     def postings(self) -> list[Posting]:
         """Returns the endings that `settle` is to write: they say what the answer costs. Needs all final events."""

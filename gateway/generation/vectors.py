@@ -11,7 +11,6 @@ import math
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -36,8 +35,7 @@ Vectors = Sequence[bytes]
 """The result of each input, in order: float32, little endian."""
 
 
-@dataclass(frozen=True)
-class VectorPlan:
+class VectorPlan(msgspec.Struct, frozen=True):
     """A checked request, with everything that the engine and the answer need of it."""
 
     orders: Sequence[EngineRequest]
@@ -62,8 +60,7 @@ async def answer(request: web.Request, plan: VectorPlan) -> web.Response:
         headers = dict(run.headers)
         if plan.ignored:
             headers["x-headgate-ignored"] = ", ".join(plan.ignored)
-        async for _ in run.pieces():
-            pass  # results are kept by the generation
+        await run.whole()  # results are kept by the generation
         (generation,) = run.generations
         vectors = [generation.vectors[index] for index in range(plan.num_inputs)]
         body = await plan.work(plan.num_numbers // NUMBERS_PER_ENTRY, partial(plan.body, vectors))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+import msgspec
 
 from accounting.values.types import Usage
 from gateway.base.errors import ApiError
@@ -13,8 +14,7 @@ from gateway.generation.stream import Numbered
 from gateway.http.sse import EventStyle
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """The facts of an answer that are known once it is settled."""
 
     usage: Usage
@@ -26,7 +26,7 @@ class Ending:
 
 class Writer(Protocol):
     """The writer of one answer. A plan has one of its own, which may keep state. A body and a stream are made from the
-    same pieces, so they cannot differ. Pure.
+    same pieces, so they cannot differ. It is pure.
     """
 
     @property

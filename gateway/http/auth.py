@@ -1,9 +1,9 @@
 """Authentication: a key in a header becomes a `Principal`, or a constant 401 (security.md section 6).
 
-Answers are remembered for at most 60 s, or an hour where each change raises the epoch, and all of them are forgotten when the revocation epoch moves, so a revoked key
-is refused everywhere within 5 s. An address that sends many bad keys gets 429 instead of 401 and locks nobody out: a
-well-formed key is always looked up, at a cost that `key_lookups` bounds. Knows neither SQL nor how a key is hashed:
-those come in as functions.
+Answers are remembered for at most 60 s, or an hour where each change raises the epoch, and all of them are forgotten
+when the revocation epoch moves, so a revoked key is refused everywhere within 5 s. An address that sends many bad keys
+gets 429 instead of 401 and locks nobody out: a well-formed key is always looked up, at a cost that `key_lookups`
+bounds. It knows neither SQL nor how a key is hashed: those come in as functions.
 """
 
 from __future__ import annotations

@@ -14,12 +14,22 @@ from gateway.intake.intake import SHARE
 MIN_BYTES_PER_S = 1024
 
 
+class BodyCutShort(web.RequestPayloadError):
+    """The client closed its half of the connection before the end of the body."""
+
+
 class FramingTooLarge(web.RequestPayloadError):
     """The body came in so many small chunks that they are more work than what is in them."""
 
 
 def check_head(request: web.Request, route: Route) -> None:
-    """Checks the media type (415), then the size (413), from the head alone. Raises `ApiError`."""
+    """Checks what is expected (417), the media type (415), then the size (413), from the head alone. Raises
+    `ApiError`.
+    """
+    if request.get(EXPECTS, CONTINUE) != CONTINUE:
+        raise errors.ApiError(
+            417, "Of Expect only 100-continue is known: leave the header out.", code="expectation_failed"
+        )
     if hdrs.CONTENT_ENCODING in request.headers:
         raise errors.ApiError(415, "Content-Encoding is not supported.", code="unsupported_media_type")
     if route.json_body and request.method in {"POST", "PUT", "PATCH"}:
@@ -39,7 +49,7 @@ def most_bytes(request: web.Request, route: Route) -> int:
 
 async def read(request: web.Request, max_bytes: int) -> bytes:
     """Reads the whole body. Raises `ApiError`: 413 before more bytes than the limit are held, 429 before more are held
-    than the tenant may have, 408 if the body comes too slowly, 400 if its framing is broken.
+    than the tenant may have, 408 if the body comes too slowly, 400 if its framing is broken or its end is missing.
     """
     share = request[SHARE]
     share.take_up_to(request.content_length or 0)
@@ -70,6 +80,8 @@ async def read(request: web.Request, max_bytes: int) -> bytes:
         raise errors.invalid(
             "The request body comes in too many small chunks: make them 64 bytes and longer, or send a content-length."
         ) from None
+    except BodyCutShort:
+        raise errors.invalid("The connection was closed before the end of the request body.") from None
     except web.RequestPayloadError:
         raise errors.invalid("The request body is not valid HTTP.") from None
     return bytes(parts)
@@ -81,11 +93,13 @@ def _too_large(most: int) -> errors.ApiError:
 
 async def send_continue(request: web.Request) -> None:
     """Tells a client that waits before sending its body to go on."""
-    if request.get(EXPECTS_CONTINUE):
+    if request.get(EXPECTS) == CONTINUE:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # the answer itself has not begun
 
 
 NUM_BODY_BYTES = web.RequestKey("num_body_bytes", int)
 """The length of the JSON body in bytes, as it came."""
-EXPECTS_CONTINUE = web.RequestKey("expects_continue", bool)
+EXPECTS = web.RequestKey("expects", str)
+"""The client's `Expect`, in small letters. Absent if there is none."""
+CONTINUE = "100-continue"

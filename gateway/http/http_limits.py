@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aiohttp import hdrs, web
+from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
@@ -22,7 +22,7 @@ from aiohttp.web_protocol import RequestHandler, _ErrInfo
 from gateway.base import errors, ids
 from gateway.base.addresses import Network, within
 from gateway.base.settings import GatewaySettings
-from gateway.http.body import EXPECTS_CONTINUE, FramingTooLarge
+from gateway.http.body import EXPECTS, BodyCutShort, FramingTooLarge
 from gateway.http.dialects import refusal
 from gateway.telemetry.keys import RECORD
 
@@ -46,6 +46,9 @@ MAX_FRAMING_BYTES = 16 * 1024
 microsecond whatever its size, so a body in chunks of one byte would take the loop for seconds."""
 NOT_SENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 """The option that bounds what is not sent yet. Linux and macOS have it."""
+UNACKNOWLEDGED: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+"""The option that ends a connection whose client acknowledges nothing of what was sent. Linux has it; by itself it waits
+a quarter of an hour."""
 OPENAI_VERSION = "2020-10-01"
 
 
@@ -57,6 +60,10 @@ class ConnectionLimits:
     max_connections: int
     max_per_address: int
     unlimited: tuple[Network, ...]
+    unacknowledged_s: float
+    """The time after which a client that acknowledges nothing has vanished. A stream of a few hundred kilobytes would else
+    run to its end for a host that is gone, because the system takes so much before writing waits. It is twice the write
+    timeout, so that a client that is there and reads slowly is judged by that one."""
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ConnectionLimits:
@@ -67,6 +74,7 @@ class ConnectionLimits:
             settings.max_connections,
             settings.max_connections_per_address,
             settings.trusted_networks + settings.unlimited_networks,
+            2 * settings.write_timeout_s,
         )
 
 
@@ -106,6 +114,7 @@ class GatewayProtocol(RequestHandler):
         "_address",
         "_addresses",
         "_in_head",
+        "_is_answered",
         "_last_data_at",
         "_last_payload",
         "_limits",
@@ -131,6 +140,8 @@ class GatewayProtocol(RequestHandler):
         self._timer: asyncio.TimerHandle | None = None
         """The timer of the first byte, of the rest of a head if `_in_head`, or of the rest of a refused body."""
         self._in_head = False
+        self._is_answered = False
+        """Whether the last answer was sent before its body ended. What still comes of the body is dropped."""
         self._last_data_at = 0.0
         self._last_payload = EMPTY_PAYLOAD
         self._num_framed: int | None = None
@@ -146,9 +157,15 @@ class GatewayProtocol(RequestHandler):
         self._address = address
         super().connection_made(transport)
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_QUEUE_BYTES)
-        if address and NOT_SENT is not None:
-            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, NOT_SENT, MAX_SYSTEM_BYTES)
+        if address:
+            self._bound_system(transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._limits.first_byte_s, self.force_close)
+
+    def _bound_system(self, connection: socket.socket) -> None:
+        if NOT_SENT is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, NOT_SENT, MAX_SYSTEM_BYTES)
+        if UNACKNOWLEDGED is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, UNACKNOWLEDGED, round(self._limits.unacknowledged_s * 1000))
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
@@ -178,6 +195,25 @@ class GatewayProtocol(RequestHandler):
         if not self._reading_paused and not self._buffer_paused:  # else a part is not parsed yet
             self._check_framing()
 
+    def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp always lets the transport close
+        """Ends a body whose client will send nothing more, so that it hears why it is refused. A client that has sent
+        its whole request and closes its half is one that left: most close both at once, and nothing tells them apart.
+        """
+        payload = self._last_payload
+        if self.transport is None or self._is_answered or payload.is_eof() or payload.exception() is not None:
+            return False
+        self._end_body(payload, BodyCutShort())
+        return True  # the half of the answer stays open; the handler closes it
+
+    def _end_body(self, payload: StreamReader, why: web.RequestPayloadError) -> None:
+        """Lets whoever reads the body hear why it ends. After the answer nobody reads it, so what came is not waited
+        for.
+        """
+        self._lingering_time = 0.0
+        payload.set_exception(why)
+        payload.feed_eof()
+        self.close()
+
     def _check_framing(self) -> None:
         """Ends a body most of which is the framing of its chunks. What else comes on this connection is dropped unread."""
         payload = self._last_payload
@@ -187,9 +223,10 @@ class GatewayProtocol(RequestHandler):
         if self._num_framed is None:
             self._num_framed = num_bytes
         elif self._num_framed - num_bytes > MAX_FRAMING_BYTES + num_bytes // 8:
-            payload.set_exception(FramingTooLarge())
-            payload.feed_eof()
-            self.close()
+            if self._is_answered:
+                self.force_close()
+            else:
+                self._end_body(payload, FramingTooLarge())
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -203,6 +240,7 @@ class GatewayProtocol(RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         if is_early and self.transport is not None and not request.content.is_eof():
             self.transport.write_eof()
+            self._is_answered = True
             self._last_data_at = self._loop.time()
             self._watch_rest(request.content)
         return finished
@@ -280,12 +318,18 @@ def _take_expect(handler: Any) -> Any:
     """Moves `100 Continue`: aiohttp sends it before any check; here the reader of the body does (`body.read`)."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        if hdrs.EXPECT in request.headers:
-            headers = request.headers.copy()
-            expects = headers.popall(hdrs.EXPECT)
-            request = request.clone(headers=headers)
-            request[EXPECTS_CONTINUE] = expects == ["100-continue"]
-        return cast(web.StreamResponse, await handler(request))
+        if hdrs.EXPECT not in request.headers:
+            return cast(web.StreamResponse, await handler(request))
+        headers = request.headers.copy()
+        expects = ", ".join(headers.popall(hdrs.EXPECT))
+        heard = request.clone(headers=headers)
+        if request.version >= HttpVersion11:  # what HTTP/1.0 expects is ignored (RFC 9110, 10.1.1)
+            heard[EXPECTS] = expects.lower()
+        try:
+            return cast(web.StreamResponse, await handler(heard))
+        finally:  # aiohttp prepares the answer with its own request, and looks there for who stamps it
+            request._match_info = heard._match_info
+            request.update(heard)
 
     return handle
 

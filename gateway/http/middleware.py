@@ -41,6 +41,9 @@ CLIENT_ID = "x-client-request-id"
 """A request's and its answer's header with the client's own name of the request; in the request, `x-request-id` does
 as well.
 """
+NULL = "%00"
+"""A null character in a path. No object has it in its id or name, and a statement that asks for one fails on PostgreSQL.
+"""
 _CLIENT_ID = re.compile(r"[!-~]{1,512}")
 _COUNT = re.compile(r"[0-9]{1,4}")
 _SHOWN_PATH = re.compile(r"[A-Za-z0-9._~/:%-]{1,128}")
@@ -92,7 +95,8 @@ async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResp
         record.error_code = error.code or error.type
         if error.headgate is not None:
             record.refused_by = f"{error.headgate.get('level')}/{error.headgate.get('dimension')}"
-        return refusal(request, error)
+        route = request.app[ROUTES].get(request.match_info.route)
+        return refusal(request, error) if route is None or route.shows is None else route.shows(request, error)
     except web.HTTPException as error:
         told = _of_aiohttp(error, _asked(request))
         request[RECORD].error_code = told.code or told.type
@@ -132,7 +136,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         await _authenticate(request)
     if request.match_info.http_exception is not None:
         raise request.match_info.http_exception
-    if route is None:
+    if route is None or NULL in request.rel_url.raw_path:
         raise errors.not_found()
     _authorize(request, route)
     if not app[LIFECYCLE].accepting and route.scope != "none":
@@ -163,17 +167,15 @@ def _authorize(request: web.Request, route: Route) -> None:
         return
     if not allows(route, request[PRINCIPAL]):
         raise errors.forbidden("insufficient_scope", "This API key may not do this.")
-    if refused := suspension(request[PRINCIPAL]):
-        raise refused
+    refuse_suspended(request[PRINCIPAL])
 
 
-def suspension(principal: Principal) -> errors.ApiError | None:
-    """Returns the refusal of a tenant that is suspended or archived, or None."""
+def refuse_suspended(principal: Principal) -> None:
+    """Refuses a tenant that is suspended or archived. Raises `ApiError` 403."""
     if principal.tenant_status == "suspended":
-        return errors.forbidden("tenant_suspended", "This project is suspended.")
+        raise errors.forbidden("tenant_suspended", "This project is suspended.")
     if principal.tenant_status == "archived":
-        return errors.forbidden("project_archived", "This project is archived.")
-    return None
+        raise errors.forbidden("project_archived", "This project is archived.")
 
 
 def allows(route: Route, principal: Principal) -> bool:

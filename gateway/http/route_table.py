@@ -13,6 +13,8 @@ from typing import Literal
 import msgspec
 from aiohttp import web
 
+from gateway.base.errors import ApiError
+
 Scope = Literal[
     "none",  # anyone: probes
     "console",  # pages for people: a page finds its session by itself and checks that session's key
@@ -41,6 +43,8 @@ class Route:
     max_body_bytes: int = MAX_JSON_BYTES
     json_body: bool = True
     """POST bodies must be application/json. If it is False, the handler reads the body itself (uploads)."""
+    shows: Callable[[web.Request, ApiError], web.Response] | None = None
+    """Makes the answer of a refusal before the handler. None stands for JSON in the words of the API."""
     takes: type[msgspec.Struct] | None = None
     """The body's fields, for the API's description. None means that there is no body, or that it is described
     elsewhere.

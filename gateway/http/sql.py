@@ -72,5 +72,10 @@ def translated() -> Iterator[None]:
         raise errors.conflict(str(error), "name_taken") from None
     except ConflictError as error:
         raise errors.conflict(str(error)) from None
+    except exc.DataError as error:
+        # PostgreSQL's driver takes no text with a null character, which SQLite compares and stores as any other.
+        if "NUL" not in str(error.orig):
+            raise
+        raise errors.invalid("A text must not contain a null character.") from None
     except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
         raise errors.unavailable("database_unavailable", "The database cannot be asked now.") from error

@@ -1,7 +1,7 @@
 """A fair queue over tenants for work before any limit counts it, in units, so that a flood waits only for itself.
 
 It uses start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal shares: the tenant that has been served less is
-next, and a tenant that comes anew starts level with the others, with no credit for its absence. Pure.
+next, and a tenant that comes anew starts level with the others, with no credit for its absence. The module is pure.
 """
 
 from __future__ import annotations

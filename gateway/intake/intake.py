@@ -1,8 +1,7 @@
 """Bounds the bytes of bodies that tenants may send and hold here, counted as they arrive, before they are parsed.
 
 Held bytes belong to requests that have not ended. One tenant may hold no more than what is left for all others
-(Choudhury and Hahne, 1998), so the bound on all holds, and the next tenant always finds space. Pure; the clock is
-given.
+(Choudhury and Hahne, 1998), so the bound on all holds, and the next tenant always finds space. The clock is given.
 """
 
 from __future__ import annotations

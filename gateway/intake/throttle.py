@@ -5,8 +5,8 @@ The algorithm is that of "Site Reliability Engineering" (O'Reilly 2016), chapter
 that workers refuse about as many as they accept. A tenant whom workers accept is never refused here. A tenant who sends
 at most twice what workers accept hears refusals from workers alone, with the times they give. A tenant who sends ten
 times as much would otherwise cost this process, and with it every other tenant, an admission and an ending for each
-refusal. A client that comes again at the time that a worker gave is let through, because a place is kept for it. Pure;
-the clock is given.
+refusal. A client that comes again at the time that a worker gave is let through, because a place is kept for it. The
+clock is given.
 """
 
 from __future__ import annotations

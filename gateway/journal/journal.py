@@ -5,7 +5,7 @@ One writer thread appends and one syncer thread makes records durable. There is 
 that arrive meanwhile go with the next one (group commit). An OPEN returns as soon as it is in the file, which survives
 the process; the disk has it within 5 ms. A failed write or sync poisons the journal: nothing in that segment is trusted
 any more, nothing is synced again, and `revive` goes on in a new segment. If the disk is full, the journal gives up its
-ballast file: running requests can end, and no request is admitted until there is space for the ballast again. Knows
+ballast file: running requests can end, and no request is admitted until there is space for the ballast again. It knows
 payload types, not SQL, and no text of any request.
 """
 
@@ -76,6 +76,8 @@ class Journal:
         """Entries of this turn of the loop, which owns the list."""
         self._queue: deque[_Entry] = deque()
         self._arrived = threading.Condition()
+        self.on_records: Callable[[], None] = lambda: None
+        """Called in the loop when records are on their way to the disk."""
         self._waiting: list[asyncio.Future[None]] = []
         self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
@@ -143,6 +145,7 @@ class Journal:
             self._queue += self._handed_in
             self._arrived.notify()
         self._handed_in.clear()
+        self.on_records()
 
     # The writer thread
 

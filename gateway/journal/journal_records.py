@@ -1,4 +1,4 @@
-"""The payloads of the gateway's journal: msgpack of the kinds in `workers/protocol/journal.py`. Pure.
+"""The payloads of the gateway's journal: msgpack of the kinds in `workers/protocol/journal.py`. The module is pure.
 
 OPEN is an `Opened`, SETTLE and VOID are a `Posting`; their fields lie flat in one map, as they always have. No prompt,
 no output, no word of a client and no secret ever enters a payload.

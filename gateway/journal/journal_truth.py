@@ -1,4 +1,5 @@
-"""Equation I14: the records that a gateway slot's journal shipped are in the ledger, as they were written. Reads only.
+"""Equation I14: the records that a gateway slot's journal shipped are in the ledger, as they were written. It only
+reads.
 
 Segments are kept for a week after they were shipped, so the check covers that time. An ending that lost to another
 ending of its request, or to another request of its batch line, bills nothing and is no failure.

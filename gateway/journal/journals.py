@@ -1,7 +1,7 @@
 """The journals of this machine: the slots that have one, its size, and the part of it that SQL does not have yet.
 
-Reads only, also while a living process owns the journal. Of a worker's journal only the size is known here: its format
-is the engine's.
+It only reads, also while a living process owns the journal. Of a worker's journal only the size is known here: its
+format is the engine's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.journal.poster import DEAD_LETTERS
+from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.unshipped import unshipped
 from workers.protocol.segments import SET_ASIDE, list_segments
 

@@ -2,39 +2,37 @@
 
 A record is posted once, whatever SQL does. After an unknown COMMIT the same records are sent again, and their primary
 key identifies them. If a database lost its latest transactions, it lost the offset's change with them, and the journal
-is read again from there. The poster repeats nothing by itself: the caller repeats a call that raises. Knows neither
+is read again from there. The poster repeats nothing by itself: the caller repeats a call that raises. It knows neither
 when to post nor who waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import residency
 from accounting.billing.residency import Reading
 from accounting.database.db import Database
 from accounting.requests import request_postings
 from accounting.values.errors import AccountingError
-from accounting.values.types import Posting, Usage, WitnessRecord
-from gateway.journal import journal_records
+from accounting.values.types import Posting
+from gateway.journal import engine_records, journal_records
+from gateway.journal.dead_letters import bury, is_rows_fault
 from gateway.journal.reader import Reader
-from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, ResidencyReport
+from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.journal import Kind, Record
 
 log = logging.getLogger(__name__)
 
 MAX_RECORDS = 5_000
-DEAD_LETTERS = "dead-letters.jsonl"
 
 
 class Posted(msgspec.Struct, frozen=True, tag=True):
@@ -118,9 +116,8 @@ class Poster:
         return Posted(taken.num_records, len(taken.endings), passed, self._offset, num_new)
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
-        witnesses = [_witness(frame.worker, record) for record in frame.records]
-        await self._post_witnesses(witnesses)
-        return EngineAck(frame.worker, max((w.seq for w in witnesses), default=0))
+        await engine_records.post(self._database, self._directory, frame)
+        return EngineAck(frame.worker, max((record.seq for record in frame.records), default=0))
 
     async def note_residency(self, report: ResidencyReport) -> None:
         readings = [
@@ -155,10 +152,10 @@ class Poster:
                 postings = [ending.posting for ending in endings]
                 posted = await request_postings.post(conn, self._slot, offset, postings)
         except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-            if not _is_rows_fault(failure):
+            if not is_rows_fault(failure):
                 raise
             if len(endings) == 1:
-                self._bury(msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
+                bury(self._directory, msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
                 return
             middle = len(endings) // 2
             await self._post(endings[:middle], endings[middle - 1].seq)
@@ -166,20 +163,6 @@ class Poster:
             return
         self._offset = offset
         self._num_new += posted.num_new
-
-    async def _post_witnesses(self, witnesses: Sequence[WitnessRecord]) -> None:
-        try:
-            async with self._database.write() as conn:
-                await request_postings.post_engine_records(conn, witnesses)
-        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-            if not _is_rows_fault(failure):
-                raise
-            if len(witnesses) == 1:
-                self._bury(msgspec.to_builtins(witnesses[0]), witnesses[0].seq, failure)
-                return
-            middle = len(witnesses) // 2
-            await self._post_witnesses(witnesses[:middle])
-            await self._post_witnesses(witnesses[middle:])
 
     def _rewind(self, stored: int) -> None:
         log.critical("SQL went back from journal offset %d to %d: shipping again", self._offset, stored)
@@ -190,42 +173,5 @@ class Poster:
         try:
             return journal_records.posting(record.payload)
         except msgspec.DecodeError as failure:
-            self._bury(record.payload.hex(), record.seq, failure)
+            bury(self._directory, record.payload.hex(), record.seq, failure)
             return None
-
-    def _bury(self, what: object, seq: int, reason: Exception) -> None:
-        """Keeps a record that SQL will never take next to the journal, for a person to look at."""
-        log.critical("journal record %d cannot be posted: %s", seq, reason)
-        line = json.dumps({"seq": seq, "reason": str(reason), "record": what}) + "\n"
-        path = self._directory / DEAD_LETTERS
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, line.encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _is_rows_fault(failure: Exception) -> bool:
-    """Returns True if a repeat cannot help because this very row is refused. A statement that never reached the driver
-    counts.
-    """
-    if isinstance(failure, DBAPIError):
-        return isinstance(failure, DataError | IntegrityError)
-    return isinstance(failure, StatementError | AccountingError | OverflowError)
-
-
-def _witness(worker: str, record: EngineRecord) -> WitnessRecord:
-    usage = record.usage
-    return WitnessRecord(
-        worker=worker,
-        seq=record.seq,
-        request_id=record.request_id,
-        attempt=record.attempt,
-        tenant_id=record.tenant,
-        root=record.root,
-        usage=Usage(usage.cache_read, usage.cache_write, usage.uncached, usage.output),
-        speculated=usage.speculated,
-        recomputed=usage.recomputed,
-        reason=record.reason,
-    )

@@ -25,6 +25,8 @@ from workers.protocol.segments import drop_old
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.2
+REST_AFTER, REST_EVERY_S = 25, 2.0
+"""The shipper rests after so many rounds without a record. A record that is written ends the rest at once."""
 MAX_BACKOFF_S = 2.0
 MAX_OUTAGE_S = 600.0
 MAX_BACKLOG_BYTES = 1024**3
@@ -64,6 +66,11 @@ class Shipper:
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._num_empty = 0
+        """The rounds without a record since the last one."""
+        self._records = asyncio.Event()
+        """Set when records are written, until a rest has heard of it."""
+        journal.on_records = self._records.set
         self._failing_since: float | None = None
         self._backlog_bytes = 0
         self._drop_at = 0.0
@@ -112,7 +119,7 @@ class Shipper:
         the next one.
         """
         self._stop.set()
-        self._hurry.set()
+        self._ship_soon()
         try:
             async with asyncio.timeout(limit_s):
                 if self._task is not None:
@@ -147,11 +154,15 @@ class Shipper:
         """
         durable_seq = self._journal.durable_seq
         if soon:
-            self._hurry.set()
+            self._ship_soon()
         if self._passed < durable_seq:
             reached = asyncio.get_running_loop().create_future()
             self._waiting.append((durable_seq, reached))
             await reached
+
+    def _ship_soon(self) -> None:
+        self._hurry.set()
+        self._records.set()
 
     def _pass(self, seq: int) -> None:
         self._passed = seq
@@ -189,8 +200,14 @@ class Shipper:
                 return
             if self._backlog_bytes:
                 await self._measure_backlog()
+            self._num_empty = 0 if num_records else self._num_empty + 1
             if num_records == 0:
                 await self._drop_old()
+            if self._num_empty > REST_AFTER:
+                await self._wait(self._records, REST_EVERY_S)
+                if self._records.is_set():
+                    self._records.clear()
+                    self._num_empty = 0
             if num_records < MAX_RECORDS:  # a transaction costs as much as hundreds of its rows
                 await self._wait(self._hurry, EVERY_S)
                 self._hurry.clear()

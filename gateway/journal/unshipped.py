@@ -1,8 +1,8 @@
 """The part of a gateway slot's journal that SQL does not have yet: requests that run, or that ended and were not
 shipped.
 
-Reads only, also while a living process owns the journal. Knows the journal's format; the caller decides what to do
-about the requests.
+It only reads, also while a living process owns the journal. It knows the journal's format; the caller decides what to
+do about the requests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The client's view of its limits: headers and 429 bodies, built from the limiter's own answer. Pure.
+"""The client's view of its limits: headers and 429 bodies, built from the limiter's own answer. The module is pure.
 
-Formats are OpenAI's, and Anthropic's for its endpoints (api.md section 7). Knows limits and verdicts; decides nothing.
+Formats are OpenAI's, and Anthropic's for its endpoints (api.md section 7). It knows limits and verdicts, and decides
+nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from accounting.values import time_zones
+from accounting.values.currencies import written
 from gateway.base.errors import ApiError, retry_headers
 from gateway.limiter.limits import Money, UsageSnapshot, Verdict, Window
 from gateway.limiter.rules import COUNTED, BudgetUse, LimitSubject, Rule
@@ -79,14 +81,20 @@ def _anthropic_headers(holder: LimitSubject, verdict: Verdict) -> dict[str, str]
 
 
 def refused(
-    holder: LimitSubject, verdict: Verdict, model: str, prompt_tokens: int, least_output: int, endpoint: str = ""
+    holder: LimitSubject,
+    verdict: Verdict,
+    model: str,
+    prompt_tokens: int,
+    least_output: int,
+    endpoint: str = "",
+    currency: str = "",
 ) -> ApiError:
     """Returns the 429. `retry-after` is the time after which the same request fits at every level if no other request
-    comes, except for a second at the end of a minute (`_told`).
+    comes, except for a second at the end of a minute (`_told`). `currency` is the one that budgets are in.
     """
     match verdict.failing:
         case BudgetUse() as use:
-            error = _over_budget(holder, verdict, use)
+            error = _over_budget(holder, verdict, use, currency)
         case Rule() as rule:
             error = _over_limit(holder, verdict, rule, model, prompt_tokens, least_output)
         case _:
@@ -139,19 +147,22 @@ def _told(wait_ms: int) -> int:
     return MINUTE_MS if MINUTE_MS < wait_ms <= MINUTE_MS + BUCKET_MS else wait_ms
 
 
-def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse) -> ApiError:
+def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse, currency: str) -> ApiError:
     money = verdict.money.get(use.row, Money())
+    limit = use.budget.limit_at(holder.opened_ms)
+    amount = f": {written(limit, currency)} {currency}" if currency else ""
     whose = "this API key in project" if use.budget.key_id else "project"
     return ApiError(
         429,
-        f"You exceeded your current quota: hard budget of {whose} {holder.tenant_id}.",
+        f"You exceeded your current quota: hard budget of {whose} {holder.tenant_id}{amount}.",
         type="insufficient_quota",
         code="insufficient_quota",
         headers={"x-should-retry": "false"},
         headgate={
             "level": use.budget.scope,
             "dimension": "budget_micro_units",
-            "limit": use.budget.limit_at(holder.opened_ms),
+            **({"currency": currency} if currency else {}),
+            "limit": limit,
             "used": money.used,
             "reserved": money.held,
             **scope_of(use),

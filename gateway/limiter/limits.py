@@ -1,8 +1,8 @@
 """The client of the limiter scripts: reserve, extend, settle, release, and a snapshot of what counts now.
 
 It remembers its grants (`open_reservations.py`), so that a state which Redis lost is rebuilt before anything more is
-granted (`rebuild.py`); `upkeep.py` repeats endings that Redis did not confirm. Knows integers and opaque ids; no rates
-(a ladder has its costs with it), no HTTP.
+granted (`rebuild.py`); `upkeep.py` repeats endings that Redis did not confirm. It knows integers and opaque ids; no
+rates (a ladder has its costs with it), no HTTP.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
 from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
+from gateway.limiter.incidents import Incidents
 from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
 from gateway.limiter.redis_keys import LIFE_PREFIX, script_keys
@@ -49,8 +50,7 @@ class Money(NamedTuple):
     held: int = 0
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """The answer to `reserve`."""
 
     now_ms: int
@@ -59,9 +59,9 @@ class Verdict:
     failing: Rule | BudgetUse | None
     wait_ms: int
     """Milliseconds until the request would fit; -1 means never."""
-    windows: Mapping[str, Window] = field(default_factory=dict)
-    running: Mapping[Rule, int] = field(default_factory=dict)
-    money: Mapping[str, Money] = field(default_factory=dict)
+    windows: Mapping[str, Window] = msgspec.field(default_factory=dict)
+    running: Mapping[Rule, int] = msgspec.field(default_factory=dict)
+    money: Mapping[str, Money] = msgspec.field(default_factory=dict)
     shadowed: tuple[Rule | BudgetUse, ...] = ()
     """Shadow limits that would have refused the request."""
 
@@ -120,9 +120,8 @@ class Limiter:
         if `books_ms` is None, this machine's clock. Only tests pass clocks.
         """
         self.open_reservations = OpenReservations(slot)
-        self.rebuilder = Rebuilder(
-            link, database, self.open_reservations, caught_up=caught_up, now_ms=now_ms, books_ms=books_ms
-        )
+        self.incidents = Incidents(link, database, self.open_reservations, caught_up)
+        self.rebuilder = Rebuilder(link, database, self.incidents, slot, now_ms=now_ms, books_ms=books_ms)
         self.fresh = Fresh()
         self.renewals = Counter(dict.fromkeys(("granted", "waits", "stopped", "ended", "unavailable"), 0))
         """The number of calls of `extend` by their result."""
@@ -265,11 +264,11 @@ class Limiter:
         windows, tenant_id = tuple(windows), holder.tenant_id
         for _ in range(TRIES):
             try:
-                epoch = await self.rebuilder.epoch(tenant_id)
+                epoch = await self.incidents.epoch(tenant_id)
                 answer = await self._call(script, holder, windows, epoch, ask)
             except LifeChanged:
                 continue
-            if not self.rebuilder.is_in_force(tenant_id, epoch):
+            if not self.incidents.is_in_force(tenant_id, epoch):
                 continue
             if answer[0] == "inexact":
                 raise InvalidError("An amount is beyond what the limiter can count.")

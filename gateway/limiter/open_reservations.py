@@ -29,8 +29,7 @@ class OpenReservation:
     reserved: int
 
 
-@dataclass(frozen=True)
-class PendingEnding:
+class PendingEnding(msgspec.Struct, frozen=True):
     ending: Ending
     holder: LimitSubject
     args: dict[str, Any]

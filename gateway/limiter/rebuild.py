@@ -1,10 +1,12 @@
 """Rebuilds tenants' limiter state from SQL when Redis lost it (metering.md 6.5). Admission waits until it is there.
 
-Every loss is an incident with an epoch, one number for all gateways. Once a gateway knows the epoch, it ships its
-endings to SQL and lists its open requests. Then one gateway reads both in one snapshot and SETs the state. A grant
-counts only if the epoch is still the same when its answer arrives, so every open request is in a list.
+Every loss is an incident with an epoch (`incidents.py`). Once every gateway has listed its open requests for it, one
+gateway reads lists and endings in one snapshot and SETs the state. A grant counts only if the epoch is still the same
+when its answer arrives, so every open request is in a list.
 
 A tenant is rebuilt when a request needs it. Tenants that are needed while a group is being rebuilt form the next group.
+There are two lanes of groups: what has to wait for lists, and so for SQL's writer and for other gateways, holds up
+nobody whose lists are there, such as a new tenant.
 """
 
 from __future__ import annotations
@@ -12,23 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import Database
 from accounting.limits import limiter_books, limiter_state
 from accounting.limits.limiter_books import CLOCKS_APART_MS, Snapshot
-from accounting.limits.limiter_state import Incident
 from accounting.values import clock
-from gateway.base.redis_link import Argument, BooksUnavailable, LimiterUnavailable, RedisLink
+from gateway.base.redis_link import Argument, LimiterUnavailable, RedisLink
 from gateway.limiter import rebuilt_state
 from gateway.limiter.claims import Claims
-from gateway.limiter.open_reservations import OpenReservations
+from gateway.limiter.incidents import Incidents, reading
 from gateway.limiter.redis_keys import open_key, reservation_key, state_key, window_key
 
 log = logging.getLogger(__name__)
@@ -36,11 +34,8 @@ log = logging.getLogger(__name__)
 TERM_MS = 60_000
 WAIT_S = 2.0
 """How long a request waits for its tenant's state before it is refused with a time to come again."""
-DEAD_MS = 3_000
-"""A gateway that has not listed by then counts as dead."""
 CLAIMED_S = 1.0
 LOOK_S = 0.05
-NAMED = 5
 MAX_GROUP = 500
 """The most tenants that are rebuilt together."""
 MAX_SENT = 32
@@ -62,39 +57,6 @@ class Moment:
 
 
 @dataclass
-class Epochs:
-    """The epochs in force, as far as this gateway knows."""
-
-    last: int = 0
-    of_all: int = 0
-    of_one: dict[str, int] = field(default_factory=dict)
-    raised_at_ms: dict[int, int] = field(default_factory=dict)
-    noted_at: dict[int, float] = field(default_factory=dict)
-    """The time at which this gateway learned of each epoch. The gateway that raised it may have another clock."""
-
-    def of(self, tenant_id: str) -> int:
-        return max(self.of_all, self.of_one.get(tenant_id, 0))
-
-    def note(self, incident: Incident) -> None:
-        self.last = incident.epoch
-        self.raised_at_ms[incident.epoch] = incident.raised_at_ms
-        self.noted_at[incident.epoch] = time.monotonic()
-        if incident.tenant_id is not None:
-            self.of_one[incident.tenant_id] = incident.epoch
-            return
-        self.of_all = incident.epoch
-        self.of_one.clear()
-        self.raised_at_ms = {incident.epoch: incident.raised_at_ms}
-        self.noted_at = {incident.epoch: self.noted_at[incident.epoch]}
-
-    def is_over(self, epoch: int) -> bool:
-        """Returns True once gateways that have not listed for this epoch count as dead."""
-        late_ms = clock.now_ms() - self.raised_at_ms.get(epoch, 0)
-        known_s = time.monotonic() - self.noted_at.get(epoch, 0.0)
-        return late_ms > DEAD_MS or known_s * 1000 > DEAD_MS
-
-
-@dataclass
 class Group:
     """Tenants that are rebuilt together. Each has the epoch that was refused, and the epoch of the state that was
     found.
@@ -109,49 +71,47 @@ class Group:
         return not self.has_begun and len(self.asked) < MAX_GROUP
 
 
+@dataclass
+class Lane:
+    """Groups that are read one after the other."""
+
+    newest: Group = field(default_factory=lambda: Group(has_begun=True))  # the first caller begins another
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Rebuilder:
-    """Rebuilds lost states. Call `join()` before the first request, and `leave()` when no reservation is
-    open any more.
-    """
+    """Rebuilds lost states. `leave()` must be awaited when no reservation is open any more."""
 
     def __init__(
         self,
         link: RedisLink,
         database: Database,
-        open_reservations: OpenReservations,
+        incidents: Incidents,
+        slot: int,
         *,
-        caught_up: Callable[[], Awaitable[None]],
         now_ms: Callable[[], int] | None = None,
         books_ms: Callable[[], int] | None = None,
     ) -> None:
-        """`caught_up` returns when every ending that is durable now is in SQL. `now_ms` replaces the clock of Redis.
-        `books_ms` is the clock of the books, which is this machine's outside tests.
+        """`now_ms` replaces the clock of Redis. `books_ms` is the clock of the books, which is this machine's outside
+        tests.
         """
         self._link = link
         self._database = database
-        self._open_reservations = open_reservations
-        self._claims = Claims(link, database, open_reservations.slot)
-        self._caught_up = caught_up
+        self._incidents = incidents
+        self._claims = Claims(link, database, slot)
         self._now_ms = now_ms
         self._books_ms = books_ms or now_ms or clock.now_ms
-        self._epochs = Epochs()
-        self._life = ""
-        self._listed = -1
-        self._following = asyncio.Lock()
-        self._reading = asyncio.Lock()
+        self._listed = Lane()
+        """Tenants whose lists are in SQL. Nothing in this lane waits for SQL's writer or for another gateway's list."""
+        self._unlisted = Lane()
+        """Tenants that lists are awaited for, and those with a state that is damaged or that nobody built."""
         self._sending = asyncio.Lock()
-        self._newest = Group(has_begun=True)  # the first caller begins another
         self.num_built = 0
         """The number of states that this process has built."""
         self._building: dict[str, asyncio.Task[None]] = {}
 
-    async def join(self) -> None:
-        """Registers this slot. Raises LimiterUnavailable."""
-        if self._listed >= 0:
-            return
-        await self._caught_up()
-        async with self._write() as conn:
-            self._listed = await limiter_state.join(conn, self._open_reservations.slot, clock.now_ms())
+    def keep_claims(self) -> None:
+        """Begins to bring into SQL what gateways that were killed have claimed."""
         self._claims.keep()
 
     async def leave(self) -> None:
@@ -159,63 +119,29 @@ class Rebuilder:
             task.cancel()
         await asyncio.gather(*self._building.values(), return_exceptions=True)
         await self._claims.close()
-        try:
-            async with self._write() as conn:
-                await limiter_state.leave(conn, self._open_reservations.slot)
-        except LimiterUnavailable as reason:
-            log.warning("a rebuild of the limiter will wait for this gateway: %s", reason)
-
-    async def epoch(self, tenant_id: str) -> int:
-        """Returns the tenant's epoch. There is a round trip only after a loss. Raises LimiterUnavailable."""
-        if not self._is_current():
-            async with self._following:
-                if not self._is_current():
-                    await self._follow()
-        return self._epochs.of(tenant_id)
-
-    def is_in_force(self, tenant_id: str, epoch: int) -> bool:
-        return self._link.life == self._life and self._epochs.of(tenant_id) == epoch
-
-    async def follow(self) -> None:
-        """Notices losses here or elsewhere, and lists what this gateway holds. Raises LimiterUnavailable."""
-        async with self._following:
-            await self._follow()
+        await self._incidents.leave()
 
     async def rebuild(self, tenant_id: str, epoch: int, found: int) -> None:
         """Returns when the tenant's state may be asked again. `epoch` was refused; `found` is the state's own epoch.
         Raises LimiterUnavailable.
         """
-        task = self._building.get(tenant_id) or self._join_group(tenant_id, epoch, found)
+        task = self._building.get(tenant_id)
+        if task is None:
+            is_lost = found < self._incidents.of(tenant_id)
+            lane = self._listed if is_lost and self._incidents.is_settled(tenant_id) else self._unlisted
+            task = self._join_group(lane, tenant_id, epoch, found)
         try:
             async with asyncio.timeout(WAIT_S):
                 await asyncio.shield(task)
         except TimeoutError:
             raise LimiterUnavailable("limiter is being rebuilt") from None
 
-    def _is_current(self) -> bool:
-        return bool(self._life) and self._link.life == self._life
-
-    async def _follow(self) -> None:
-        await self.join()
-        life = await self._link.refresh_life()
-        if life != self._life:
-            async with self._write() as conn:
-                await limiter_state.raise_for_life(conn, life, clock.now_ms())
-        while True:
-            async with self._read() as conn:
-                found = await limiter_state.incidents(conn, self._epochs.last)
-            for incident in found:
-                self._epochs.note(incident)
-            self._life = life
-            if self._listed >= self._epochs.last:
-                return
-            await self._list()
-
-    def _join_group(self, tenant_id: str, epoch: int, found: int) -> asyncio.Task[None]:
-        group = self._newest
+    def _join_group(self, lane: Lane, tenant_id: str, epoch: int, found: int) -> asyncio.Task[None]:
+        group = lane.newest
         if not group.takes_more:
-            group = self._newest = Group()
-            group.task = asyncio.create_task(self._rebuild(group))
+            group = lane.newest = Group()
+            rebuilt = self._rebuild_listed(group) if lane is self._listed else self._rebuild_unlisted(group)
+            group.task = asyncio.create_task(rebuilt)
             group.task.add_done_callback(lambda _: self._forget(group))
             group.task.add_done_callback(_retrieve)
         group.asked[tenant_id] = (epoch, found)
@@ -224,70 +150,58 @@ class Rebuilder:
 
     def _forget(self, group: Group) -> None:
         for tenant_id in group.asked:
-            del self._building[tenant_id]
+            if self._building.get(tenant_id) is group.task:  # else it went on to the other lane
+                del self._building[tenant_id]
 
-    async def _rebuild(self, group: Group) -> None:
-        async with self._reading:
+    async def _rebuild_listed(self, group: Group) -> None:
+        """Builds those tenants whose lists are still all there. The others go on in the other lane: those of a newer
+        epoch, and those that somebody else claimed and has not built in time.
+        """
+        async with self._listed.reading:
             group.has_begun = True  # tenants that were added until now are in this group
-            due = await self._due(group)
+            await self._incidents.learn()
+            due, _ = self._lost_and_damaged(group)
+            listed = {tenant_id: epoch for tenant_id, epoch in due.items() if self._incidents.is_settled(tenant_id)}
+            mine, snapshots, now = await self._claim(listed)
+            await self._sending.acquire()
+        await self._build(mine, snapshots, now)
+        missing = await self._missing({t: due[t] for t in listed.keys() - mine.keys()})
+        for tenant_id in (due.keys() - listed.keys()) | missing.keys():
+            _ = self._join_group(self._unlisted, tenant_id, *group.asked[tenant_id])
+
+    async def _rebuild_unlisted(self, group: Group) -> None:
+        async with self._unlisted.reading:
+            group.has_begun = True  # tenants that were added until now are in this group
+            await self._incidents.follow()
+            lost, damaged = self._lost_and_damaged(group)
+            due = lost | await self._incidents.give_up(damaged)
             if not due:
                 return
-            await self._until_listed(max(due.values()))
-            now = Moment(await self._redis_ms(), self._books_ms())
-            taken = await self._claims.take(due)
-            mine, snapshots = await self._read_books(taken, now.books_ms)
+            await self._incidents.until_listed(max(due.values()))
+            mine, snapshots, now = await self._claim(due)
             await self._sending.acquire()
-        try:  # the next group is read meanwhile
-            await self._build(mine, snapshots, now)
-        finally:
-            self._sending.release()
-            self._claims.keep()
+        await self._build(mine, snapshots, now)
         # For the other tenants, the gateway that claimed them has died, or it has built their states.
-        await self._give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
+        await self._incidents.give_up(await self._missing({t: due[t] for t in due.keys() - mine.keys()}))
 
-    async def _due(self, group: Group) -> dict[str, int]:
-        """Returns the tenants to rebuild, each with its epoch. The other tenants' states are already there."""
-        await self.follow()
-        due, damaged = {}, {}
+    def _lost_and_damaged(self, group: Group) -> tuple[dict[str, int], dict[str, int]]:
+        """Returns the tenants whose state is lost and those whose state is damaged, each with its epoch. The other
+        tenants' states are already there.
+        """
+        lost, damaged = {}, {}
         for tenant_id, (asked, found) in group.asked.items():
-            epoch = self._epochs.of(tenant_id)
+            epoch = self._incidents.of(tenant_id)
             if found < epoch:
-                due[tenant_id] = epoch
+                lost[tenant_id] = epoch
             elif found == asked == epoch:
                 damaged[tenant_id] = epoch
-        return due | await self._give_up(damaged)
+        return lost, damaged
 
-    async def _list(self) -> None:
-        """Lists the open requests. They were granted before this epoch or under it. Endings are in SQL before the list
-        is.
-        """
-        epoch, held = self._epochs.last, self._open_reservations.listed()
-        await self._caught_up()
-        async with self._write() as conn:
-            await limiter_state.list_running(conn, self._open_reservations.slot, epoch, held, clock.now_ms(), DEAD_MS)
-        self._listed = epoch
-
-    async def _give_up(self, damaged: Mapping[str, int]) -> dict[str, int]:
-        """Raises new epochs for states that were built under these epochs but cannot be trusted. Returns the new
-        epochs.
-        """
-        if not damaged:
-            return {}
-        named = ", ".join(sorted(damaged)[:NAMED])
-        log.warning("limiter states are damaged or lost: %d, as of %s", len(damaged), named)
-        async with self._write() as conn:
-            await limiter_state.raise_for_tenants(conn, damaged, clock.now_ms())
-        await self.follow()
-        return {tenant_id: self._epochs.of(tenant_id) for tenant_id in damaged}
-
-    async def _until_listed(self, epoch: int) -> None:
-        """Waits until all gateways have listed what they hold, or count as dead."""
-        while True:
-            async with self._read() as conn:
-                behind = await limiter_state.num_unlisted(conn, epoch)
-            if not behind or self._epochs.is_over(epoch):
-                return
-            await asyncio.sleep(LOOK_S)
+    async def _claim(self, due: Mapping[str, int]) -> tuple[dict[str, int], Mapping[str, Snapshot], Moment]:
+        """Returns the tenants to build, their snapshots, and the moment of those."""
+        now = Moment(await self._redis_ms(), self._books_ms())
+        taken = await self._claims.take(due)
+        return *await self._read_books(taken, now.books_ms), now
 
     async def _missing(self, epochs: Mapping[str, int]) -> dict[str, int]:
         """Returns those tenants that another gateway claimed and has not built in time."""
@@ -309,16 +223,21 @@ class Rebuilder:
         """Returns the tenants to build, without those whose claim is in SQL already, and their snapshots."""
         if not taken:
             return {}, {}
-        async with self._read() as conn:
+        async with reading(self._database) as conn:
             claimed = await limiter_state.claimed(conn, taken)
             mine = {tenant_id: epoch for tenant_id, epoch in taken.items() if tenant_id not in claimed}
             return mine, await limiter_books.snapshots(conn, mine, now_ms) if mine else {}
 
     async def _build(self, epochs: Mapping[str, int], snapshots: Mapping[str, Snapshot], now: Moment) -> None:
+        """Sets the states and releases `_sending`. The next group is read meanwhile, and those after it grow."""
         tenants = list(epochs)
-        for start in range(0, len(tenants), MAX_SENT):
-            some = tenants[start : start + MAX_SENT]
-            await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now) for t in some))
+        try:
+            for start in range(0, len(tenants), MAX_SENT):
+                some = tenants[start : start + MAX_SENT]
+                await asyncio.gather(*(self._set(t, epochs[t], snapshots[t], now) for t in some))
+        finally:
+            self._sending.release()
+            self._claims.keep()
 
     async def _persist(self, write: Callable[[], Awaitable[None]]) -> None:
         """Repeats a write while Redis is slow for a moment. A claimed state must be built; otherwise a further epoch
@@ -350,26 +269,6 @@ class Rebuilder:
             return self._now_ms()
         seconds, microseconds = await self._link.command("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
-
-    @asynccontextmanager
-    async def _read(self) -> AsyncIterator[AsyncConnection]:
-        with_sql = self._database.read()
-        async with _sql_errors(), with_sql as conn:
-            yield conn
-
-    @asynccontextmanager
-    async def _write(self) -> AsyncIterator[AsyncConnection]:
-        with_sql = self._database.write()
-        async with _sql_errors(), with_sql as conn:
-            yield conn
-
-
-@asynccontextmanager
-async def _sql_errors() -> AsyncIterator[None]:
-    try:
-        yield
-    except (SQLAlchemyError, OSError) as reason:
-        raise BooksUnavailable(f"SQL does not answer: {reason}") from reason
 
 
 def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> tuple[list[str], bytes]:

@@ -1,4 +1,5 @@
-"""A tenant's limiter state, computed from the books and the gateways' lists: the argument of `rebuild.lua`. Pure.
+"""A tenant's limiter state, computed from the books and the gateways' lists: the argument of `rebuild.lua`. The module
+is pure.
 
 If a time is not known, the choice goes against the tenant: tokens granted to running requests count from now. The books
 have the gateways' time and the limiter has Redis'; `ahead_s` is how far Redis' clock is ahead, in seconds.

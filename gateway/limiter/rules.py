@@ -1,7 +1,7 @@
-"""The limits and budgets that bind a request, and the names under which the limiter counts them. Pure.
+"""The limits and budgets that bind a request, and the names under which the limiter counts them. The module is pure.
 
 A place is anything that is counted separately: an API key, the tenant, one of its models, one of its end users. Tier
-`batch` has its own places, so that a batch cannot starve its owner's chats. Knows no Redis and no answer to a
+`batch` has its own places, so that a batch cannot starve its owner's chats. It knows no Redis and no answer to a
 client.
 """
 

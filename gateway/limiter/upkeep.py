@@ -41,10 +41,11 @@ class Upkeep:
         that are left become suspect, and are found later.
         """
         try:
-            await self._limiter.rebuilder.follow()
+            await self._limiter.incidents.follow()
             await self.release_orphans("+inf")  # nothing is held yet
         except (LimiterUnavailable, SQLAlchemyError, OSError) as reason:
             log.warning("reservations of an earlier process are not given back yet: %s", reason)
+        self._limiter.rebuilder.keep_claims()
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
@@ -92,7 +93,7 @@ class Upkeep:
         while not await self._is_stopping():
             tick += 1
             try:
-                await self._limiter.rebuilder.follow()
+                await self._limiter.incidents.follow()
                 await self.refresh_budgets()
                 for request_id in list(self._limiter.open_reservations.owed):
                     await self._limiter.pay(request_id)

@@ -1,4 +1,4 @@
-"""Message Batches: the body that makes one, the object that shows one, and its results. Pure.
+"""Message Batches: the body that makes one, the object that shows one, and its results. The module is pure.
 
 A Message Batch is an ordinary batch whose lines have the url `/v1/messages`.
 """
@@ -87,9 +87,7 @@ def _model(request: BatchRequest, where: str) -> str:
     try:
         return msgspec.json.decode(request.params, type=_Params).model
     except msgspec.ValidationError as error:
-        fault = of_validation(str(error))
-        fault.param = f"{where}.params.{fault.param}" if fault.param else f"{where}.params"
-        raise fault from None
+        raise of_validation(str(error), f"{where}.params") from None
     except NO_JSON:
         raise _no_json() from None
 

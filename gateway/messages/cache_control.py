@@ -1,4 +1,4 @@
-"""`cache_control`: a marker of where a client wants the prompt cached. Pure.
+"""`cache_control`: a marker of where a client wants the prompt cached. The module is pure.
 
 The cache finds the longest known beginning of every prompt by itself, so a marker has nothing to switch on; neither has
 its `ttl`, for a block stays as long as memory allows. A marker is checked, and changes nothing.

@@ -1,4 +1,6 @@
-"""Models as Anthropic's API lists them: `GET /v1/models` for a request that carries `anthropic-version`. Pure."""
+"""Models as Anthropic's API lists them: `GET /v1/models` for a request that carries `anthropic-version`. The module is
+pure.
+"""
 
 from __future__ import annotations
 

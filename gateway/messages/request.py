@@ -1,4 +1,4 @@
-"""A Messages body becomes a chat body (docs/messages.md has the table). Pure: the model is three facts of its template.
+"""A Messages body becomes a chat body (docs/messages.md has the table). Here the model is three facts of its template.
 
 Chat then does all the rest, so limits, forms, tools, caches and metering are the same code for both.
 """

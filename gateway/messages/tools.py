@@ -1,4 +1,4 @@
-"""Tools of a Messages body, and the choice among them, in the words of a chat body. Pure."""
+"""Tools of a Messages body, and the choice among them, in the words of a chat body. The module is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns of a Messages body become chat messages: text, calls, results of calls and thoughts. Pure.
+"""Turns of a Messages body become chat messages: text, calls, results of calls and thoughts. The module is pure.
 
 A turn of one role that follows a turn of the same role goes on with it, as Anthropic defines it. Text blocks of a system
 prompt or of a user are separate paragraphs; text blocks of an assistant stand directly after each other, because they

@@ -2,8 +2,8 @@
 
 Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
 of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
-must happen even if the caller goes runs in separate tasks, which `drain` awaits. Knows prices only as integers handed
-on; no HTTP bodies, no frames, no text.
+must happen even if the caller goes runs in separate tasks, which `drain` awaits. It knows prices only as integers
+handed on; no HTTP bodies, no frames, no text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -43,8 +42,7 @@ class Backlog(Protocol):
         """The backlog of unshipped postings is so large that no more may be admitted."""
 
 
-@dataclass(frozen=True)
-class AdmissionRequest:
+class AdmissionRequest(msgspec.Struct, frozen=True):
     """A request as admission sees it."""
 
     facts: RequestFacts
@@ -59,8 +57,7 @@ class AdmissionRequest:
     """
 
 
-@dataclass(frozen=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     charge_micro_units: int
     currency: str
     price_version: str
@@ -176,10 +173,17 @@ class Admission:
         rungs = ladder(ask.max_output_tokens, price.rates)
         facts = ask.facts
         cost = pricing.prompt_reservation(facts.prompt_tokens, price.rates)
-        return await self._take(holder, facts.model, facts.prompt_tokens, cost, rungs, facts.endpoint)
+        return await self._take(holder, facts.model, facts.prompt_tokens, cost, rungs, facts.endpoint, price.currency)
 
     async def _take(
-        self, holder: LimitSubject, model: str, num_prompt_tokens: int, cost: int, rungs: Ladder, endpoint: str = ""
+        self,
+        holder: LimitSubject,
+        model: str,
+        num_prompt_tokens: int,
+        cost: int,
+        rungs: Ladder,
+        endpoint: str = "",
+        currency: str = "",
     ) -> Verdict:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
@@ -199,7 +203,7 @@ class Admission:
         self._metrics.reserved(holder, verdict)
         if verdict.failing is not None:
             least = rungs[-1][0] if rungs else 0
-            raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least, endpoint)
+            raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least, endpoint, currency)
         return verdict
 
     def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -214,8 +218,7 @@ class Admission:
             log.error("an ending failed", exc_info=failure)
 
 
-@dataclass(frozen=True)
-class Reserved:
+class Reserved(msgspec.Struct, frozen=True):
     """A request within its limits. One of `open` and `release` must follow."""
 
     _admission: Admission

@@ -1,6 +1,6 @@
 """The permission of one running request to spend output tokens, and its extension while the stream runs.
 
-The bound precedes the spend: it only grows by what the limiter granted. Knows no frames and no journal.
+The bound precedes the spend: it only grows by what the limiter granted. It knows no frames and no journal.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The cost of a request's ending, and who bears it: the table of metering.md section 8 as one total function. Pure.
+"""The cost of a request's ending, and who bears it: the table of metering.md section 8 as one total function. The
+module is pure.
 
-Knows outcomes and token counts; no rates, no journal, no client.
+It knows outcomes and token counts; no rates, no journal, no client.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -32,8 +32,7 @@ def unstored(facts: LastingFacts) -> Outcome:
     return "internal" if facts.batch_id is None else "batch_cancelled"
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """A decided ending. `outcome` is the one that is recorded: it may differ from the one claimed (see `decide`)."""
 
     kind: Literal["settle", "void"]

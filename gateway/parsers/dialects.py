@@ -97,7 +97,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "seed_oss": _tagged(tagged.SEED),
     "longcat": _tagged(tagged.LONGCAT),
     "llama": Dialect(llama.llama, Spelling('{"name": "', '", "parameters": ', "}", "; "), (*llama.MARKS, llama.END)),
-    "pythonic": Dialect(llama.pythonic, _listed(""), (*llama.MARKS, llama.END)),
+    "pythonic": Dialect(llama.llama, _listed(""), (*llama.MARKS, llama.END)),
     "mistral": Dialect(marked.mistral, _listed(marked.TOOL_CALLS), (marked.TOOL_CALLS, "[ARGS]", "[CALL_ID]")),
     "mistral_named": Dialect(
         marked.mistral, Spelling(marked.TOOL_CALLS, "[ARGS]", ""), (marked.TOOL_CALLS, "[ARGS]", "[CALL_ID]")

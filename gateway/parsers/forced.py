@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gateway.base import errors
 from gateway.parsers.dialects import OutputSyntax
@@ -27,8 +28,7 @@ _TEXT = "TEXT: /(.|\\n)*/"
 _BREAKS = "/\\n{0,2}/"
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     """The demands on an output."""
 
     syntax: OutputSyntax

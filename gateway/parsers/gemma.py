@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Format, Scan, Wait
+from gateway.parsers.scan import Format, Scan, Wait, behind
 
 MAX_DEPTH = 32
 
@@ -27,23 +27,14 @@ GEMMA_4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')
 
 
 def reader(marks: GemmaMarks) -> Format:
-    return partial(_read, marks)
+    return behind((marks.open,), partial(_call, marks))
 
 
-def _read(marks: GemmaMarks, scan: Scan) -> Wait[None]:
-    while tag := (yield from scan.up_to((marks.open,), scan.text)):
-        scan.keep(tag)
-        if not (yield from _call(scan, marks)):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
-
-
-def _call(scan: Scan, marks: GemmaMarks) -> Wait[bool]:
+def _call(marks: GemmaMarks, scan: Scan, _: str) -> Wait[bool]:
     if not (yield from scan.accept("call:")):
         return False
     name = yield from scan.word("{<\n")
-    if not scan.may_begin(name) or (yield from scan.peek()) != "{":
+    if not scan.takes_name(name) or (yield from scan.peek()) != "{":
         return False
     scan.begin(name)
     if (yield from _value(scan, marks.quote, 0)):
@@ -57,7 +48,7 @@ def _value(scan: Scan, quote: str, depth: int) -> Wait[bool]:
     """Writes one value as JSON. Returns whether it was whole."""
     yield from scan.spaces()
     if (yield from scan.accept(quote)):
-        return (yield from _string(scan, quote))
+        return (yield from scan.string(quote))
     first = yield from scan.peek()
     if first == "{" and depth < MAX_DEPTH:
         return (yield from _members(scan, quote, depth, "{", "}"))
@@ -70,13 +61,6 @@ def _value(scan: Scan, quote: str, depth: int) -> Wait[bool]:
         text = json.dumps(text, ensure_ascii=False)  # a string without its marks
     scan.argument(text)
     return bool((yield from scan.peek()))
-
-
-def _string(scan: Scan, quote: str) -> Wait[bool]:
-    scan.argument('"')
-    tag = yield from scan.up_to((quote,), lambda text: scan.argument(json.dumps(text, ensure_ascii=False)[1:-1]))
-    scan.argument('"' if tag else "")
-    return bool(tag)
 
 
 def _members(scan: Scan, quote: str, depth: int, opening: str, closing: str) -> Wait[bool]:
@@ -104,10 +88,9 @@ def _members(scan: Scan, quote: str, depth: int, opening: str, closing: str) -> 
 
 def _key(scan: Scan, quote: str) -> Wait[bool]:
     """Writes the name of a member with its colon."""
+    key: str | None
     if (yield from scan.accept(quote)):
-        pieces: list[str] = []
-        yield from scan.up_to((quote,), pieces.append)
-        key: str | None = "".join(pieces)
+        key, _ = yield from scan.before(quote)
     elif (yield from scan.peek()) == '"':
         key = yield from json_call.string(scan)
     else:

@@ -41,7 +41,7 @@ def _first_header(scan: Scan) -> Wait[str]:
 def _message(scan: Scan, header: str, start: int) -> Wait[None]:
     recipient = _RECIPIENT.search(header)
     channel = _CHANNEL.search(header)
-    if recipient is not None and scan.may_begin(recipient[1]):
+    if recipient is not None and scan.takes_name(recipient[1]):
         yield from _call(scan, recipient[1])
     elif channel is not None and channel[1] == "analysis":
         scan.reasoning.append((start, None))

@@ -68,7 +68,7 @@ def _read(tags: InvokeTags, scan: Scan) -> Wait[None]:
 
 def _call(scan: Scan, tags: InvokeTags) -> Wait[bool]:
     name = yield from scan.word('"<>\n')
-    if not scan.may_begin(name) or not (yield from scan.accept('">')):
+    if not scan.takes_name(name) or not (yield from scan.accept('">')):
         return False
     yield from scan.spaces()
     if (yield from scan.peek()) == "{":

@@ -103,7 +103,7 @@ def call(scan: Scan) -> Wait[bool]:
         yield from scan.spaces()
         if key in _NAMES and not has_begun:
             name = (yield from string(scan)) or ""
-            if not scan.may_begin(name):
+            if not scan.takes_name(name):
                 return False
         elif key in ARGUMENTS and name and not has_begun and (yield from scan.peek()) == "{":
             yield from arguments(scan, name)
@@ -126,12 +126,14 @@ def _late(scan: Scan, name: str, text: str) -> bool:
     return True
 
 
-def calls(scan: Scan, separators: Sequence[str], end: str = "") -> Wait[bool]:
+def calls(
+    scan: Scan, separators: Sequence[str], end: str = "", read: Callable[[Scan], Wait[bool]] = call
+) -> Wait[bool]:
     """Reads calls with separators between them, and the `end` after them if it is there. Returns whether there was at
     least one call; what follows the last one and is none is a text.
     """
     num = 0
-    while (yield from call(scan)):
+    while (yield from read(scan)):
         num += 1
         if scan.is_over:
             return True

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Scan, Wait
+from gateway.parsers.scan import Scan, Wait, behind
 
 MARKS = ("<|python_tag|>", "<|python_start|>")
 END = "<|python_end|>"
@@ -21,42 +22,35 @@ MAX_DEPTH = 32
 
 
 def llama(scan: Scan) -> Wait[None]:
-    """Reads calls at the begin of the answer, and behind a mark at any place."""
-    yield from _rest(scan, _either)
-
-
-def pythonic(scan: Scan) -> Wait[None]:
-    """Reads `[f(a=1), g(b="x")]` at the begin of the answer; a JSON call is one, too."""
-    yield from _rest(scan, _either)
-
-
-def lfm2(scan: Scan) -> Wait[None]:
-    """Reads `[f(a=1), g(b="x")]` between two marks."""
-    yield from _between(scan, LFM2, _either)
-
-
-def olmo3(scan: Scan) -> Wait[None]:
-    """Reads calls between two tags, one on each line."""
-    yield from _between(scan, OLMO3, _lines)
-
-
-def _between(scan: Scan, marks: tuple[str, str], read: Callable[[Scan, bool], Wait[bool]]) -> Wait[None]:
-    begin, end = marks
-    while tag := (yield from scan.up_to((begin,), scan.text)):
-        scan.keep(tag)
-        yield from scan.spaces()
-        if (yield from read(scan, True)):
-            yield from scan.spaces()
-            yield from scan.accept(end)
-        else:
+    """Reads calls at the begin of the answer, and behind a mark at any place: JSON, or `[f(a=1), g(b="x")]`."""
+    scan.keep()
+    yield from scan.spaces()
+    mark = yield from scan.accept(*MARKS)
+    while True:
+        if not (yield from (_either if mark else _unmarked)(scan)):
             scan.text(scan.restore())
         if scan.is_over:
             return
+        while (mark := (yield from scan.up_to((*MARKS, END), scan.text))) == END:
+            pass
+        if not mark:
+            return
+        scan.keep(mark)
 
 
-def _lines(scan: Scan, is_marked: bool) -> Wait[bool]:
+def _between(end: str, read: Callable[[Scan], Wait[bool]], scan: Scan, _: str) -> Wait[bool]:
+    """Reads calls up to the mark behind them, which may be missing."""
+    yield from scan.spaces()
+    if not (yield from read(scan)):
+        return False
+    yield from scan.spaces()
+    yield from scan.accept(end)
+    return True
+
+
+def _lines(scan: Scan) -> Wait[bool]:
     if (yield from scan.peek()) in ("{", "["):
-        return (yield from _either(scan, is_marked))
+        return (yield from _either(scan))
     num = 0
     while (yield from _python_call(scan)):
         num += 1
@@ -71,73 +65,40 @@ def _lines(scan: Scan, is_marked: bool) -> Wait[bool]:
     return num > 0
 
 
-def _rest(scan: Scan, read: Callable[[Scan, bool], Wait[bool]]) -> Wait[None]:
-    scan.keep()
+def _either(scan: Scan) -> Wait[bool]:
+    """Reads calls behind a mark, where one in Llama's own notation may stand, too."""
     yield from scan.spaces()
-    mark = yield from scan.accept(*MARKS)
-    while True:
-        if not (yield from read(scan, bool(mark))):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
-        while (mark := (yield from scan.up_to((*MARKS, END), scan.text))) == END:
-            pass
-        if not mark:
-            return
-        scan.keep(mark)
+    if (yield from scan.peek()) in ("{", "["):
+        return (yield from _unmarked(scan))
+    return (yield from _call(scan, ".(\n ", ".call("))
 
 
-def _either(scan: Scan, is_marked: bool) -> Wait[bool]:
+def _unmarked(scan: Scan) -> Wait[bool]:
     yield from scan.spaces()
     first = yield from scan.peek()
     if first == "{":
         return (yield from json_call.calls(scan, (";", ",")))
-    if first == "[":
-        return (yield from _python_list(scan, is_marked))
-    return is_marked and (yield from _built_in(scan))
+    return first == "[" and (yield from _python_list(scan))
 
 
-def _python_list(scan: Scan, is_marked: bool) -> Wait[bool]:
+def _python_list(scan: Scan) -> Wait[bool]:
     """Reads calls in brackets; a list of JSON calls is one, too."""
     if not (yield from scan.accept("[")):
         return False
     yield from scan.spaces()
     if (yield from scan.peek()) == "{":
         return (yield from json_call.calls(scan, (",",), "]"))
-    num = 0
-    while (yield from _python_call(scan)):
-        num += 1
-        if scan.is_over:
-            return True
-        scan.keep()
-        yield from scan.spaces()
-        if (yield from scan.accept("]")):
-            scan.drop()
-            return True
-        if not (yield from scan.accept(",")):
-            break
-        yield from scan.spaces()
-    if num:
-        scan.text(scan.restore())
-    return num > 0
+    return (yield from json_call.calls(scan, (",",), "]", _python_call))
 
 
 def _python_call(scan: Scan) -> Wait[bool]:
-    name = yield from scan.word("(,]) \n\"'", most=64)
-    if not scan.may_begin(name) or not (yield from scan.accept("(")):
-        return False
-    text = yield from _balanced(scan)
-    found = _keywords(f"f({text}")
-    if found is None:
-        return False
-    scan.call(name, found)
-    return True
+    return (yield from _call(scan, "(,]) \n\"'", "("))
 
 
-def _built_in(scan: Scan) -> Wait[bool]:
-    """Reads `name.call(key="value")`."""
-    name = yield from scan.word(".(\n ", most=64)
-    if not scan.may_begin(name) or not (yield from scan.accept(".call(")):
+def _call(scan: Scan, ends: str, opening: str) -> Wait[bool]:
+    """Reads `name(key="value")`, or what else the opening is. The name has none of the characters `ends`."""
+    name = yield from scan.word(ends, most=64)
+    if not scan.takes_name(name) or not (yield from scan.accept(opening)):
         return False
     found = _keywords(f"f({(yield from _balanced(scan))}")
     if found is None:
@@ -196,3 +157,9 @@ def _literal(node: ast.expr) -> Any:
         case ast.Dict(keys=keys, values=values) if None not in keys:
             return {str(_literal(key)): _literal(value) for key, value in zip(keys, values, strict=True) if key}
     raise ValueError("no literal")
+
+
+lfm2 = behind(LFM2[:1], partial(_between, LFM2[1], _either))
+"""The format `[f(a=1), g(b="x")]` between two marks."""
+olmo3 = behind(OLMO3[:1], partial(_between, OLMO3[1], _lines))
+"""The format of calls between two tags, one on each line."""

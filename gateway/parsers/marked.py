@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Format, Scan, Wait
+from gateway.parsers.scan import Format, Scan, Wait, behind
 
 TOOL_CALLS = "[TOOL_CALLS]"
 ACTION = ("<|START_ACTION|>", "<|END_ACTION|>")
@@ -20,22 +20,12 @@ FUNCTOOLS = ("functools", "")
 GRANITE = "<|tool_call|>"
 
 
-def mistral(scan: Scan) -> Wait[None]:
-    """Reads `[TOOL_CALLS][{…}, …]` and the newer `[TOOL_CALLS]name[ARGS]{…}`, with or without `[CALL_ID]…`."""
-    while tag := (yield from scan.up_to((TOOL_CALLS,), scan.text)):
-        scan.keep(tag)
-        if not (yield from _mistral_call(scan)):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
-
-
-def _mistral_call(scan: Scan) -> Wait[bool]:
+def _mistral_call(scan: Scan, _: str) -> Wait[bool]:
     yield from scan.spaces()
     if (yield from scan.peek()) in ("[", "{"):
         return (yield from _list(scan, ""))
     name = (yield from scan.word("[{ \n")).strip()
-    if not scan.may_begin(name):
+    if not scan.takes_name(name):
         return False
     if (yield from scan.accept("[CALL_ID]")):
         yield from scan.word("[")
@@ -45,6 +35,10 @@ def _mistral_call(scan: Scan) -> Wait[bool]:
         return False
     yield from json_call.arguments(scan, name)
     return True
+
+
+mistral = behind((TOOL_CALLS,), _mistral_call)
+"""The format `[TOOL_CALLS][{…}, …]` and the newer `[TOOL_CALLS]name[ARGS]{…}`, with or without `[CALL_ID]…`."""
 
 
 def _list(scan: Scan, end: str) -> Wait[bool]:
@@ -61,21 +55,15 @@ def _list(scan: Scan, end: str) -> Wait[bool]:
 
 def listed(marks: tuple[str, str], around_text: tuple[str, ...] = ()) -> Format:
     """Returns the format of a list of calls, or of one call, between two marks. Tags around a text are no part of it."""
-    return partial(_listed, *marks, around_text)
+    begin, end = marks
+    return behind((begin,), partial(_listed, end), around_text)
 
 
-def _listed(begin: str, end: str, around_text: tuple[str, ...], scan: Scan) -> Wait[None]:
-    while tag := (yield from scan.up_to((begin, *around_text), scan.text)):
-        if tag != begin:
-            continue
-        scan.keep(tag)
+def _listed(end: str, scan: Scan, _: str) -> Wait[bool]:
+    yield from scan.spaces()
+    if (yield from scan.accept(PLUGIN)):
         yield from scan.spaces()
-        if (yield from scan.accept(PLUGIN)):
-            yield from scan.spaces()
-        if not (yield from _list(scan, end)):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
+    return (yield from _list(scan, end))
 
 
 granite = listed((GRANITE, "<|/tool_call|>"), ("<response>", "</response>"))
@@ -107,31 +95,11 @@ KIMI = Marks(
 )
 
 
-def deepseek(scan: Scan) -> Wait[None]:
-    """Reads both forms: V3 and R1 write a kind, a name and fenced JSON; V3.1 writes the name and JSON."""
-    yield from _sections(scan, DEEPSEEK)
-
-
-def kimi(scan: Scan) -> Wait[None]:
-    """Reads calls whose name is written `functions.name:0`."""
-    yield from _sections(scan, KIMI)
-
-
-def _sections(scan: Scan, marks: Marks) -> Wait[None]:
-    while tag := (yield from scan.up_to((marks.section, marks.call, marks.section_end), scan.text)):
-        if tag == marks.section_end:
-            continue
-        scan.keep(tag)
-        if tag == marks.section:
-            yield from scan.spaces()
-        has_mark = tag == marks.call or (yield from scan.accept(marks.call))
-        if not (has_mark and (yield from _marked_call(scan, marks))):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
-
-
-def _marked_call(scan: Scan, marks: Marks) -> Wait[bool]:
+def _marked_call(marks: Marks, scan: Scan, tag: str) -> Wait[bool]:
+    if tag == marks.section:
+        yield from scan.spaces()
+        if not (yield from scan.accept(marks.call)):
+            return False
     head = yield from scan.word(marks.between[0])
     if not (yield from scan.accept(marks.between)):
         return False
@@ -143,7 +111,7 @@ def _marked_call(scan: Scan, marks: Marks) -> Wait[bool]:
         yield from scan.spaces()
         yield from scan.accept("```json")
         yield from scan.spaces()
-    if not scan.may_begin(name) or (yield from scan.peek()) != "{":
+    if not scan.takes_name(name) or (yield from scan.peek()) != "{":
         return False
     yield from json_call.arguments(scan, name)
     yield from scan.spaces()
@@ -151,3 +119,13 @@ def _marked_call(scan: Scan, marks: Marks) -> Wait[bool]:
         yield from scan.spaces()
     yield from scan.accept(marks.call_end)
     return True
+
+
+def _sections(marks: Marks) -> Format:
+    return behind((marks.section, marks.call), partial(_marked_call, marks), (marks.section_end,))
+
+
+deepseek = _sections(DEEPSEEK)
+"""Both formats: V3 and R1 write a kind, a name and fenced JSON; V3.1 writes the name and JSON."""
+kimi = _sections(KIMI)
+"""The format in which a name is written `functions.name:0`."""

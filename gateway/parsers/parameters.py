@@ -33,19 +33,15 @@ def arguments(scan: Scan, name: str, tags: ParameterTags) -> Wait[str]:
     schemas: Mapping[str, Any] = known if isinstance(known, dict) else {}
     before, seen = "{", set[str]()
     while (tag := (yield from scan.up_to((tags.key, *tags.ends), _ignore))) == tags.key:
-        pieces: list[str] = []
-        yield from scan.up_to((tags.key_end,), pieces.append)
-        key = "".join(pieces).strip()
-        attributes: list[str] = []
-        if tags.value:
-            yield from scan.up_to((tags.value,), attributes.append)
+        key = (yield from scan.before(tags.key_end))[0].strip()
+        attributes = (yield from scan.before(tags.value))[0] if tags.value else ""
         if key in seen:
             yield from scan.up_to((tags.value_end,), _ignore)
             continue
         seen.add(key)
         scan.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
         before = ", "
-        types = _stated("".join(attributes), _types(schemas.get(key)))
+        types = _stated(attributes, _types(schemas.get(key)))
         if not (yield from _value(scan, types, tags)):
             return ""
     if tag:
@@ -68,14 +64,10 @@ def _value(scan: Scan, types: set[str], tags: ParameterTags) -> Wait[bool]:
         yield from scan.accept("\n")
         ends = (f"\n{tags.value_end}", tags.value_end)
     if types == {"string"}:
-        scan.argument('"')
-        tag = yield from scan.up_to(ends, lambda text: scan.argument(json.dumps(text, ensure_ascii=False)[1:-1]))
-        scan.argument('"' if tag else "")
-        return bool(tag)
-    pieces: list[str] = []
-    tag = yield from scan.up_to(ends, pieces.append)
+        return (yield from scan.string(*ends))
+    text, tag = yield from scan.before(*ends)
     if tag:
-        scan.argument(json.dumps(_typed("".join(pieces), types), ensure_ascii=False))
+        scan.argument(json.dumps(_typed(text, types), ensure_ascii=False))
     return bool(tag)
 
 

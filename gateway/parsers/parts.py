@@ -49,7 +49,7 @@ Span = tuple[int, int | None]
 
 
 class OutputParser(Protocol):
-    """The parser of one choice. Pure.
+    """The parser of one choice, which is pure.
 
     Parts come in order. After the begin of a call only its arguments come, until the next begin or a text.
     """
@@ -73,13 +73,14 @@ class OutputParser(Protocol):
         """Adds a piece of the output. No character that belongs to the answer is lost or comes twice."""
         ...
 
-    def end(self) -> list[Part]:
-        """Ends the output and returns what was held back. A text that began as a call and is none is a text."""
+    def end(self, *, is_cut: bool = False) -> list[Part]:
+        """Ends the output and returns what was held back. A text that began as a call and is none is a text. Where the
+        output `is_cut`, because the model would have gone on, nobody knows what it is, and it is left out.
+        """
         ...
 
 
-@dataclass(frozen=True)
-class Folded:
+class Folded(msgspec.Struct, frozen=True):
     """All parts of a choice, each kind in one piece."""
 
     text: str

@@ -15,5 +15,5 @@ class PlainText:
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []
 
-    def end(self) -> list[Part]:
+    def end(self, *, is_cut: bool = False) -> list[Part]:
         return []

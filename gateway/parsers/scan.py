@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Span, Text, new_call_id
@@ -40,6 +41,8 @@ class Scan:
         self._blank = ""
         """White space that is no text yet: it is dropped in front of a call."""
         self._has_text = False
+        self._named = ""
+        """The name of the call that is read and has not begun."""
 
     # Reading
 
@@ -135,6 +138,12 @@ class Scan:
             found += self._take(1)
         return found
 
+    def before(self, *tags: str) -> Wait[tuple[str, str]]:
+        """Reads up to a tag, which is read too. Returns the text in front of it and the tag, which is "" at the end."""
+        pieces: list[str] = []
+        tag = yield from self.up_to(tags, pieces.append)
+        return "".join(pieces), tag
+
     # Text that may be a call
 
     def keep(self, before: str = "") -> None:
@@ -142,11 +151,12 @@ class Scan:
         self._kept = [before]
 
     def drop(self) -> None:
-        self._kept = None
+        self._kept, self._named = None, ""
 
     def restore(self) -> str:
         """Returns what `keep` kept, and keeps no more."""
-        kept, self._kept = "".join(self._kept or ()), None
+        kept = "".join(self._kept or ())
+        self.drop()
         return kept
 
     # Writing
@@ -166,16 +176,28 @@ class Scan:
             self.out.append(Text(self._blank))
         self._blank = ""
 
+    def cut(self) -> None:
+        """Ends an output that the model would have gone on with. What may be a mark or the head of a call is no text
+        then, nor is white space that may stand in front of one. A call whose name is known begins.
+        """
+        if self._named:
+            self.begin(self._named)
+        elif not self.tools.may_call:
+            self.flush()
+
     def thought(self, text: str) -> None:
         if text:
             self.out.append(Reasoning(text))
 
-    def may_begin(self, name: str) -> bool:
-        return name in self.tools.allowed and not self.is_over
+    def takes_name(self, name: str) -> bool:
+        """Notes the name of the call that is read. Returns whether such a call may begin."""
+        self._named = name if name in self.tools.allowed and not self.is_over else ""
+        return bool(self._named)
 
     def begin(self, name: str) -> None:
         """Begins a call; the text in front of it is over."""
-        self._blank, self._has_text, self._kept = "", False, None
+        self.drop()
+        self._blank, self._has_text = "", False
         is_custom = name in self.tools.custom
         self._input = InputText() if is_custom else None
         self.out.append(CallBegin(self._num_begun, new_call_id(), name, is_custom))
@@ -188,6 +210,13 @@ class Scan:
         if text:
             self.out.append(CallArguments(self._num_begun - 1, text, self._input is not None))
 
+    def string(self, *ends: str) -> Wait[bool]:
+        """Writes what comes up to one of the tags as a string of JSON. Returns whether one of them came."""
+        self.argument('"')
+        tag = yield from self.up_to(ends, lambda text: self.argument(json.dumps(text, ensure_ascii=False)[1:-1]))
+        self.argument('"' if tag else "")
+        return bool(tag)
+
     def complete(self) -> None:
         """Notes that the arguments of the last call are complete."""
         self.num_complete += 1
@@ -197,6 +226,27 @@ class Scan:
         self.begin(name)
         self.argument(json.dumps(arguments, ensure_ascii=False))
         self.complete()
+
+
+ReadCall = Callable[[Scan, str], Wait[bool]]
+"""Reads a call behind the tag that was read, and returns whether there was one."""
+
+
+def behind(tags: Sequence[str], read: ReadCall, skipped: Sequence[str] = ()) -> Format:
+    """Returns the format of a text in which calls begin with one of the tags. A tag without a call behind it is text;
+    tags that are `skipped` are neither."""
+    return partial(_behind, (*tags, *skipped), read, frozenset(skipped))
+
+
+def _behind(tags: Sequence[str], read: ReadCall, skipped: frozenset[str], scan: Scan) -> Wait[None]:
+    while tag := (yield from scan.up_to(tags, scan.text)):
+        if tag in skipped:
+            continue
+        scan.keep(tag)
+        if not (yield from read(scan, tag)):
+            scan.text(scan.restore())
+        if scan.is_over:
+            return
 
 
 class Parser:
@@ -226,7 +276,10 @@ class Parser:
         self._advance()
         return self._taken()
 
-    def end(self) -> list[Part]:
+    def end(self, *, is_cut: bool = False) -> list[Part]:
+        if is_cut:
+            self._scan.cut()
+            return self._taken()
         self._scan.is_closed = True
         self._advance()
         if not self.is_over:

@@ -8,7 +8,7 @@ from functools import partial
 
 from gateway.parsers import json_call, parameters
 from gateway.parsers.parameters import ParameterTags
-from gateway.parsers.scan import Format, Scan, Wait
+from gateway.parsers.scan import Format, Scan, Wait, behind
 
 OPEN, CLOSE, FUNCTION = "<tool_call>", "</tool_call>", "<function="
 SEED = ("<seed:tool_call>", "</seed:tool_call>")
@@ -17,19 +17,10 @@ LONGCAT = ("<longcat_tool_call>", "</longcat_tool_call>")
 
 def reader(open_tag: str = OPEN, close_tag: str = CLOSE) -> Format:
     """Returns the format whose calls stand between these tags."""
-    return partial(_tagged, open_tag, close_tag)
+    return behind((open_tag, FUNCTION), partial(_call, open_tag, close_tag))
 
 
-def _tagged(open_tag: str, close_tag: str, scan: Scan) -> Wait[None]:
-    while tag := (yield from scan.up_to((open_tag, FUNCTION), scan.text)):
-        scan.keep(tag)
-        if not (yield from _call(scan, tag, open_tag, close_tag)):
-            scan.text(scan.restore())
-        if scan.is_over:
-            return
-
-
-def _call(scan: Scan, tag: str, open_tag: str, close_tag: str) -> Wait[bool]:
+def _call(open_tag: str, close_tag: str, scan: Scan, tag: str) -> Wait[bool]:
     if tag == open_tag:
         yield from scan.spaces()
         if (yield from scan.peek()) == "{":
@@ -39,7 +30,7 @@ def _call(scan: Scan, tag: str, open_tag: str, close_tag: str) -> Wait[bool]:
             return True
         tag = yield from scan.accept(FUNCTION)
     name = (yield from scan.word(">\n\r<")).strip()
-    if not scan.may_begin(name):
+    if not scan.takes_name(name):
         return False
     if tag:
         if not (yield from scan.accept(">")):

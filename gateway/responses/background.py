@@ -143,7 +143,7 @@ class Pause:
 
 
 def pause_after(error: errors.ApiError, age_s: float, num_lost: int) -> Pause | None:
-    """Decides when a response of this age runs again after the error; None if never. Pure. A fleet may start for minutes,
+    """Decides when a response of this age runs again after the error; None if never. A fleet may start for minutes,
     so what was refused waits long; a run that was lost has cost something, and the request itself may be the reason.
     """
     if error.code == "server_draining":
@@ -211,7 +211,7 @@ class _Run:
         postings = run.postings()
         ending = ending_of(self._plan, run, [Settled.of(posting) for posting in postings])
         body = self._writer.whole(run.root, [], ending)
-        if not await self._finish(body, self._writer.closing(ending)):
+        if not await self._finish(body, self._writer.closing(ending)) and not await self._is_gone():
             raise errors.internal()
         await run.settle(postings)
 
@@ -267,6 +267,13 @@ class _Run:
             state = await runs.write(conn, self._claim, self._packet(events), number, await now_ms(conn))
         self._events = self._events[len(events) :]
         return state
+
+    async def _is_gone(self) -> bool:
+        """Returns whether the client took the response back in the run's last moments. Then the run is paid for, as one
+        that hears of it in time is: its events could be read all the while.
+        """
+        async with self._request.app[DATABASE].read() as conn:
+            return await runs.is_gone(conn, self._claim)
 
     async def _finish(self, body: dict[str, Any], events: Sequence[Any]) -> bool:
         """Stores the end of the response. Returns False if this run may not write it."""

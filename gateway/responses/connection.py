@@ -1,6 +1,6 @@
 """A WebSocket of `/v1/responses` remembers the last response that was not stored, so that the next can go on from it.
 
-Pure: messages and events are values. Only the newest response is kept, in memory, and for as long as the connection.
+Messages and events are values. Only the newest response is kept, in memory, and for as long as the connection.
 """
 
 from __future__ import annotations

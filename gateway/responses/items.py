@@ -1,4 +1,4 @@
-"""Items of the Responses API become messages of chat. Pure.
+"""Items of the Responses API become messages of chat. The module is pure.
 
 Items are finer than messages: the reasoning, the text and the calls of one turn are an item each. Neighbouring items of
 the assistant become one message, as the model once wrote them.
@@ -120,7 +120,7 @@ class Conversation:
         self._begin(where, {"role": "tool", "tool_call_id": call_id, "content": content})
 
     def _add_compaction(self, item: dict[str, Any], where: str) -> None:
-        """Adds a summary as a turn of the assistant's. The messages of the user's before it become one turn, because
+        """Adds a summary as a turn of the assistant. The user's messages before it become one turn, because
         many templates take no two of one role in a row.
         """
         begin = len(self.messages)

@@ -1,4 +1,4 @@
-"""The past of a response: the items of the responses before it, and items that it names by id. Pure."""
+"""The past of a response: the items of the responses before it, and items that it names by id. The module is pure."""
 
 from __future__ import annotations
 
@@ -132,5 +132,5 @@ def page(items: Sequence[dict[str, Any]], *, newest_first: bool, after: str | No
 
 
 def of_user(items: Sequence[Any]) -> list[Any]:
-    """Returns the messages of the user's, which a compaction keeps as they are."""
+    """Returns the user's messages, which a compaction keeps as they are."""
     return [item for item in items if isinstance(item, dict) and item.get("role") == "user"]

@@ -1,4 +1,6 @@
-"""Texts of responses under a tenant's data key: what is stored here, and what a client keeps for us. Pure."""
+"""Texts of responses under a tenant's data key: what is stored here, and what a client keeps for us. The module is
+pure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is reported with the caller's field names. Pure."""
+"""A body of `/v1/responses` becomes a body of chat, and a fault that chat finds is reported with the caller's field
+names. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Translated:
     """The (namespace, name) of each function in a namespace, by the name that the model sees."""
 
     def told(self, fault: errors.ApiError) -> errors.ApiError:
-        """Returns a fault of chat's with the names that the caller used, in place."""
+        """Returns a fault of chat with the names that the caller used, in place."""
         if fault.param is not None:
             param = self._name(fault.param)
             fault.message = fault.message.replace(f"'{fault.param}'", f"'{param}'")

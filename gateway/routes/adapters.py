@@ -29,11 +29,11 @@ LOOK_S = 0.05
 
 
 async def create(request: web.Request) -> web.Response:
-    """Register an adapter once a worker has loaded it.
+    """Registers an adapter once a worker has loaded it.
 
     If every worker refuses it, the answer is a 400 with the reason, and the adapter is not registered.
     """
-    fields = convert(await common.json_object(request), shapes.NewAdapter)
+    fields = convert(await common.stored_object(request), shapes.NewAdapter)
     model = request.app[MODELS].base(fields.model)
     actor = request[PRINCIPAL].key_id
     async with writing(request, changes_identities=False) as conn:
@@ -53,21 +53,22 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the adapters."""
     async with reading(request) as conn:
-        page = await adapters.list_adapters(
-            conn, after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
-        )
+        page = await adapters.list_adapters(conn, **query.page(request.query))
     keeper = request.app[ADAPTERS]
     return reply(page_of(page, lambda info: shapes.adapter(info, keeper.states(info))))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows an adapter."""
     async with reading(request) as conn:
         info = await adapters.get(conn, request.match_info["adapter_id"])
     return reply(shapes.adapter(info, request.app[ADAPTERS].states(info)))
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes an adapter."""
     adapter_id = request.match_info["adapter_id"]
     await _end(request, adapter_id)
     return reply(deleted(adapter_id, "adapter"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -14,7 +14,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Handler, Route
 from gateway.schema import query
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_object
+from gateway.schema.json_body import decode_stored
 
 PROJECTS = "/v1/organization/projects"
 PROJECT = PROJECTS + "/{project_id}"
@@ -23,7 +23,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    return decode_object(await body.read(request, MAX_BODY_BYTES))
+    return decode_stored(await body.read(request, MAX_BODY_BYTES))
 
 
 async def fields(request: web.Request, kind: type[T], unsupported: tuple[str, ...] = ()) -> T:
@@ -48,6 +48,16 @@ def actor(request: web.Request) -> str:
 
 def now() -> int:
     return int(time.time())
+
+
+class Who(TypedDict):
+    now: int
+    actor: str
+
+
+def who(request: web.Request) -> Who:
+    """Returns what every change is noted with: its second and the key that asked for it."""
+    return Who(now=now(), actor=actor(request))
 
 
 def expiry(seconds: int | None) -> int | None:

@@ -19,6 +19,7 @@ DEFAULT_HOURS = 4
 
 
 async def list_anomalies(request: web.Request) -> web.Response:
+    """Lists keys whose last hours differ from their own past."""
     query.refuse_unknown(request.query, ("project_id", "hours"))
     asked = query.integer(request.query, "hours")
     num_hours = DEFAULT_HOURS if asked is None else asked
@@ -26,7 +27,7 @@ async def list_anomalies(request: web.Request) -> web.Response:
         raise errors.invalid(f"'hours' must be 1 to {anomalies.MAX_HOURS}.", "hours")
     principal = request[PRINCIPAL]
     is_operator = principal.kind == "operator"
-    tenant_id = query.name(request.query, "project_id") if is_operator else principal.tenant_id
+    tenant_id = query.text(request.query, "project_id") if is_operator else principal.tenant_id
     now = admin.now()
     async with reading(request) as conn:
         keys = await anomalies.find(conn, now, num_hours, tenant_id)

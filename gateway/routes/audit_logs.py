@@ -22,6 +22,7 @@ _SECONDS = re.compile(r"\d{1,12}", re.ASCII)
 
 
 async def list_entries(request: web.Request) -> web.Response:
+    """Lists the entries of the audit log."""
     asked = request.query
     query.refuse_unknown(asked, (*ARRAYS, *BOUNDS, "limit", "after", "before"))
     types, tenant_ids, actors, object_ids = (query.array(asked, name) for name in ARRAYS)

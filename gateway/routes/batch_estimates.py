@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiohttp import web
 
 from gateway.base import errors
+from gateway.base.running import one_at_a_time
 from gateway.estimates.estimate import estimate
 from gateway.generation.stream import GENERATION
 from gateway.http import body
@@ -14,7 +15,7 @@ from gateway.routes.batches import MAX_BODY_BYTES, SCOPES
 from gateway.routes.quotes import PLANS
 from gateway.schema.batches import EstimateFields
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_object
+from gateway.schema.json_body import decode_stored
 from gateway.schema.organization import reply
 from gateway.telemetry.keys import RECORD
 
@@ -24,24 +25,13 @@ ESTIMATING: web.AppKey[set[str]] = web.AppKey("estimating", set)
 
 async def create(request: web.Request) -> web.Response:
     """Tells the lines, tokens and cost of a batch, and whether it would run now."""
-    fields = convert(decode_object(await body.read(request, MAX_BODY_BYTES)), EstimateFields)
+    fields = convert(decode_stored(await body.read(request, MAX_BODY_BYTES)), EstimateFields)
     principal, running = request[PRINCIPAL], request.app[ESTIMATING]
     if SCOPES.get(fields.endpoint, "chat") not in principal.scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
-    if principal.tenant_id in running:
-        raise errors.ApiError(
-            429,
-            "An estimate of your project runs already: one at a time.",
-            type="requests",
-            code="rate_limit_exceeded",
-            headers=errors.retry_headers(1000),
-        )
-    running.add(principal.tenant_id)
-    try:
+    with one_at_a_time(running, principal.tenant_id, "An estimate of your project runs already: one at a time."):
         headers = await request.app[GENERATION].admission.count(request[RECORD].request_id, principal, "")
         answer = reply(await estimate(request, fields, PLANS[fields.endpoint]))
-    finally:
-        running.discard(principal.tenant_id)
     answer.headers.update(headers)
     return answer
 

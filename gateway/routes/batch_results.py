@@ -32,6 +32,7 @@ class BatchEnded(ConnectionError):
 
 
 async def results(request: web.Request) -> web.StreamResponse:
+    """Lists the results of a batch's lines."""
     tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
         batch = await batches.get(conn, tenant_id, request.match_info["batch"])

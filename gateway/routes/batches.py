@@ -13,8 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batches
 from accounting.batches.batches import BatchInfo
+from accounting.prices import prices
 from accounting.requests import batch_results
 from accounting.requests.batch_results import LineFailures
+from accounting.values import clock
 from gateway.base import errors
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
 from gateway.base.lifecycle import uninterrupted
@@ -27,7 +29,7 @@ from gateway.intake.fingerprints import fingerprint
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_object
+from gateway.schema.json_body import decode_stored
 from gateway.schema.organization import listing, reply
 from gateway.telemetry.keys import RECORD
 
@@ -37,7 +39,8 @@ SCOPES = {"/v1/embeddings": "embeddings"}
 
 
 async def create(request: web.Request) -> web.Response:
-    value = decode_object(await body.read(request, MAX_BODY_BYTES))
+    """Makes a batch of an uploaded file of requests."""
+    value = decode_stored(await body.read(request, MAX_BODY_BYTES))
     fields = convert(value, NewBatch)
     principal = request[PRINCIPAL]
     if SCOPES.get(fields.endpoint, "chat") not in principal.scopes:
@@ -61,7 +64,8 @@ async def create(request: web.Request) -> web.Response:
             traceparent=request[RECORD].outgoing_traceparent,
             output_expires_after_s=expiry.seconds if expiry else None,
         )
-        return _object(request, batch, 0)
+        [charge] = await _charges(conn, [batch])
+        return _object(request, batch, charge)
 
     answer, is_replay = await uninterrupted(creations.once(request, known_by, create_in))
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
@@ -69,14 +73,16 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
+    """Shows a batch."""
     async with reading(request) as conn:
         batch = await batches.get(conn, _owner(request), _id(request))
-        charge = await batches.charge(conn, batch.id)
+        [charge] = await _charges(conn, [batch])
         failures = await batch_results.failures(conn, batch.id) if batch.num_failed else []
     return _reply(request, batch, charge, failures)
 
 
 async def list_batches(request: web.Request) -> web.Response:
+    """Lists batches, the newest first."""
     asked, owner = request.query, _owner(request)
     async with reading(request) as conn:
         page = await batches.list_batches(
@@ -86,16 +92,17 @@ async def list_batches(request: web.Request) -> web.Response:
             after=query.text(asked, "after"),
             limit=query.limit(asked, 20, 100),
         )
-        charges = [await batches.charge(conn, batch.id) for batch in page.items]
+        charges = await _charges(conn, page.items)
     data = [_object(request, batch, charge) for batch, charge in zip(page.items, charges, strict=True)]
     return reply(listing(data, page.has_more))
 
 
 async def cancel(request: web.Request) -> web.Response:
+    """Cancels a batch."""
     async with writing(request, changes_identities=False) as conn:
         actor = request[PRINCIPAL].key_id
         batch = await batches.cancel(conn, _owner(request), _id(request), int(time.time()), actor=actor)
-        charge = await batches.charge(conn, batch.id)
+        [charge] = await _charges(conn, [batch])
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return _reply(request, batch, charge)
 
@@ -106,17 +113,26 @@ def _owner(request: web.Request) -> str | None:
     return None if principal.kind == "operator" else principal.tenant_id
 
 
+Charge = tuple[int, str]
+"""A batch's cost so far: micro-units, and their currency."""
+
+
+async def _charges(conn: AsyncConnection, found: Sequence[BatchInfo]) -> list[Charge]:
+    currencies = await prices.currencies(conn, {batch.tenant_id for batch in found}, clock.now_ms())
+    return [(await batches.charge(conn, batch.id), currencies[batch.tenant_id]) for batch in found]
+
+
 def _reply(
-    request: web.Request, batch: BatchInfo, charge: int, failures: Sequence[LineFailures] | None = None
+    request: web.Request, batch: BatchInfo, charge: Charge, failures: Sequence[LineFailures] | None = None
 ) -> web.Response:
     return reply(_object(request, batch, charge, failures))
 
 
 def _object(
-    request: web.Request, batch: BatchInfo, charge: int, failures: Sequence[LineFailures] | None = None
+    request: web.Request, batch: BatchInfo, charge: Charge, failures: Sequence[LineFailures] | None = None
 ) -> dict[str, Any]:
     owner = {} if _owner(request) else {"project_id": batch.tenant_id}
-    return batch_object(batch, charge, int(time.time()), failures) | owner
+    return batch_object(batch, *charge, int(time.time()), failures) | owner
 
 
 def _id(request: web.Request) -> str:

@@ -27,33 +27,37 @@ OWN_PREVIEW = "/v1/invoice-preview"
 
 
 async def get_issuer(request: web.Request) -> web.Response:
+    """Shows who issues the invoices."""
     async with reading(request) as conn:
         return reply(shapes.issuer(await profiles.issuer(conn)))
 
 
 async def change_issuer(request: web.Request) -> web.Response:
+    """Changes who issues the invoices."""
     wanted = shapes.changes(await admin.json_object(request), shapes.IssuerChanges)
     async with writing(request, changes_identities=False) as conn:
-        made = await profiles.change_issuer(conn, wanted, now=admin.now(), actor=admin.actor(request))
+        made = await profiles.change_issuer(conn, wanted, **admin.who(request))
     return reply(shapes.issuer(made))
 
 
 async def get_customer(request: web.Request) -> web.Response:
+    """Shows who is billed for a tenant."""
     tenant_id = admin.part(request, "tenant_id")
     async with reading(request) as conn:
         return reply(shapes.customer(tenant_id, await profiles.customer(conn, tenant_id)))
 
 
 async def change_customer(request: web.Request) -> web.Response:
+    """Changes who is billed for a tenant."""
     tenant_id = admin.part(request, "tenant_id")
     wanted = shapes.changes(await admin.json_object(request), shapes.CustomerChanges)
     async with writing(request, changes_identities=False) as conn:
-        made = await profiles.change_customer(conn, tenant_id, wanted, now=admin.now(), actor=admin.actor(request))
+        made = await profiles.change_customer(conn, tenant_id, wanted, **admin.who(request))
     return reply(shapes.customer(tenant_id, made))
 
 
 async def preview(request: web.Request) -> web.Response:
-    """Show the invoice that a close of the month would make of what is posted so far, in any type of an invoice."""
+    """Shows the invoice that a close of the month would make of what is posted so far, in any type of an invoice."""
     query.refuse_unknown(request.query, {"format", "period"})
     kind = wanted_type(request)
     tenant_id = only_of(request) or request.match_info.get("tenant_id", request[PRINCIPAL].tenant_id)
@@ -65,6 +69,7 @@ async def preview(request: web.Request) -> web.Response:
 
 
 async def pay(request: web.Request) -> web.Response:
+    """Records a payment of an invoice."""
     wanted = await admin.fields(request, shapes.NewPayment)
     async with writing(request, changes_identities=False) as conn:
         made = await payments.pay(
@@ -80,7 +85,7 @@ async def pay(request: web.Request) -> web.Response:
 
 
 async def void(request: web.Request) -> web.Response:
-    """Take an invoice back and issue it again with the profiles of today: the credit note and the new invoice."""
+    """Takes an invoice back and issue it again with the profiles of today: the credit note and the new invoice."""
     wanted = await admin.fields(request, shapes.NewVoid)
     async with writing(request, changes_identities=False) as conn:
         made = await voids.void(

@@ -18,7 +18,7 @@ from gateway.schema.organization import reply
 
 
 async def create(request: web.Request) -> web.Response:
-    """Verify the books, over the whole ledger; the answer is 200 also if an equation fails, and names the failures."""
+    """Verifys the books, over the whole ledger; the answer is 200 also if an equation fails, and names the failures."""
     with translated():
         found = await verify(request.app[DATABASE], request.app[SETTINGS].journals_dir, request.app[METERING].link)
     await last_verdict.keep(request.app[REDIS], found.shape())
@@ -26,7 +26,7 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show the last verdict on all of the books and this gateway's on what ended since its start, and how far each gateway's journal is posted."""
+    """Shows the last verdict on all of the books and this gateway's on what ended since its start, and how far each gateway's journal is posted."""
     async with reading(request) as conn:
         places = await request_postings.journal_offsets(conn)
     shipper = request.app[METERING].shipper

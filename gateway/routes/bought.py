@@ -5,7 +5,6 @@ No field that changes the answer is dropped: one that no upstream is asked for i
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -146,7 +145,7 @@ async def completion_plan(
     for text in texts[1:]:
         ask = _completion_ask(link, value, fields, model, text)
         facts = msgspec.structs.replace(orders[0].facts, request_id=ids.request_id(), prompt_tokens=ask.prompt.high)
-        orders.append(dataclasses.replace(orders[0], facts=facts, foreign=ask))
+        orders.append(msgspec.structs.replace(orders[0], facts=facts, foreign=ask))
     written = CompletionForm(model.tokenizer, -1, num_choices=fields.num_choices)
     writer = ChunkWriter(written, fields, len(orders) * fields.num_choices)
     return AnswerPlan(fields, orders, writer, ignored, work=common.work_of(request))
@@ -190,7 +189,7 @@ async def embedding_plan(
     facts = common.describe(request, value, fields, model, prompt.high, line)
     params = PoolingParams("embed", (1,) * len(inputs), fields.dimensions or 0)
     order = EngineRequest.for_vectors(facts, request[PRINCIPAL], model, [], params, (), "")
-    order = dataclasses.replace(order, foreign=ask, is_bought=True)
+    order = msgspec.structs.replace(order, foreign=ask, is_bought=True)
     written = partial(embeddings_body, fields.model, fields.encoding_format)
     return VectorPlan([order], written, len(inputs) * size, ignored, common.work_of(request))
 
@@ -201,7 +200,7 @@ def with_ask(request: web.Request, order: EngineRequest, value: Mapping[str, Any
     if link is None or not order.principal.buys_overflow or order.model.adapter:
         return order
     try:
-        return dataclasses.replace(order, foreign=chat_ask(link, value, fields, len(order.prompt)))
+        return msgspec.structs.replace(order, foreign=chat_ask(link, value, fields, len(order.prompt)))
     except errors.ApiError:
         return order  # our own workers can what no upstream is asked for
 

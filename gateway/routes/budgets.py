@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,10 +14,9 @@ from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values import clock
 from accounting.values.budget_types import Budget, Quota
-from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
-from gateway.routes import common
+from gateway.routes import admin, common
 from gateway.schema import budgets as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
@@ -30,65 +28,68 @@ QUOTAS = "/admin/v1/quotas"
 
 
 async def create(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), shapes.BudgetFields)
+    """Creates a budget."""
+    fields = convert(await common.stored_object(request), shapes.BudgetFields)
     async with writing(request) as conn:
-        made = await budgets.create(conn, fields.new(), **_who(request))
+        await prices.check_currency(conn, fields.project_id, fields.currency, clock.now_ms())
+        made = await budgets.create(conn, fields.new(), **admin.who(request))
         return await _reply(conn, made)
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the budgets."""
     async with reading(request) as conn:
         page = await budgets.list_budgets(
-            conn,
-            tenant_id=query.text(request.query, "project_id"),
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            conn, tenant_id=query.text(request.query, "project_id"), **query.page(request.query)
         )
         shown = Page(await _shown(conn, page.items), page.has_more)
     return reply(page_of(shown, lambda one: one))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows a budget."""
     async with reading(request) as conn:
         return await _reply(conn, await budgets.get(conn, request.match_info["budget_id"]))
 
 
 async def change(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), shapes.BudgetChanges)
+    """Changes a budget."""
+    fields = convert(await common.stored_object(request), shapes.BudgetChanges)
     async with writing(request) as conn:
         before = await budgets.get(conn, request.match_info["budget_id"])
+        await prices.check_currency(conn, before.tenant_id, fields.currency, clock.now_ms())
         after = await budgets.change(
             conn,
             before.id,
             limit_micro_units=fields.limit_micro_units,
             hardness=fields.hardness(before.hardness),
-            **_who(request),
+            **admin.who(request),
         )
         return await _reply(conn, after)
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes a budget."""
     budget_id = request.match_info["budget_id"]
     async with writing(request) as conn:
-        await budgets.delete(conn, budget_id, **_who(request))
+        await budgets.delete(conn, budget_id, **admin.who(request))
     return reply(deleted(budget_id, "budget"))
 
 
 async def adjust(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), shapes.NewAdjustment)
+    """Adjusts what a budget counts as spent."""
+    fields = convert(await common.stored_object(request), shapes.NewAdjustment)
     async with writing(request) as conn:
+        before = await budgets.get(conn, request.match_info["budget_id"])
+        await prices.check_currency(conn, before.tenant_id, fields.currency, clock.now_ms())
         after = await budgets.adjust(
-            conn,
-            request.match_info["budget_id"],
-            fields.micro_units,
-            fields.from_ * 1000,
-            fields.to * 1000,
-            **_who(request),
+            conn, before.id, fields.micro_units, fields.from_ * 1000, fields.to * 1000, **admin.who(request)
         )
         return await _reply(conn, after)
 
 
 async def list_quotas(request: web.Request) -> web.Response:
+    """Lists the quotas."""
     tenant_id = query.text(request.query, "project_id") or ""
     async with reading(request) as conn:
         await tenants.get(conn, tenant_id)
@@ -97,20 +98,17 @@ async def list_quotas(request: web.Request) -> web.Response:
 
 
 async def set_quota(request: web.Request) -> web.Response:
-    fields = convert(await common.json_object(request), shapes.QuotaFields)
+    """Sets a quota."""
+    fields = convert(await common.stored_object(request), shapes.QuotaFields)
     async with writing(request) as conn:
         if fields.limit is None:
             await quotas.remove(
-                conn, fields.project_id, fields.level, fields.subject, fields.dimension, **_who(request)
+                conn, fields.project_id, fields.level, fields.subject, fields.dimension, **admin.who(request)
             )
             return reply({"object": "quota.deleted", "deleted": True})
         quota = Quota(fields.level, fields.subject, fields.dimension, fields.limit, fields.shadow)
-        await quotas.put(conn, fields.project_id, quota, **_who(request))
+        await quotas.put(conn, fields.project_id, quota, **admin.who(request))
     return reply(shapes.quota(fields.project_id, quota))
-
-
-def _who(request: web.Request) -> dict[str, Any]:
-    return {"now": int(time.time()), "actor": request[PRINCIPAL].key_id}
 
 
 async def _reply(conn: AsyncConnection, budget: Budget) -> web.Response:

@@ -32,7 +32,7 @@ MAX_HOURS = 47
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show the caches of all workers, and what they kept and saved in the last hours (`?hours=`, 24 by default)."""
+    """Shows the caches of all workers, and what they kept and saved in the last hours (`?hours=`, 24 by default)."""
     query.refuse_unknown(request.query, ("hours",))
     hours = query.integer(request.query, "hours")
     hours = 24 if hours is None else hours

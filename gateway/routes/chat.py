@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 from aiohttp import web
 
 from gateway.base import errors
@@ -30,6 +30,7 @@ from gateway.writers.chunks import ChunkWriter
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Answers a conversation: one body, or chunks as they are generated."""
     return await common.answer_once(request, plan, answer)
 
 
@@ -71,7 +72,7 @@ async def plan(
             fields.min_tokens or 0,
             cut=fit or bool(fields.truncate),
         ),
-        rules=dataclasses.replace(rules(fields), marks=_marks(tools, model)),
+        rules=msgspec.structs.replace(rules(fields), marks=_marks(tools, model)),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
         form=form,
         prompt_logprobs=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
@@ -85,7 +86,7 @@ async def plan(
     if not PromptFacts.are_wanted(fields):
         return plan
     hook = PromptFacts(plan, writer, lambda found: writer.of_prompt.update(found[0]))
-    return dataclasses.replace(plan, before_text=hook)
+    return msgspec.structs.replace(plan, before_text=hook)
 
 
 def _writer(fields: chat.ChatFields, model: ServedModel, tools: Tools) -> ChunkWriter:
@@ -150,7 +151,7 @@ async def encoded(
     )
     limit = common.max_len(request, model)
     tokens = kept_prompt(model, limit, prompt.tokens, asked, fields.truncate_prompt_tokens, fields.truncation_side)
-    return dataclasses.replace(prompt, tokens=tokens)
+    return msgspec.structs.replace(prompt, tokens=tokens)
 
 
 async def _output_form(

@@ -32,7 +32,7 @@ from gateway.intake.throttle import THROTTLE
 from gateway.parsers import forced
 from gateway.parsers.forced import Wanted
 from gateway.schema.convert import convert
-from gateway.schema.json_body import INLINE_BYTES, decode_object
+from gateway.schema.json_body import INLINE_BYTES, decode_object, decode_stored
 from gateway.schema.sampling import MAX_CHOICES, SamplingFields, check_bans, check_constrained, outputs_of
 from gateway.structured import form as structured
 from gateway.structured.form import Form
@@ -104,9 +104,18 @@ def work_of(request: web.Request) -> Work:
 
 async def json_object(request: web.Request) -> dict[str, Any]:
     """Reads the request's body as one JSON object. Raises `ApiError`."""
+    return await _decoded(request, decode_object)
+
+
+async def stored_object(request: web.Request) -> dict[str, Any]:
+    """Reads a body whose texts SQL keeps or compares. Raises `ApiError`."""
+    return await _decoded(request, decode_stored)
+
+
+async def _decoded(request: web.Request, decode: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
     data = await body.read(request, request.app[SETTINGS].json_body_bytes)
     request[NUM_BODY_BYTES] = len(data)
-    return await aside(request, decode_object, data)
+    return await aside(request, decode, data)
 
 
 async def fields_of(request: web.Request, kind: type[S]) -> S:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Sequence
 from functools import partial
@@ -38,6 +37,7 @@ MAX_CHOICES = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Continues one or more prompts of text or token ids."""
     return await common.answer_once(request, plan, answer)
 
 
@@ -71,7 +71,9 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     plan = AnswerPlan(fields, orders, writer, ignored, work=common.work_of(request))
     echoes = _Echoes(plan, written) if fields.echo else None
     facts_of = PromptFacts(plan, writer, partial(setattr, written, "prompts"))
-    return dataclasses.replace(plan, before_text=in_turn(echoes, facts_of if PromptFacts.are_wanted(fields) else None))
+    return msgspec.structs.replace(
+        plan, before_text=in_turn(echoes, facts_of if PromptFacts.are_wanted(fields) else None)
+    )
 
 
 def _encode(
@@ -129,7 +131,7 @@ def _orders(
         traceparent=request[RECORD].worker_traceparent,
     )
     others = [
-        dataclasses.replace(
+        msgspec.structs.replace(
             base,
             facts=msgspec.structs.replace(facts, request_id=ids.request_id(), prompt_tokens=len(prompt)),
             prompt=prompt,

@@ -13,6 +13,7 @@ PATH = "/openapi.json"
 
 
 async def describe(request: web.Request) -> web.Response:
+    """Returns this description of the API, as OpenAPI 3.1."""
     table = [route for route in request.app[TABLE].values() if route.scope != "console"]
     text = msgspec.json.encode(openapi.document(table))
     return web.Response(body=text, content_type="application/json")

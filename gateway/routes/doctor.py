@@ -17,7 +17,7 @@ from gateway.schema.organization import reply
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show this gateway's versions and settings, secrets masked."""
+    """Shows this gateway's versions and settings, secrets masked."""
     settings = request.app[SETTINGS]
     try:
         await asyncio.to_thread(migrate.check, settings.sql_url)

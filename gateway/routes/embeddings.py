@@ -23,6 +23,7 @@ from workers.protocol.messages import Hello, PoolingParams
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Computes a vector for each input."""
     return await common.answer_once(request, plan, _answer)
 
 

@@ -28,7 +28,7 @@ MAX_MINUTES = 60
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show shares, waits and refusals of the last minutes (`?minutes=`, 10 by default) in one tier (`?tier=`)."""
+    """Shows shares, waits and refusals of the last minutes (`?minutes=`, 10 by default) in one tier (`?tier=`)."""
     query.refuse_unknown(request.query, ("minutes", "tier"))
     minutes = query.integer(request.query, "minutes")
     minutes = 10 if minutes is None else minutes

@@ -40,6 +40,7 @@ _NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 async def create(request: web.Request) -> web.Response:
+    """Stores an uploaded file."""
     tenant_id = request[PRINCIPAL].tenant_id
     # This check saves clients a useless upload; the quota is enforced where the file is registered.
     async with reading(request) as conn:
@@ -104,6 +105,7 @@ def _expiry(upload: Upload) -> int:
 
 
 async def list_files(request: web.Request) -> web.Response:
+    """Lists files."""
     async with reading(request) as conn:
         page = await files.list_files(
             conn,
@@ -118,13 +120,14 @@ async def list_files(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
+    """Shows what is known of a file, without its bytes."""
     async with reading(request) as conn:
         file = await files.get(conn, request[PRINCIPAL].tenant_id, request.match_info["file"], int(time.time()))
     return reply(file_object(file))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
-    """Send the file's bytes unchanged, with headers that keep a browser from interpreting them."""
+    """Sends the file's bytes unchanged, with headers that keep a browser from interpreting them."""
     tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
         file = await files.get(conn, tenant_id, request.match_info["file"], int(time.time()))
@@ -162,6 +165,7 @@ async def _send(request: web.Request, reader: Reader, num_bytes: int) -> web.Str
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes a file."""
     file_id = request.match_info["file"]
     async with writing(request, changes_identities=False) as conn:
         principal = request[PRINCIPAL]

@@ -11,12 +11,12 @@ from gateway.http.route_table import Route
 
 
 async def livez(request: web.Request) -> web.Response:
-    """Report that the loop answers; no dependency is checked."""
+    """Reports that the loop answers; no dependency is checked."""
     return web.json_response({"status": "ok"})
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Report whether requests would be served; 503 means that none would.
+    """Reports whether requests would be served; 503 means that none would.
 
     Dependencies are checked in the background, so frequent probes cost them nothing.
     """

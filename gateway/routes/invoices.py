@@ -35,8 +35,8 @@ MAX_KEY_CHARS = 255
 
 
 async def close(request: web.Request) -> web.Response:
-    """Close the period of one tenant, or of every tenant with usage in it; each is closed once."""
-    wanted = convert(await common.json_object(request), shapes.NewInvoice)
+    """Closes the period of one tenant, or of every tenant with usage in it; each is closed once."""
+    wanted = convert(await common.stored_object(request), shapes.NewInvoice)
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
     async with reading(request) as conn:
@@ -47,6 +47,7 @@ async def close(request: web.Request) -> web.Response:
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the invoices."""
     asked = request.query
     query.refuse_unknown(asked, {"after", "limit", "project_id", "period"})
     limit = query.limit(asked, 20, 100)
@@ -62,7 +63,7 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    """Show an invoice: JSON, CSV, HTML, PDF or the XML of EN 16931 by `?format=` or by the header Accept."""
+    """Shows an invoice: JSON, CSV, HTML, PDF or the XML of EN 16931 by `?format=` or by the header Accept."""
     query.refuse_unknown(request.query, {"format"})
     kind = wanted_type(request)
     async with reading(request) as conn:
@@ -94,13 +95,14 @@ async def answer_as(kind: str, found: invoices.InvoiceInfo, logo: bytes | None) 
 
 
 async def give_credit(request: web.Request) -> web.Response:
+    """Gives a tenant a credit."""
     key = request.headers.get("idempotency-key", "")
     if not 0 < len(key) <= MAX_KEY_CHARS:
         raise errors.invalid(
             f"An Idempotency-Key header of 1 to {MAX_KEY_CHARS} characters is required here.",
             code="idempotency_key_required",
         )
-    wanted = convert(await common.json_object(request), shapes.CreditFields).wanted()
+    wanted = convert(await common.stored_object(request), shapes.CreditFields).wanted()
     try:
         async with writing(request, changes_identities=False) as conn:
             made, is_replay = await credits.create(
@@ -115,6 +117,7 @@ async def give_credit(request: web.Request) -> web.Response:
 
 
 async def list_credits(request: web.Request) -> web.Response:
+    """Lists the credits."""
     asked = request.query
     query.refuse_unknown(asked, {"after", "limit", "project_id"})
     limit = query.limit(asked, 20, 100)
@@ -129,7 +132,7 @@ async def list_credits(request: web.Request) -> web.Response:
 
 
 async def export_focus(request: web.Request) -> web.StreamResponse:
-    """Export a month in the format FOCUS 1.2, as CSV."""
+    """Exports a month in the format FOCUS 1.2, as CSV."""
     query.refuse_unknown(request.query, {"period"})
     with translated():
         start, end = periods.bounds(query.text(request.query, "period") or "")

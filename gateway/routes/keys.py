@@ -17,7 +17,7 @@ from accounting.access import api_keys, delegation
 from accounting.limits import budgets, quotas
 from accounting.tenants import tenants
 from accounting.values.errors import NotFoundError
-from accounting.values.types import ApiKeyInfo
+from accounting.values.tenant_types import ApiKeyInfo
 from gateway.base.app_keys import PEPPER
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Handler, Route, Scope
@@ -30,18 +30,18 @@ from gateway.schema.organization import deleted, page_of, reply
 
 
 async def list_keys(request: web.Request) -> web.Response:
+    """Lists keys, without their secrets."""
     principal = request[PRINCIPAL]
     asked = query.text(request.query, "project_id")
     tenant_id = asked or "" if principal.kind == "operator" else principal.tenant_id
     async with reading(request) as conn:
         await tenants.get(conn, tenant_id)
-        page = await api_keys.list_keys(
-            conn, tenant_id, after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
-        )
+        page = await api_keys.list_keys(conn, tenant_id, **query.page(request.query))
     return reply(page_of(page, shapes.key))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows a key, without its secret."""
     principal = request[PRINCIPAL]
     async with reading(request) as conn:
         found = await api_keys.find(conn, admin.part(request, "key_id"))
@@ -51,17 +51,17 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
+    """Creates a key; only this answer has the key itself."""
     fields = await admin.fields(request, shapes.NewKey)
     async with writing(request) as conn:
-        holder = await _unbounded_holder(request, conn)
+        holder = await unbounded_holder(request, conn)
         tenant_id = fields.project_id if holder is None else holder.tenant_id
         await tenants.living(conn, tenant_id)
         made = await api_keys.create(
             conn,
             request.app[PEPPER],
             tenant_id=tenant_id,
-            now=admin.now(),
-            actor=admin.actor(request),
+            **admin.who(request),
             **shapes.wanted(fields, admin.now(), holder),
         )
         _check(holder, made.info)
@@ -69,54 +69,45 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def change(request: web.Request) -> web.Response:
+    """Changes a key."""
     wanted = shapes.changes(await admin.json_object(request))
     async with writing(request) as conn:
-        holder = await _unbounded_holder(request, conn)
+        holder = await unbounded_holder(request, conn)
         present = await _present(request, conn, holder)
         end_streams = admin.ends_streams(request, default=wanted.disabled is True)
         changed = await api_keys.change(
-            conn,
-            present.tenant_id,
-            present.id,
-            wanted,
-            now=admin.now(),
-            end_streams=end_streams,
-            actor=admin.actor(request),
+            conn, present.tenant_id, present.id, wanted, end_streams=end_streams, **admin.who(request)
         )
         _check(holder, changed)
     return reply(shapes.key(changed))
 
 
 async def rotate(request: web.Request) -> web.Response:
+    """Replaces a key by a new one; both work for the overlap that was asked for."""
     fields = await admin.fields(request, shapes.Rotation)
     async with writing(request) as conn:
-        present = await _present(request, conn, await _unbounded_holder(request, conn))
+        present = await _present(request, conn, await unbounded_holder(request, conn))
         rotated = await api_keys.rotate(
-            conn, request.app[PEPPER], present.id, fields.overlap_seconds, now=admin.now(), actor=admin.actor(request)
+            conn, request.app[PEPPER], present.id, fields.overlap_seconds, **admin.who(request)
         )
     return reply(shapes.key(rotated.info) | {"value": rotated.value})
 
 
 async def revoke(request: web.Request) -> web.Response:
+    """Revokes a key."""
     async with writing(request) as conn:
         present = await _present(request, conn, await _holder(request, conn))
         await api_keys.revoke(
-            conn,
-            present.tenant_id,
-            present.id,
-            now=admin.now(),
-            end_streams=admin.ends_streams(request),
-            actor=admin.actor(request),
+            conn, present.tenant_id, present.id, end_streams=admin.ends_streams(request), **admin.who(request)
         )
     return reply(deleted(present.id, "api_key"))
 
 
 async def report_leak(request: web.Request) -> web.Response:
+    """Takes the report of a key that was found in public."""
     fields = await admin.fields(request, shapes.LeakedKey)
     async with writing(request) as conn:
-        await api_keys.revoke_leaked(
-            conn, request.app[PEPPER], fields.value, now=admin.now(), actor=admin.actor(request)
-        )
+        await api_keys.revoke_leaked(conn, request.app[PEPPER], fields.value, **admin.who(request))
     return reply({"object": "leaked_key.report", "received": True})
 
 
@@ -126,7 +117,7 @@ async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | N
     return None if principal.kind == "operator" else await api_keys.get(conn, principal.tenant_id, principal.key_id)
 
 
-async def _unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
+async def unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
     """Returns the key that asks, as `_holder` does. Raises NotAllowedError if it has limits of its own."""
     holder = await _holder(request, conn)
     if holder is not None:

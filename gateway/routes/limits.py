@@ -8,6 +8,7 @@ from aiohttp import web
 
 from accounting.access import principals
 from accounting.limits import limit_preview
+from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values import clock
 from accounting.values.types import Principal, Tier
@@ -29,11 +30,12 @@ PATH = "/admin/v1/tenants/{tenant_id}/limits"
 
 
 async def me(request: web.Request) -> web.Response:
+    """Shows the limits that bind the key, and what is left of them."""
     return await _in_force(request, request[PRINCIPAL])
 
 
 async def of_tenant(request: web.Request) -> web.Response:
-    """List the limits and budgets that bind every key of the tenant; those of single keys are left out."""
+    """Lists the limits and budgets that bind every key of the tenant; those of single keys are left out."""
     async with reading(request) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
         principal = await principals.of_tenant(conn, tenant.id)
@@ -41,7 +43,7 @@ async def of_tenant(request: web.Request) -> web.Response:
 
 
 async def preview(request: web.Request) -> web.Response:
-    """Say which requests of the last 7 days these limits would have refused."""
+    """Says which requests of the last 7 days these limits would have refused."""
     fields = await admin.fields(request, shapes.LimitsToTry)
     async with reading(request) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
@@ -58,7 +60,12 @@ async def _in_force(request: web.Request, principal: Principal) -> web.Response:
         peek = await request.app[GENERATION].admission.limiter.peek(holder)
     except LimiterUnavailable as reason:
         raise errors.unavailable("limiter_unavailable", "Limits cannot be read right now.") from reason
-    return reply({"object": "list", "data": shown(holder, peek, names, principal.time_zone), "as_of": now_ms // 1000})
+    found = shown(holder, peek, names, principal.time_zone)
+    if holder.budgets:
+        async with reading(request) as conn:
+            currency = (await prices.currencies(conn, [principal.tenant_id], now_ms))[principal.tenant_id]
+        found = [one | {"currency": currency} if "budget" in one else one for one in found]
+    return reply({"object": "list", "data": found, "as_of": now_ms // 1000})
 
 
 ROUTES = [

@@ -106,11 +106,13 @@ async def _register(request: web.Request, conn: AsyncConnection, writer: Writer,
 
 
 async def retrieve(request: web.Request) -> web.Response:
+    """Shows a batch of messages."""
     return reply(await _shown(request, await _get(request)))
 
 
 async def list_all(request: web.Request) -> web.Response:
-    after, before = query.name(request.query, "after_id"), query.name(request.query, "before_id")
+    """Lists the batches of messages, the newest first."""
+    after, before = query.text(request.query, "after_id"), query.text(request.query, "before_id")
     if after is not None and before is not None:
         raise errors.invalid("Only one of 'after_id' and 'before_id' can be given.", "before_id")
     limit = query.limit(request.query, 20, 100)
@@ -123,6 +125,7 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def cancel(request: web.Request) -> web.Response:
+    """Cancels a batch of messages."""
     principal = request[PRINCIPAL]
     async with writing(request, changes_identities=False) as conn:
         batch = await message_batches.get(conn, principal.tenant_id, _id(request))
@@ -134,6 +137,7 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes a batch of messages that has ended."""
     principal = request[PRINCIPAL]
     async with writing(request, changes_identities=False) as conn:
         now = int(time.time())

@@ -5,10 +5,10 @@ A body becomes a chat body, and chat does the rest; only the answer is written i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from gateway.base import errors
@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Answers a conversation in the shape of the Messages API."""
     return await common.answer_once(request, plan, answer)
 
 
@@ -42,7 +43,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     async def note_prompt(run: GenerationGroup) -> None:
         writer.prompt = run.usage
 
-    return dataclasses.replace(made, writer=writer, ignored=ignored, before_text=note_prompt)
+    return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_prompt)
 
 
 async def count(request: web.Request) -> web.Response:

@@ -22,6 +22,7 @@ from gateway.routes.common import max_len, tasks_of
 
 
 async def list_models(request: web.Request) -> web.Response:
+    """Lists the models that the key may use."""
     data = [_object(request, model) for model in await _usable(request)]
     if speaks_anthropic(request):
         return web.json_response(page(data, request.query))
@@ -29,6 +30,7 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def retrieve(request: web.Request) -> web.Response:
+    """Shows one model that the key may use."""
     name = request.match_info["id"]
     for model in await _usable(request):
         if name in (model.id, *model.aliases):

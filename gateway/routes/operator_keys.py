@@ -21,6 +21,7 @@ KEY = KEYS + "/{key_id}"
 
 
 async def create(request: web.Request) -> web.Response:
+    """Creates an operator's key; only this answer has the key itself."""
     fields = await admin.fields(request, shapes.NewAdminKey)
     async with writing(request) as conn:
         key = await api_keys.create(
@@ -38,27 +39,29 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def list_keys(request: web.Request) -> web.Response:
+    """Lists the operators' keys."""
     async with reading(request) as conn:
         page = await api_keys.list_keys(
             conn,
             OPERATOR_TENANT,
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            **query.page(request.query),
             oldest_first=query.choice(request.query, "order", ("asc", "desc")) == "asc",
         )
     return reply(shapes.page_of(page, shapes.admin_key))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows an operator's key, without its secret."""
     async with reading(request) as conn:
         key = await api_keys.get(conn, OPERATOR_TENANT, admin.part(request, "key_id"))
     return reply(shapes.admin_key(key))
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Revokes an operator's key."""
     key_id = admin.part(request, "key_id")
     async with writing(request) as conn:
-        await api_keys.revoke(conn, OPERATOR_TENANT, key_id, now=admin.now(), actor=admin.actor(request))
+        await api_keys.revoke(conn, OPERATOR_TENANT, key_id, **admin.who(request))
     return reply(shapes.deleted(key_id, "organization.admin_api_key"))
 
 

@@ -22,46 +22,44 @@ from gateway.telemetry.keys import RECORD
 
 
 async def create_project(request: web.Request) -> web.Response:
+    """Creates a project, which is a tenant."""
     fields = await admin.fields(request, shapes.ProjectFields, shapes.PROJECT_UNSUPPORTED)
     async with writing(request) as conn:
-        tenant = await tenants.create(conn, fields.name, now=admin.now(), actor=admin.actor(request))
+        tenant = await tenants.create(conn, fields.name, **admin.who(request))
     return reply(shapes.project(tenant))
 
 
 async def list_projects(request: web.Request) -> web.Response:
+    """Lists projects."""
     async with reading(request) as conn:
         page = await tenants.list_tenants(
             conn,
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            **query.page(request.query),
             include_archived=query.boolean(request.query, "include_archived") or False,
         )
     return reply(shapes.page_of(page, shapes.project))
 
 
 async def get_project(request: web.Request) -> web.Response:
+    """Shows a project."""
     async with reading(request) as conn:
         tenant = await tenants.get(conn, admin.project(request))
     return reply(shapes.project(tenant))
 
 
 async def update_project(request: web.Request) -> web.Response:
+    """Changes a project."""
     fields = await admin.fields(request, shapes.ProjectFields, shapes.PROJECT_UNSUPPORTED)
     async with writing(request) as conn:
-        tenant = await tenants.rename(
-            conn, admin.project(request), fields.name, now=admin.now(), actor=admin.actor(request)
-        )
+        tenant = await tenants.rename(conn, admin.project(request), fields.name, **admin.who(request))
     return reply(shapes.project(tenant))
 
 
 async def archive_project(request: web.Request) -> web.Response:
+    """Archives a project."""
     async with writing(request) as conn:
         tenant = await tenant_status.archive(
-            conn,
-            admin.project(request),
-            now=admin.now(),
-            end_streams=admin.ends_streams(request),
-            actor=admin.actor(request),
+            conn, admin.project(request), end_streams=admin.ends_streams(request), **admin.who(request)
         )
     purge(request.app, tenant.id)
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)

@@ -31,6 +31,7 @@ CONTINUATIONS = ("a", "Z", "7", "\n", "\u00e9", "\u6f22")
 
 
 async def create(request: web.Request) -> web.Response:
+    """Publishes a prefix whose cached keys and values tenants share."""
     fields = await common.fields_of(request, shapes.NewPrefix)
     shapes.check(fields)
     model = request.app[MODELS].base(fields.model)
@@ -55,21 +56,22 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the public prefixes."""
     async with reading(request) as conn:
-        page = await prefixes.list_prefixes(
-            conn, int(time.time()), after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
-        )
+        page = await prefixes.list_prefixes(conn, int(time.time()), **query.page(request.query))
     filler = request.app[FILLER]
     return reply(page_of(page, lambda info: _shape(info, filler.states(info.id))))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows a public prefix."""
     async with reading(request) as conn:
         info = await prefixes.get(conn, request.match_info["prefix_id"], int(time.time()))
     return reply(_shape(info, request.app[FILLER].states(info.id)))
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes a public prefix."""
     prefix_id = request.match_info["prefix_id"]
     async with writing(request, changes_identities=False) as conn:
         now = int(time.time())

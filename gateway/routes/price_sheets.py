@@ -29,11 +29,11 @@ OF_TENANT = "/admin/v1/tenants/{tenant_id}/price-sheet"
 
 
 async def create(request: web.Request) -> web.Response:
-    """Create a sheet, or the next version of one.
+    """Creates a sheet, or the next version of one.
 
     Its predecessor, if open, ends where it begins. `unpriced` lists the served models that it has no price for.
     """
-    wanted = _checked(convert(await common.json_object(request), shapes.NewSheetVersion))
+    wanted = _checked(convert(await common.stored_object(request), shapes.NewSheetVersion))
     async with writing(request) as conn:
         made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
     gaps = price_lists.unpriced(made, request.app[MODELS].ids)
@@ -41,8 +41,8 @@ async def create(request: web.Request) -> web.Response:
 
 
 async def preview(request: web.Request) -> web.Response:
-    """Price the usage of the last 7 days under the sheet by the rates of a version that is not created."""
-    wanted = _checked(convert(await common.json_object(request), shapes.NewSheetVersion))
+    """Prices the usage of the last 7 days under the sheet by the rates of a version that is not created."""
+    wanted = _checked(convert(await common.stored_object(request), shapes.NewSheetVersion))
     async with reading(request) as conn:
         try:
             currency = await prices.currency_of(conn, wanted.sheet)
@@ -53,6 +53,7 @@ async def preview(request: web.Request) -> web.Response:
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the price sheets."""
     query.refuse_unknown(request.query, {"after", "limit"})
     after, limit = query.text(request.query, "after"), query.limit(request.query, 20, 100)
     async with reading(request) as conn:
@@ -61,21 +62,20 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows a version of a price sheet."""
     sheet, number = _named(request)
     async with reading(request) as conn:
         return reply(shapes.sheet_version(await price_lists.get(conn, sheet, number)))
 
 
 async def month(request: web.Request) -> web.Response:
-    """Price a month of one tenant, or of each, by the version's rates, changed by `change_percent`. Nothing is
-    written.
-    """
+    """Prices a month of one tenant, or of each, by the version's rates, changed by `change_percent`; writes nothing."""
     query.refuse_unknown(request.query, {"period", "project_id", "change_percent", "after", "limit"})
     (sheet, number), period = _named(request), query.text(request.query, "period") or ""
     percent = query.integer(request.query, "change_percent") or 0
     if abs(percent) > MAX_CHANGE_PERCENT:
         raise errors.invalid("'change_percent' must be between -100 and 100.", "change_percent")
-    asked = {name: query.name(request.query, of) for name, of in (("tenant_id", "project_id"), ("after", "after"))}
+    asked = {name: query.text(request.query, of) for name, of in (("tenant_id", "project_id"), ("after", "after"))}
     limit = query.limit(request.query, 20, 100)
     async with reading(request) as conn:
         version = await price_lists.get(conn, sheet, number)
@@ -92,8 +92,8 @@ def _named(request: web.Request) -> tuple[str, int]:
 
 
 async def assign(request: web.Request) -> web.Response:
-    """Assign a sheet; `unpriced` lists the served models without a price in it when the assignment begins."""
-    wanted = convert(await common.json_object(request), shapes.NewAssignment)
+    """Assigns a sheet; `unpriced` lists the served models without a price in it when the assignment begins."""
+    wanted = convert(await common.stored_object(request), shapes.NewAssignment)
     tenant_id = request.match_info["tenant_id"]
     now = int(time.time())
     start = now if wanted.from_ is None else wanted.from_
@@ -117,6 +117,7 @@ async def assign(request: web.Request) -> web.Response:
 
 
 async def assignments(request: web.Request) -> web.Response:
+    """Lists the price sheets that a tenant is assigned, with their times."""
     tenant_id = request.match_info["tenant_id"]
     async with reading(request) as conn:
         return reply(shapes.assigned(tenant_id, await price_lists.assignments(conn, tenant_id)))

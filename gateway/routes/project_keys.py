@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, service_accounts
 from accounting.tenants import tenants
-from accounting.values.types import ApiKeyInfo, KeyChanges
+from accounting.values.tenant_types import ApiKeyInfo, KeyChanges
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
@@ -23,50 +23,39 @@ KEY = KEYS + "/{key_id}"
 
 
 async def list_keys(request: web.Request) -> web.Response:
+    """Lists the keys of a project."""
     access = query.choice(request.query, "owner_project_access", ("active", "inactive", "any"))
     async with reading(request) as conn:
         await tenants.get(conn, admin.project(request))
-        page = await api_keys.list_keys(
-            conn,
-            admin.project(request),
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
-        )
+        page = await api_keys.list_keys(conn, admin.project(request), **query.page(request.query))
         data = [await _with_owner(conn, key) for key in page.items]
     # The owner of a living key always has access: deleting a service account revokes its keys.
     return reply(shapes.listing([], False) if access == "inactive" else shapes.listing(data, page.has_more))
 
 
 async def get_key(request: web.Request) -> web.Response:
+    """Shows a key of a project, without its secret."""
     async with reading(request) as conn:
         key = await api_keys.get(conn, admin.project(request), admin.part(request, "key_id"))
         return reply(await _with_owner(conn, key))
 
 
 async def update_key(request: web.Request) -> web.Response:
+    """Changes a key of a project."""
     fields = await admin.fields(request, shapes.KeyFields)
     async with writing(request) as conn:
         key = await api_keys.change(
-            conn,
-            admin.project(request),
-            admin.part(request, "key_id"),
-            _changes(fields),
-            now=admin.now(),
-            actor=admin.actor(request),
+            conn, admin.project(request), admin.part(request, "key_id"), _changes(fields), **admin.who(request)
         )
         return reply(await _with_owner(conn, key))
 
 
 async def delete_key(request: web.Request) -> web.Response:
+    """Revokes a key of a project."""
     key_id = admin.part(request, "key_id")
     async with writing(request) as conn:
         await api_keys.revoke(
-            conn,
-            admin.project(request),
-            key_id,
-            now=admin.now(),
-            end_streams=admin.ends_streams(request),
-            actor=admin.actor(request),
+            conn, admin.project(request), key_id, end_streams=admin.ends_streams(request), **admin.who(request)
         )
     return reply(shapes.deleted(key_id, "organization.project.api_key"))
 

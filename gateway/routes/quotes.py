@@ -38,6 +38,7 @@ class QuoteFields(msgspec.Struct, frozen=True):
 
 
 async def create(request: web.Request) -> web.Response:
+    """Quotes the price of a request before it is sent."""
     fields = await common.fields_of(request, QuoteFields)
     if SCOPES.get(fields.endpoint, "chat") not in request[PRINCIPAL].scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the quoted endpoint.")

@@ -12,7 +12,7 @@ from accounting.prices import prices
 from accounting.tenants import model_permissions, tenants
 from accounting.values import clock
 from accounting.values.errors import NotFoundError
-from accounting.values.types import ModelLimits
+from accounting.values.tenant_types import ModelLimits
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
 from gateway.routes.admin import PROJECT, route
@@ -25,6 +25,7 @@ PERMISSIONS = f"{PROJECT}/model_permissions"
 
 
 async def list_rate_limits(request: web.Request) -> web.Response:
+    """Lists the rate limits of a project."""
     after, before = query.text(request.query, "after"), query.text(request.query, "before")
     size = query.limit(request.query, 100, 100)
     async with reading(request) as conn:
@@ -38,6 +39,7 @@ async def list_rate_limits(request: web.Request) -> web.Response:
 
 
 async def update_rate_limit(request: web.Request) -> web.Response:
+    """Changes a rate limit of a project."""
     fields = await admin.fields(request, shapes.RateLimitChanges, shapes.RATE_LIMIT_UNSUPPORTED)
     async with writing(request) as conn:
         present = {shapes.RATE_LIMIT_PREFIX + e.model: e for e in await _rate_limits(conn, admin.project(request))}
@@ -45,9 +47,7 @@ async def update_rate_limit(request: web.Request) -> web.Response:
         if entry is None:
             raise NotFoundError("No such rate limit.")
         changed = _changed(entry, fields)
-        await tenants.set_model_limits(
-            conn, admin.project(request), changed, now=admin.now(), actor=admin.actor(request)
-        )
+        await tenants.set_model_limits(conn, admin.project(request), changed, **admin.who(request))
     return reply(shapes.rate_limit(changed))
 
 
@@ -76,6 +76,7 @@ def _changed(entry: ModelLimits, fields: shapes.RateLimitChanges) -> ModelLimits
 
 
 async def get_permissions(request: web.Request) -> web.Response:
+    """Shows which models a project may use."""
     async with reading(request) as conn:
         await tenants.get(conn, admin.project(request))
         found = await model_permissions.get(conn, admin.project(request))
@@ -83,19 +84,19 @@ async def get_permissions(request: web.Request) -> web.Response:
 
 
 async def put_permissions(request: web.Request) -> web.Response:
+    """Sets which models a project may use."""
     fields = await admin.fields(request, shapes.ModelPermissionFields)
     async with writing(request) as conn:
         await tenants.living(conn, admin.project(request))
-        stored = await model_permissions.put(
-            conn, admin.project(request), fields.permissions, now=admin.now(), actor=admin.actor(request)
-        )
+        stored = await model_permissions.put(conn, admin.project(request), fields.permissions, **admin.who(request))
     return reply(shapes.model_permissions(stored))
 
 
 async def delete_permissions(request: web.Request) -> web.Response:
+    """Lets a project use every model again."""
     async with writing(request) as conn:
         await tenants.living(conn, admin.project(request))
-        await model_permissions.clear(conn, admin.project(request), now=admin.now(), actor=admin.actor(request))
+        await model_permissions.clear(conn, admin.project(request), **admin.who(request))
     return reply({"object": "project.model_permissions.deleted", "deleted": True})
 
 

@@ -17,18 +17,16 @@ from gateway.schema.organization import reply
 
 
 async def list_requests(request: web.Request) -> web.Response:
-    """List requests, the newest first, without their timelines."""
+    """Lists requests, the newest first, without their timelines."""
     tenant_id = _only_of(request)
     wanted = shapes.filter_of(request.query, tenant_id)
     async with reading(request) as conn:
-        found = await request_log.list_requests(
-            conn, wanted, after=query.text(request.query, "after"), limit=query.limit(request.query, 20, 100)
-        )
+        found = await request_log.list_requests(conn, wanted, **query.page(request.query))
     return reply(shapes.page(found, for_operator=tenant_id is None))
 
 
 async def show(request: web.Request) -> web.Response:
-    """Show one request with its timeline and why it cost what it did."""
+    """Shows one request with its timeline and why it cost what it did."""
     tenant_id = _only_of(request)
     async with reading(request) as conn:
         found = await request_log.get(conn, part(request, "request_id"), tenant_id)
@@ -37,7 +35,7 @@ async def show(request: web.Request) -> web.Response:
 
 
 async def show_spans(request: web.Request) -> web.Response:
-    """Show one request as OTLP/JSON, for any tool that reads traces."""
+    """Shows one request as OTLP/JSON, for any tool that reads traces."""
     tenant_id = _only_of(request)
     async with reading(request) as conn:
         found = await request_log.get(conn, part(request, "request_id"), tenant_id)
@@ -45,7 +43,7 @@ async def show_spans(request: web.Request) -> web.Response:
 
 
 async def volume(request: web.Request) -> web.Response:
-    """Count requests over time."""
+    """Counts requests over time."""
     wanted, num_buckets = shapes.volume_filter_of(request.query, _only_of(request), clock.now_ms())
     async with reading(request) as conn:
         found = await request_volume.volume(conn, wanted, num_buckets)
@@ -53,7 +51,7 @@ async def volume(request: web.Request) -> web.Response:
 
 
 async def list_sessions(request: web.Request) -> web.Response:
-    """List conversations with their sums, the newest first; their requests are listed with `session_id`."""
+    """Lists conversations with their sums, the newest first; their requests are listed with `session_id`."""
     wanted = shapes.sessions_filter_of(request.query, _only_of(request))
     async with reading(request) as conn:
         found = await sessions.list_sessions(conn, wanted, query.limit(request.query, 20, 100))
@@ -61,7 +59,7 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 
 async def list_label_sums(request: web.Request) -> web.Response:
-    """List the sums of charged requests by end user or by a field of their metadata, the largest first."""
+    """Lists the sums of charged requests by end user or by a field of their metadata, the largest first."""
     wanted = by_label.filter_of(request.query, _only_of(request), clock.now_ms())
     async with reading(request) as conn:
         labels = await label_usage.list_labels(conn, wanted)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from aiohttp import web
 
 from accounting.values import ids
@@ -38,6 +38,7 @@ SUMMARISE = (
 
 
 async def create(request: web.Request) -> web.StreamResponse:
+    """Creates a response; it may be streamed, stored, or run in the background."""
     value = await common.known_object(request)
     line = common.batch_line(request)
     return await idempotency.once(request, value, line, lambda: _create(request, value, line))
@@ -62,7 +63,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     is_stored = stores(request, checked.fields)
     writer = writer_of(checked, made, ids.new_id("resp"), is_stored=is_stored)
     keep = _keeper(request, checked, writer) if is_stored else None
-    return dataclasses.replace(made, writer=writer, ignored=checked.ignored, keep=keep)
+    return msgspec.structs.replace(made, writer=writer, ignored=checked.ignored, keep=keep)
 
 
 def _keeper(request: web.Request, checked: Checked, writer: ResponseWriter) -> Callable[[Ending], Awaitable[None]]:
@@ -76,6 +77,7 @@ def _keeper(request: web.Request, checked: Checked, writer: ResponseWriter) -> C
 
 
 async def retrieve(request: web.Request) -> web.StreamResponse:
+    """Shows a stored response."""
     row = await store.find(request, request.match_info["response_id"])
     texts = await store.texts_of(request)
     if query.boolean(request.query, "stream"):
@@ -84,6 +86,7 @@ async def retrieve(request: web.Request) -> web.StreamResponse:
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Deletes a stored response."""
     response_id = request.match_info["response_id"]
     await store.remove(request, response_id)
     return reply({"id": response_id, "object": "response", "deleted": True})
@@ -122,11 +125,11 @@ async def _compact(request: web.Request, value: dict[str, Any]) -> web.StreamRes
     checked.translated.body["messages"].append({"role": "user", "content": SUMMARISE})
     made = await plan_chat(request, checked)
     (order,) = made.orders
-    order = dataclasses.replace(order, max_tokens=min(order.max_tokens, MAX_SUMMARY_TOKENS))
+    order = msgspec.structs.replace(order, max_tokens=min(order.max_tokens, MAX_SUMMARY_TOKENS))
     response_id = ids.new_id("resp")
     items = past.asked_of(response_id, value, [*checked.history, *checked.items]).items
     writer = CompactionWriter(response_id, past.of_user(items), texts.seal)
-    made = dataclasses.replace(made, orders=[order], writer=writer, ignored=checked.ignored)
+    made = msgspec.structs.replace(made, orders=[order], writer=writer, ignored=checked.ignored)
     async with common.unless_overloaded(request, value):
         return await answer(request, made)
 

@@ -26,10 +26,12 @@ Make = Callable[[web.Request, dict[str, Any]], Any]
 
 
 async def rerank(request: web.Request) -> web.StreamResponse:
+    """Orders documents by their relevance to a query."""
     return await _once(request, rerank_plan)
 
 
 async def score(request: web.Request) -> web.StreamResponse:
+    """Scores pairs of texts."""
     return await _once(request, score_plan)
 
 

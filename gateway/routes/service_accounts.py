@@ -23,13 +23,14 @@ ACCOUNT = ACCOUNTS + "/{account_id}"
 
 
 async def create_service_account(request: web.Request) -> web.Response:
+    """Creates a service account of a project."""
     fields = await admin.fields(request, shapes.NewServiceAccount)
     with_key = not fields.create_service_account_only
     if not with_key and fields.expires_in_seconds is not None:
         raise errors.invalid("An account without a key has no expiry.", "expires_in_seconds")
     async with writing(request) as conn:
         account = await service_accounts.create_service_account(
-            conn, admin.project(request), fields.name, now=admin.now(), with_key=with_key, actor=admin.actor(request)
+            conn, admin.project(request), fields.name, with_key=with_key, **admin.who(request)
         )
         key = None
         if with_key:
@@ -39,18 +40,15 @@ async def create_service_account(request: web.Request) -> web.Response:
 
 
 async def list_service_accounts(request: web.Request) -> web.Response:
+    """Lists the service accounts of a project."""
     async with reading(request) as conn:
         await tenants.get(conn, admin.project(request))
-        page = await service_accounts.list_service_accounts(
-            conn,
-            admin.project(request),
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
-        )
+        page = await service_accounts.list_service_accounts(conn, admin.project(request), **query.page(request.query))
     return reply(shapes.page_of(page, shapes.service_account))
 
 
 async def get_service_account(request: web.Request) -> web.Response:
+    """Shows a service account."""
     async with reading(request) as conn:
         account = await service_accounts.get_service_account(
             conn, admin.project(request), admin.part(request, "account_id")
@@ -59,34 +57,27 @@ async def get_service_account(request: web.Request) -> web.Response:
 
 
 async def update_service_account(request: web.Request) -> web.Response:
+    """Changes a service account."""
     fields = await admin.fields(request, shapes.ProjectFields, ("role",))
     async with writing(request) as conn:
         account = await service_accounts.rename_service_account(
-            conn,
-            admin.project(request),
-            admin.part(request, "account_id"),
-            fields.name,
-            now=admin.now(),
-            actor=admin.actor(request),
+            conn, admin.project(request), admin.part(request, "account_id"), fields.name, **admin.who(request)
         )
     return reply(shapes.service_account(account))
 
 
 async def delete_service_account(request: web.Request) -> web.Response:
+    """Deletes a service account."""
     account_id = admin.part(request, "account_id")
     async with writing(request) as conn:
         await service_accounts.delete_service_account(
-            conn,
-            admin.project(request),
-            account_id,
-            now=admin.now(),
-            end_streams=admin.ends_streams(request),
-            actor=admin.actor(request),
+            conn, admin.project(request), account_id, end_streams=admin.ends_streams(request), **admin.who(request)
         )
     return reply(shapes.deleted(account_id, "organization.project.service_account"))
 
 
 async def create_key(request: web.Request) -> web.Response:
+    """Creates a key of a service account; only this answer has the key itself."""
     fields = await admin.fields(request, shapes.NewKey)
     async with writing(request) as conn:
         await tenants.living(conn, admin.project(request))

@@ -5,10 +5,13 @@ only.
 from __future__ import annotations
 
 from aiohttp import web
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
 from accounting.lifecycle import erasure, tenant_status
+from accounting.prices import prices
 from accounting.tenants import tenants
+from accounting.values import clock
 from gateway.base.app_keys import SETTINGS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import reading, writing
@@ -25,22 +28,25 @@ FLOOR_PERCENT = 60
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the tenants."""
     async with reading(request) as conn:
         page = await tenants.list_tenants(
             conn,
-            after=query.text(request.query, "after"),
-            limit=query.limit(request.query, 20, 100),
+            **query.page(request.query),
             include_archived=query.boolean(request.query, "include_archived") or False,
         )
-    return reply(page_of(page, shapes.tenant))
+        currencies = await prices.currencies(conn, [one.id for one in page.items], clock.now_ms())
+    return reply(page_of(page, lambda one: shapes.tenant(one, currencies[one.id])))
 
 
 async def get(request: web.Request) -> web.Response:
+    """Shows a tenant."""
     async with reading(request) as conn:
-        return reply(shapes.tenant(await tenants.get(conn, request.match_info["tenant_id"])))
+        return await _reply(conn, request.match_info["tenant_id"])
 
 
 async def change(request: web.Request) -> web.Response:
+    """Changes a tenant."""
     body = await admin.json_object(request)
     tenant_id, actor, now = admin.part(request, "tenant_id"), admin.actor(request), admin.now()
     async with writing(request) as conn:
@@ -61,36 +67,31 @@ async def change(request: web.Request) -> web.Response:
         if wanted.suspended is not None:
             ends = admin.ends_streams(request)
             await tenant_status.suspend(conn, tenant_id, wanted.suspended, now=now, end_streams=ends, actor=actor)
-        after = await tenants.get(conn, tenant_id)
-    return reply(shapes.tenant(after))
+        return await _reply(conn, tenant_id)
+
+
+async def _reply(conn: AsyncConnection, tenant_id: str) -> web.Response:
+    found = await tenants.get(conn, tenant_id)
+    return reply(shapes.tenant(found, await prices.currency_of_tenant(conn, tenant_id, clock.now_ms())))
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Delete a tenant that was archived long enough ago; the answer reports the data that can no longer be read."""
+    """Deletes a tenant that was archived long enough ago; the answer reports the data that can no longer be read."""
     tenant_id = admin.part(request, "tenant_id")
     async with writing(request) as conn:
         report = await erasure.erase(
-            conn,
-            tenant_id,
-            retention_days=request.app[SETTINGS].retention_days,
-            now=admin.now(),
-            actor=admin.actor(request),
+            conn, tenant_id, retention_days=request.app[SETTINGS].retention_days, **admin.who(request)
         )
     purge(request.app, tenant_id)
     return reply(shapes.erased(report))
 
 
 async def purge_cache(request: web.Request) -> web.Response:
-    """Purge the tenant's cache on every linked worker; earlier messages to the worker are handled first."""
+    """Purges the tenant's cache on every linked worker; earlier messages to the worker are handled first."""
     async with writing(request, changes_identities=False) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
         await audit.record(
-            conn,
-            "headgate.cache.purged",
-            actor=admin.actor(request),
-            now=admin.now(),
-            tenant_id=tenant.id,
-            object_id=tenant.id,
+            conn, "headgate.cache.purged", **admin.who(request), tenant_id=tenant.id, object_id=tenant.id
         )
     num_workers = purge(request.app, tenant.id)
     return reply({"id": tenant.id, "object": "tenant.cache.purged", "num_workers": num_workers})

@@ -52,6 +52,7 @@ class DetokenizeFields(msgspec.Struct, frozen=True):
 
 
 async def tokenize(request: web.Request) -> web.Response:
+    """Turns text or a conversation into token ids."""
     fields, ignored = await _read(request, TokenizeFields, "tokenize")
     model = common.served_model(request, fields.model)
     if (fields.prompt is None) == (fields.messages is None):
@@ -84,6 +85,7 @@ def _spelled(model: ServedModel, fields: TokenizeFields, answer: dict[str, Any],
 
 
 async def detokenize(request: web.Request) -> web.Response:
+    """Turns token ids into text."""
     fields, ignored = await _read(request, DetokenizeFields, "detokenize")
     model = common.served_model(request, fields.model)
     return _json(await common.in_thread(request, _text, model, fields.tokens), ignored)

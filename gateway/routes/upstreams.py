@@ -15,6 +15,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.routes import common
+from gateway.schema import upstream_costs
 from gateway.schema import upstreams as shapes
 from gateway.schema.convert import convert
 from gateway.schema.organization import deleted, reply
@@ -29,7 +30,8 @@ DAYS_MS = 30 * 86_400_000
 
 
 async def create(request: web.Request) -> web.Response:
-    value = await common.json_object(request)
+    """Declares an upstream."""
+    value = await common.stored_object(request)
     shapes.check_names(value)
     fields = convert(value, shapes.NewUpstream)
     source = shapes.source_of(fields)
@@ -44,27 +46,31 @@ async def create(request: web.Request) -> web.Response:
             key=request.app[UPSTREAM_KEY],
             now=int(time.time()),
             actor=request[PRINCIPAL].key_id,
+            cost_credential=fields.cost_credential,
         )
     await request.app[SERVE_UPSTREAMS]()
-    return reply(_shape(_place(request, fields.name)))
+    return reply(_shape(place_of(request, fields.name)))
 
 
 async def list_all(request: web.Request) -> web.Response:
+    """Lists the upstreams."""
     found = [_shape(place) for _, place in sorted(request.app[MARKET].places.items())]
     return reply({"object": "list", "data": found, "has_more": False})
 
 
 async def get(request: web.Request) -> web.Response:
-    place = _place(request, request.match_info["upstream"])
+    """Shows an upstream."""
+    place = place_of(request, request.match_info["upstream"])
     name = place.upstream.name
     async with reading(request) as conn:
         bought = [one for one in await calls.sums(conn, clock.now_ms() - DAYS_MS) if one.upstream == name]
         billed = [one for one in await costs.sums(conn) if one.upstream == name]
-    bill = shapes.bill(billed[0]) if billed else None
+    bill = upstream_costs.bill(billed[0]) if billed else None
     return reply(_shape(place) | {"usage": shapes.usage(bought), "bill": bill})
 
 
 async def delete(request: web.Request) -> web.Response:
+    """Removes an upstream."""
     name = request.match_info["upstream"]
     if name in request.app[SETTINGS].upstreams:
         raise errors.conflict("The settings declare this upstream: take it out of headgate.toml.")
@@ -76,7 +82,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def check(request: web.Request) -> web.Response:
     """Asks the upstream for its models, which costs nothing and shows whether address and credential are right."""
-    place = _place(request, request.match_info["upstream"])
+    place = place_of(request, request.match_info["upstream"])
     upstream = place.upstream
     began = time.monotonic()
     fault = await exchange.probe(request.app[MARKET].session, kinds.of(upstream.source.kind), upstream)
@@ -92,19 +98,8 @@ async def check(request: web.Request) -> web.Response:
     )
 
 
-async def add_costs(request: web.Request) -> web.Response:
-    """Takes rows of the provider's cost report. A row that came already changes nothing."""
-    fields = await common.fields_of(request, shapes.NewCosts)
-    name = _place(request, request.match_info["upstream"]).upstream.name
-    async with writing(request, changes_identities=False) as conn:
-        found = await costs.add(conn, name, fields.values(), clock.now_ms(), request[PRINCIPAL].key_id)
-        await costs.judge_again(conn)
-        [billed] = [one for one in await costs.sums(conn) if one.upstream == name]
-    answer = {"id": name, "object": "upstream.costs", "num_new": found.num_new, "num_known": found.num_known}
-    return reply(answer | shapes.bill(billed))
-
-
-def _place(request: web.Request, name: str) -> Place:
+def place_of(request: web.Request, name: str) -> Place:
+    """Returns the upstream in force. Raises `ApiError` 404."""
     market: Market = request.app[MARKET]
     if name not in market.places:
         raise errors.not_found("No such upstream.")
@@ -123,7 +118,12 @@ def _shape(place: Place) -> dict[str, Any]:
         "attempts": dict(place.attempts),
     }
     return shapes.upstream(
-        upstream.name, upstream.source, now, is_stored=upstream.is_stored, has_credential=bool(upstream.credential)
+        upstream.name,
+        upstream.source,
+        now,
+        is_stored=upstream.is_stored,
+        has_credential=bool(upstream.credential),
+        has_cost_credential=bool(upstream.cost_credential),
     )
 
 
@@ -133,5 +133,4 @@ ROUTES = [
     Route("GET", f"{PATH}/{{upstream}}", get, "admin"),
     Route("DELETE", f"{PATH}/{{upstream}}", delete, "admin"),
     Route("POST", f"{PATH}/{{upstream}}/check", check, "admin"),
-    Route("POST", f"{PATH}/{{upstream}}/costs", add_costs, "admin", takes=shapes.NewCosts),
 ]

@@ -28,6 +28,7 @@ COMMON = {"start_time", "end_time", "bucket_width", "limit", "page", "group_by",
 
 
 async def usage(request: web.Request) -> web.Response:
+    """Reports the tokens and requests of completions in buckets of time."""
     asked = _query(request, COMMON | {"models", "user_ids", "batch"})
     async with reading(request) as conn:
         report = await reports.usage(conn, asked, int(time.time()))
@@ -43,6 +44,7 @@ async def usage_of_embeddings(request: web.Request) -> web.Response:
 
 
 async def costs(request: web.Request) -> web.Response:
+    """Reports the costs in buckets of time."""
     asked = _query(request, COMMON | {"line_items"})
     async with reading(request) as conn:
         report = await reports.costs(conn, asked, int(time.time()))

@@ -16,7 +16,7 @@ from gateway.schema.organization import reply
 
 
 async def changes(request: web.Request) -> web.Response:
-    """Split the difference of a tenant's charge between two periods into causes."""
+    """Splits the difference of a tenant's charge between two periods into causes."""
     principal = request[PRINCIPAL]
     with translated():
         only_of = None if principal.kind == "operator" else principal.tenant_id

@@ -26,7 +26,7 @@ NUM_CAPS, NUM_TENANTS, NUM_CAUSES = 10, 10, 5
 
 
 async def show(request: web.Request) -> web.Response:
-    """Sum up what was spent today and this month, its forecast, the cache's part, failures and the nearest caps."""
+    """Sums up what was spent today and this month, its forecast, the cache's part, failures and the nearest caps."""
     query.refuse_unknown(request.query, ())
     principal = request[PRINCIPAL]
     tenant_id = None if principal.kind == "operator" else principal.tenant_id

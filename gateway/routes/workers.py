@@ -15,7 +15,7 @@ from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import writing
-from gateway.routes.admin import actor, now, part, route
+from gateway.routes.admin import part, route, who
 from gateway.routing.links.worker_link import LinkDown, WorkerLink
 from gateway.schema import workers as shapes
 from gateway.schema.organization import listing, reply
@@ -25,24 +25,24 @@ ONE = f"{PATH}/{{worker_id}}"
 
 
 async def list_all(request: web.Request) -> web.Response:
-    """List the linked workers, and those that are registered and cannot be reached."""
+    """Lists the linked workers, and those that are registered and cannot be reached."""
     found = listing([shapes.worker(_told(link)) for link in _links(request)], has_more=False)
     unreachable = [shapes.registered(one) for one in request.app[GENERATION].fleet.unreachable]
     return reply(found | {"unreachable": unreachable} | _answered_by(request))
 
 
 async def get(request: web.Request) -> web.Response:
-    """Show one worker with its last steps, its tenants, its kernels and its evictions."""
+    """Shows one worker with its last steps, its tenants, its kernels and its evictions."""
     link = _link(request)
     return reply(shapes.worker_in_detail(_told(link), link.adapters.values()) | _answered_by(request))
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Let a worker finish what runs and take nothing new, until its process is started again."""
+    """Lets a worker finish what runs and take nothing new, until its process is started again."""
     link = _link(request)
     worker_id = link.registration.worker
     async with writing(request, changes_identities=False) as conn:
-        await audit.record(conn, "headgate.worker.drained", actor=actor(request), now=now(), object_id=worker_id)
+        await audit.record(conn, "headgate.worker.drained", **who(request), object_id=worker_id)
         try:
             link.drain()
         except LinkDown:

@@ -2,16 +2,17 @@
 
 Affinity and load both count: the worker with the shortest time to the first token is chosen. A worker with more than a
 quarter above the mean of all work is left out, so hot prefixes spread by themselves. If nothing of a tenant's own part
-is cached, a hash of that part decides, so that all gateways send equal beginnings to the same worker. Knows no links,
-no clock, no index.
+is cached, a hash of that part decides, so that all gateways send equal beginnings to the same worker. It knows no
+links, no clock, no index.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal
+
+import msgspec
 
 Reason = Literal["only", "affinity", "bound", "load", "cold"]
 """The reason for a choice. only: there was a single worker. affinity: the worker has most of the prompt. bound: the
@@ -25,8 +26,7 @@ DEFAULT_DECODE_RATE = 50.0
 """Tokens per second of workers without a measurement, if no other worker has one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """One worker that may take the request."""
 
     worker: str
@@ -43,8 +43,7 @@ class Candidate:
     """Tokens per second over all sequences; 0 means not measured."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True):
     num_prompt: int
     num_public: int = 0
     """Tokens of the public region, which every worker has or will have."""
@@ -54,8 +53,7 @@ class Wanted:
     """The expected number of output tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True):
     worker: str
     reason: Reason
     num_cached: int

@@ -1,4 +1,5 @@
-"""The beginnings of prompts that are used most, by the hash of their first group of 64 tokens. Pure and bounded.
+"""The beginnings of prompts that are used most, by the hash of their first group of 64 tokens. The module is pure, and
+what it holds is bounded.
 
 A hash is keyed and holds the caller's namespace: it tells nothing of the text, and two tenants' equal texts differ.
 """

@@ -64,8 +64,7 @@ class Prompt:
         return end // block_size * block_size if block_size else 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pick:
+class Pick(msgspec.Struct, frozen=True):
     """The chosen worker and the reason. Pass it to `Router.sent` and `Router.ended`."""
 
     link: Link
@@ -93,17 +92,18 @@ class Pick:
 
 @dataclass
 class RouterCounts:
-    """Counters that metrics read. Tokens and seconds are sums over all requests that finished."""
+    """Counters that metrics read. Tokens and seconds are sums over all requests that finished. What workers are scaled by
+    is kept for each model that a worker has served."""
 
-    choices: dict[Reason, int] = field(default_factory=dict)
+    choices: dict[tuple[str, Reason], int] = field(default_factory=dict)
     num_predicted_tokens: int = 0
     num_cached_tokens: int = 0
     num_over_tokens: int = 0
     """Tokens that were predicted but not cached."""
     num_under_tokens: int = 0
     """Tokens that were cached but not predicted."""
-    predicted_ttft_s: float = 0.0
-    ttft_s: float = 0.0
+    predicted_ttft_s: dict[str, float] = field(default_factory=dict)
+    ttft_s: dict[str, float] = field(default_factory=dict)
     num_other_worker: int = 0
 
 
@@ -160,8 +160,8 @@ class Router:
         """
         placement, link, prompt = pick.placement, pick.link, pick.prompt
         self._turn += 1
-        reasons = self.counts.choices
-        reasons[placement.reason] = reasons.get(placement.reason, 0) + 1
+        choices, choice = self.counts.choices, (prompt.model, placement.reason)
+        choices[choice] = choices.get(choice, 0) + 1
         if prompt.write:
             now = self._clock()
             until = now + max(ASSUMED_AT_LEAST_S, 2 * placement.ttft_s)
@@ -178,8 +178,9 @@ class Router:
         counts.num_other_worker += report.miss_reason == "other_worker"
         first_us = next((e.offset_us for e in final.timeline if e.name == "first_token"), None)
         if first_us is not None:
-            counts.predicted_ttft_s += pick.placement.ttft_s
-            counts.ttft_s += first_us / 1e6
+            model = pick.prompt.model
+            counts.predicted_ttft_s[model] = counts.predicted_ttft_s.get(model, 0.0) + pick.placement.ttft_s
+            counts.ttft_s[model] = counts.ttft_s.get(model, 0.0) + first_us / 1e6
         self._note_prefix(pick, real)
         self._num_output += OUTPUT_WEIGHT * (final.usage.output - self._num_output)
 

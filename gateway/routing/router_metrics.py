@@ -49,10 +49,12 @@ class RouterMetrics(Collector):
     def _of_choices(self) -> Iterator[Metric]:
         counts = self._router.counts
         choices = CounterMetricFamily(
-            "headgate_router_choices", "Choices of a worker, by the reason for the choice.", labels=["reason"]
+            "headgate_router_choices",
+            "Choices of a worker, by model and by the reason for the choice.",
+            labels=["model", "reason"],
         )
-        for reason, number in counts.choices.items():
-            choices.add_metric([reason], number)
+        for choice, number in counts.choices.items():
+            choices.add_metric(choice, number)
         yield choices
         tokens = CounterMetricFamily(
             "headgate_router_cached_tokens",
@@ -69,10 +71,11 @@ class RouterMetrics(Collector):
             "headgate_router_ttft_seconds",
             "Seconds to the first token, summed over finished requests: predicted at the choice, and measured on the"
             " worker.",
-            labels=["kind"],
+            labels=["model", "kind"],
         )
-        ttft.add_metric(["predicted"], counts.predicted_ttft_s)
-        ttft.add_metric(["real"], counts.ttft_s)
+        for kind, sums in (("predicted", counts.predicted_ttft_s), ("real", counts.ttft_s)):
+            for model, total_s in sums.items():
+                ttft.add_metric([model, kind], total_s)
         yield ttft
         yield CounterMetricFamily(
             "headgate_router_other_worker_misses",

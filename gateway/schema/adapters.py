@@ -1,4 +1,4 @@
-"""The body and the object of `/admin/v1/adapters`. Shapes only."""
+"""The body and the object of `/admin/v1/adapters`. The module holds shapes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""An anomaly: a key or an end user, and the amounts of its worst hour or its day beside the usual ones. Shapes only."""
+"""An anomaly: a key or an end user, and the amounts of its worst hour or its day beside the usual ones. The module
+holds shapes only.
+"""
 
 from __future__ import annotations
 

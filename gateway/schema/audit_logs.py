@@ -1,4 +1,6 @@
-"""An entry of the audit log in OpenAI's shape: the details are in a field named like the event. Shapes only."""
+"""An entry of the audit log in OpenAI's shape: the details are in a field named like the event. The module holds
+shapes only.
+"""
 
 from __future__ import annotations
 

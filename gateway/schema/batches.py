@@ -1,4 +1,4 @@
-"""Bodies and objects of files and batches (api.md section 8). Shapes only."""
+"""Bodies and objects of files and batches (api.md section 8). The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def file_object(file: FileInfo) -> dict[str, Any]:
 
 
 def batch_object(
-    batch: BatchInfo, charge_micro_units: int, now: int, failures: Sequence[LineFailures] | None = None
+    batch: BatchInfo, charge_micro_units: int, currency: str, now: int, failures: Sequence[LineFailures] | None = None
 ) -> dict[str, Any]:
     """Returns the batch as clients see it. `failures` counts its failed lines by how they failed; None if nobody asked."""
     errors = None if batch.errors is None else {"object": "list", "data": batch.errors}
@@ -91,6 +91,7 @@ def batch_object(
         "headgate": {
             **_progress(batch, now),
             "charge_micro_units": charge_micro_units,
+            "currency": currency,
             **({} if failures is None else {"failures": [msgspec.structs.asdict(one) for one in failures]}),
         },
     }

@@ -1,4 +1,6 @@
-"""Bodies and objects of `/admin/v1/issuer`, of tenants' billing profiles, and of payments and voids. Shapes only."""
+"""Bodies and objects of `/admin/v1/issuer`, of tenants' billing profiles, and of payments and voids. The module
+holds shapes only.
+"""
 
 from __future__ import annotations
 

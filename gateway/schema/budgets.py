@@ -1,4 +1,6 @@
-"""Bodies and objects of `/admin/v1/budgets` and `/admin/v1/quotas`. Shapes only; times are Unix seconds."""
+"""Bodies and objects of `/admin/v1/budgets` and `/admin/v1/quotas`. The module holds shapes only; times are Unix
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,11 @@ from accounting.limits.spend import Alert
 from accounting.values import time_zones
 from accounting.values.budget_types import Budget, Dimension, Hardness, Level, Period, Quota
 from accounting.values.types import Tier
+from gateway.schema import forms
 
 Amount = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Change = Annotated[int, Meta(ge=-(2**53) + 1, le=2**53 - 1)]
+Currency = Annotated[str, Meta(pattern=forms.CURRENCY)]
 Moment = Annotated[int, Meta(ge=0, le=10**10)]
 
 
@@ -32,6 +36,8 @@ class BudgetFields(msgspec.Struct, frozen=True):
     tier: Tier | None = None
     hard: bool = True
     shadow: bool = False
+    currency: Currency | None = None
+    """The currency that the project pays in. Another one is refused."""
 
     def new(self) -> NewBudget:
         fixed = self.period if isinstance(self.period, FixedPeriod) else None
@@ -52,6 +58,7 @@ class BudgetChanges(msgspec.Struct, frozen=True):
     limit_micro_units: Amount | None = None
     hard: bool | None = None
     shadow: bool | None = None
+    currency: Currency | None = None
 
     def hardness(self, before: Hardness) -> Hardness:
         hard = before == "hard" if self.hard is None else self.hard
@@ -63,6 +70,7 @@ class NewAdjustment(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     micro_units: Change
     from_: Moment
     to: Moment
+    currency: Currency | None = None
 
 
 class QuotaFields(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Objects of `/admin/v1/cache`. Shapes only."""
+"""Objects of `/admin/v1/cache`. The module holds shapes only."""
 
 from __future__ import annotations
 

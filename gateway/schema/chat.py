@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema import parameters
-from gateway.schema.convert import of_validation, refuse_deep
+from gateway.schema.convert import convert, refuse_deep
 from gateway.schema.custom_tools import arguments_of
 from gateway.schema.sampling import Bound, SamplingFields, check_shared
 from gateway.schema.search import check_search
@@ -172,12 +172,7 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str], form:
         raise errors.invalid("A message must be an object.", where, "invalid_type")
     if value.get("function_call") is not None:
         raise errors.invalid("Use 'tool_calls' instead.", f"{where}.function_call", "unsupported_parameter")
-    try:
-        message = msgspec.convert({k: v for k, v in value.items() if v is not None}, Message)
-    except msgspec.ValidationError as error:
-        fault = of_validation(str(error))
-        fault.param = f"{where}.{fault.param}" if fault.param else where
-        raise fault from None
+    message = convert(value, Message, where)
     if message.role not in ROLES:
         raise errors.invalid("Unknown role.", f"{where}.role")
     own = message.role == "assistant"

@@ -17,19 +17,31 @@ _PATH = re.compile(r" - at `\$?\.?(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"Object missing required field `(?P<name>\w+)`")
 
 
-def convert(value: Mapping[str, Any], kind: type[T]) -> T:
-    """Converts a JSON object. A null counts as absent. Raises `ApiError` 400 that names the field."""
+def convert(value: Mapping[str, Any], kind: type[T], where: str = "") -> T:
+    """Converts a JSON object. A null counts as absent. Raises `ApiError` 400 that names the field, and in front of it
+    the place of the object in its body, if `where` names one.
+    """
     present = {name: item for name, item in value.items() if item is not None}
     try:
         return msgspec.convert(present, kind)
     except msgspec.ValidationError as error:
-        raise of_validation(str(error)) from None
+        raise of_validation(str(error), where) from None
 
 
-def of_validation(text: str) -> errors.ApiError:
-    """Turns a validation error into an `ApiError`. The validator's text names types and ranges only, never a value of
-    the client's.
+def of_validation(text: str, where: str = "") -> errors.ApiError:
+    """Turns a validation error into an `ApiError`, whose parameter has the place `where` in front of it. The validator's
+    text names types and ranges only, never a value of the client's.
+
+    Whoever raises the error keeps it in no variable: its traceback holds the frame, and both would wait for the
+    collector with all that the request has.
     """
+    fault = _of_field(text)
+    if where:
+        fault.param = f"{where}.{fault.param}" if fault.param else where
+    return fault
+
+
+def _of_field(text: str) -> errors.ApiError:
     path = match["path"] if (match := _PATH.search(text)) else ""
     text = _PATH.sub("", text)
     if missing := _MISSING.match(text):

@@ -13,9 +13,9 @@ from msgspec import Meta
 
 from gateway.base import errors
 from gateway.structured import lark_reader
-from gateway.structured.ebnf import Rules
 from gateway.structured.lark import of_own
 from gateway.structured.regex import RegexError, anywhere
+from gateway.structured.rules import Rules
 
 INPUT = "input"
 """The name of the argument."""

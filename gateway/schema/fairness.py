@@ -1,4 +1,4 @@
-"""Objects of `/admin/v1/fairness`, and the share of each tenant. Pure."""
+"""Objects of `/admin/v1/fairness`, and the share of each tenant. The module is pure."""
 
 from __future__ import annotations
 

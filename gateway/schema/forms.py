@@ -8,6 +8,7 @@ import re
 
 MONTH = r"^20\d\d-(0[1-9]|1[0-2])$(?!\n)"
 CURRENCY = r"^[A-Za-z]{3}$(?!\n)"
+AMOUNT = r"^[0-9]{1,12}(\.[0-9]{1,6})?$(?!\n)"
 ABSOLUTE_PATH = "^/"
 SHEET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)"
 SCHEMA_NAME = r"^[A-Za-z0-9_-]{1,64}$"
@@ -19,6 +20,7 @@ ONE_LINE = r"^[^\r\n]*$(?!\n)"
 WORDS = {
     MONTH: "a month, written like 2026-10",
     CURRENCY: "the three letters of a currency, like USD",
+    AMOUNT: "an amount like 12.50: digits and one decimal point",
     ABSOLUTE_PATH: "a path that begins with /",
     SHEET_NAME: "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     SCHEMA_NAME: "1 to 64 letters, digits, '_' and '-'",

@@ -1,4 +1,4 @@
-"""Bodies and objects of `/admin/v1/invoices` and `/admin/v1/credits`. Shapes only."""
+"""Bodies and objects of `/admin/v1/invoices` and `/admin/v1/credits`. The module holds shapes only."""
 
 from __future__ import annotations
 

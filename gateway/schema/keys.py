@@ -1,4 +1,4 @@
-"""Bodies and object of `/admin/v1/keys` and `/v1/keys`. Shapes only."""
+"""Bodies and object of `/admin/v1/keys` and `/v1/keys`. The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.access import delegation
-from accounting.values.types import ApiKeyInfo, KeyChanges, Limits
+from accounting.values.tenant_types import ApiKeyInfo, KeyChanges
+from accounting.values.types import Limits
+from gateway.schema import request_limits
 from gateway.schema.convert import convert
+from gateway.schema.request_limits import Count
 
 Text = Annotated[str, Meta(min_length=1, max_length=200)]
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
-_LIMITS = {
-    "max_requests_per_1_minute": "requests_per_minute",
-    "max_tokens_per_1_minute": "tokens_per_minute",
-    "max_running_requests": "concurrency",
-}
-_NULLABLE = ("models", "addresses", *_LIMITS)
+_NULLABLE = ("models", "addresses", *request_limits.NAMES)
 
 
 class NewKey(msgspec.Struct, frozen=True):
@@ -67,7 +64,7 @@ def wanted(fields: NewKey, now: int, holder: ApiKeyInfo | None) -> dict[str, Any
         "models": fields.models,
         "addresses": fields.addresses,
         "expires_at": expires_at,
-        "limits": Limits(**{field: getattr(fields, name) for name, field in _LIMITS.items()}),
+        "limits": Limits(**{field: getattr(fields, name) for name, field in request_limits.NAMES.items()}),
     }
     if holder is None:
         return found | {"scopes": fields.scopes}
@@ -90,7 +87,7 @@ def changes(body: Mapping[str, Any]) -> KeyChanges:
         if name in _NULLABLE and name in body and body[name] is None:
             value = None
         if value is not UNSET:
-            given[_LIMITS.get(name, name)] = tuple(value) if isinstance(value, list) else value
+            given[request_limits.NAMES.get(name, name)] = tuple(value) if isinstance(value, list) else value
     return KeyChanges(**given)
 
 
@@ -110,5 +107,5 @@ def key(info: ApiKeyInfo) -> dict[str, Any]:
         "last_used_at": info.last_used_at,
         "expires_at": info.expires_at,
         "previous_value_until": info.previous_until,
-        **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
+        **request_limits.shown(info.limits),
     }

@@ -1,4 +1,6 @@
-"""Sums of requests by end user or by a field of their metadata: what is asked, and the answer. Shapes only."""
+"""Sums of requests by end user or by a field of their metadata: what is asked, and the answer. The module holds
+shapes only.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ NUM_VALUES_BY_DAY = 4
 def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
     """Reads which sums are asked for. With `tenant_id` only that tenant's are. Raises `ApiError` 400."""
     query.refuse_unknown(asked, ("project_id", "model", "start_time", "end_time", "label", "limit", "by_day"))
-    label = query.name(asked, "label") or END_USER
+    label = query.text(asked, "label") or END_USER
     if label != END_USER and label.removeprefix(METADATA) in {label, ""}:
         raise errors.invalid(f"'label' must be '{END_USER}', or '{METADATA}' and the name of a field.", "label")
     until_ms = _milliseconds(asked, "end_time", now_ms + 1)
     return LabelFilter(
         label=label,
-        tenant_id=query.name(asked, "project_id") if tenant_id is None else tenant_id,
-        model=query.name(asked, "model"),
+        tenant_id=query.text(asked, "project_id") if tenant_id is None else tenant_id,
+        model=query.text(asked, "model"),
         since_ms=_milliseconds(asked, "start_time", until_ms - NUM_DAYS * DAY_MS),
         until_ms=until_ms,
     )

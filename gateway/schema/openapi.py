@@ -1,4 +1,6 @@
-"""OpenAPI 3.1 from the route table and the bodies' own types, so that it always matches what is served. Pure."""
+"""OpenAPI 3.1 from the route table and the bodies' own types, so that it always matches what is served. The module is
+pure.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +49,7 @@ def document(routes: Sequence[Route]) -> dict[str, Any]:
 def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": _operation_id(route),
+        "summary": _summary(route),
         "x-headgate-scope": route.scope,
         "security": [] if route.scope == "none" else [{"key": []}],
         "responses": {
@@ -54,8 +57,6 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
             "default": _answer("Refused or failed.", references[Failure]),
         },
     }
-    if summary := (route.handler.__doc__ or "").partition("\n")[0]:
-        operation["summary"] = summary
     if names := _PARAMETER.findall(route.path):
         operation["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
@@ -63,6 +64,11 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
     if route.takes is not None:
         operation["requestBody"] = {"required": True, "content": _json(references[route.takes])}
     return operation
+
+
+def _summary(route: Route) -> str:
+    """Returns the first line of the handler's docstring."""
+    return (route.handler.__doc__ or "").partition("\n")[0]
 
 
 def _operation_id(route: Route) -> str:

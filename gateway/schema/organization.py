@@ -1,4 +1,6 @@
-"""Bodies and objects of the OpenAI admin API: an organization's project is a tenant (api.md 6.1). Shapes only."""
+"""Bodies and objects of the OpenAI admin API: an organization's project is a tenant (api.md 6.1). The module holds
+shapes only.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,18 @@ from aiohttp import web
 from msgspec import Meta
 
 from accounting.database.paging import Page
-from accounting.values.types import ApiKeyInfo, ModelLimits, ModelPermissions, NewApiKey, ServiceAccountInfo, TenantInfo
+from accounting.values.tenant_types import (
+    ApiKeyInfo,
+    ModelLimits,
+    ModelPermissions,
+    NewApiKey,
+    ServiceAccountInfo,
+    TenantInfo,
+)
+from gateway.schema.request_limits import Count
 
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 Seconds = Annotated[int, Meta(ge=1, le=10**10)]
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 
 RATE_LIMIT_PREFIX = "rl-"
 PROJECT_UNSUPPORTED = ("residency", "geography", "external_key_id")

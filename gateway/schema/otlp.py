@@ -1,6 +1,7 @@
 """A logged request as OTLP/JSON: the spans that tracing exports of a sampled request, made from its row in the log.
 
-Ids of spans are derived from the request's id, so that the same request always gives the same spans. Pure.
+Ids of spans are derived from the request's id, so that the same request always gives the same spans. The module is
+pure.
 """
 
 from __future__ import annotations

@@ -229,7 +229,12 @@ _FORMS = (
     _refused("preserved_tokens", BOTH, "llama.cpp", "Use 'skip_special_tokens': false instead."),
 )
 _TOOLS = (
-    _honoured("tools", MESSAGES, "OpenAI", "Functions; up to 128."),
+    _honoured(
+        "tools",
+        MESSAGES,
+        "OpenAI",
+        "Functions, and tools of the type 'custom' with grammars in 'regex' or 'lark'; up to 128.",
+    ),
     _honoured("tool_choice", MESSAGES, "OpenAI", "'none', 'auto', 'required', or a function by its name."),
     _honoured("parallel_tool_calls", MESSAGES, "OpenAI", "false: one call at most.", off=(True,)),
     _honoured("reasoning_effort", MESSAGES, "OpenAI", "Where the model's template has a switch for it."),

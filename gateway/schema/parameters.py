@@ -1,7 +1,8 @@
 """The parameters of the text endpoints: the reading of a body by the table (`gateway/schema/parameter_table.py`).
 
 A known parameter is honoured, has no effect on the answer, or is refused with its name and its replacement. An unknown
-one is ignored and named in a header. A parameter that is switched off is never refused, whatever it is. Pure.
+one is ignored and named in a header. A parameter that is switched off is never refused, whatever it is. The module is
+pure.
 """
 
 from __future__ import annotations

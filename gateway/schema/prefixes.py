@@ -1,4 +1,4 @@
-"""The body of `/admin/v1/prefixes`. Shapes only."""
+"""The body of `/admin/v1/prefixes`. The module holds shapes only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bodies and objects of `/admin/v1/price-sheets`. Shapes only; times are Unix seconds, rates integers."""
+"""Bodies and objects of `/admin/v1/price-sheets`. The module holds shapes only; times are Unix seconds, rates
+integers.
+"""
 
 from __future__ import annotations
 

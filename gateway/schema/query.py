@@ -1,9 +1,10 @@
-"""Reads query parameters as values, with the parameter's name in the error. Knows no route."""
+"""Reads query parameters as values, with the parameter's name in the error. It knows no route."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypedDict
 
 from multidict import MultiMapping
 
@@ -16,19 +17,19 @@ _BOOLEANS: Mapping[str, bool] = {"true": True, "false": False}
 
 
 def text(query: Query, name: str) -> str | None:
-    """Returns a parameter's value. A parameter given twice is an error: it is unclear which value was meant."""
+    """Returns a parameter's value. A parameter given twice is an error: it is unclear which value was meant. So is a
+    null character, which is in no text of PostgreSQL.
+    """
     values = query.getall(name, [])
     if len(values) > 1:
         raise errors.invalid(f"'{name}' was given more than once.", name)
+    _refuse_null(name, values)
     return values[0] if values else None
 
 
-def name(query: Query, name: str) -> str | None:
-    """Returns the value of a parameter that SQL compares with ids or names. PostgreSQL takes no null character."""
-    value = text(query, name)
-    if value is not None and "\0" in value:
+def _refuse_null(name: str, values: Sequence[str]) -> None:
+    if any("\0" in value for value in values):
         raise errors.invalid(f"'{name}' must not contain a null character.", name)
-    return value
 
 
 def integer(query: Query, name: str) -> int | None:
@@ -59,6 +60,7 @@ def choice(query: Query, name: str, choices: Sequence[str]) -> str | None:
 def array(query: Query, name: str) -> tuple[str, ...] | None:
     """Returns the values of `name[]=a&name[]=b`, or of the plain name repeated; None if there are none."""
     values = [*query.getall(f"{name}[]", []), *query.getall(name, [])]
+    _refuse_null(name, values)
     return tuple(values) if values else None
 
 
@@ -69,6 +71,16 @@ def limit(query: Query, default: int, most: int) -> int:
     if not 1 <= value <= most:
         raise errors.invalid(f"'limit' must be 1 to {most}.", "limit")
     return value
+
+
+class Page(TypedDict):
+    after: str | None
+    limit: int
+
+
+def page(query: Query) -> Page:
+    """Returns which page of a list is asked for."""
+    return Page(after=text(query, "after"), limit=limit(query, 20, 100))
 
 
 def refuse_unknown(query: Query, known: Collection[str]) -> None:

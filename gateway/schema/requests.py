@@ -1,4 +1,4 @@
-"""Objects of the request log, and the filters of its lists. Shapes only."""
+"""Objects of the request log, and the filters of its lists. The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
     status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
     return RequestFilter(
-        tenant_id=query.name(asked, "project_id") if tenant_id is None else tenant_id,
-        key_id=query.name(asked, "api_key_id"),
-        model=query.name(asked, "model"),
-        trace_id=query.name(asked, "trace_id"),
-        session_id=query.name(asked, "session_id"),
-        request_id=query.name(asked, "request_id"),
+        tenant_id=query.text(asked, "project_id") if tenant_id is None else tenant_id,
+        key_id=query.text(asked, "api_key_id"),
+        model=query.text(asked, "model"),
+        trace_id=query.text(asked, "trace_id"),
+        session_id=query.text(asked, "session_id"),
+        request_id=query.text(asked, "request_id"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
         since_ms=_seconds(asked, "start_time"),

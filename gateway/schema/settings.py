@@ -1,19 +1,15 @@
-"""The settings of a process as text for the operator, with what opens other systems masked. Pure."""
+"""The settings of a process as text for the operator, with what opens other systems masked. The module is pure."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
-from yarl import URL
 
 from gateway.base.settings import PREFIX
-
-MASK = "***"
-_SECRET = re.compile(r"secret|password|passwd|token|pepper|api_?key|credential", re.I)
+from workers.process import masked
 
 
 def shown(settings: BaseModel) -> list[dict[str, Any]]:
@@ -32,25 +28,7 @@ def shown(settings: BaseModel) -> list[dict[str, Any]]:
 def _masked(name: str, value: Any) -> str | None:
     if value is None or value == "":
         return None
-    if _SECRET.search(name):
-        return MASK
-    text = _text(value)
-    return without_secrets(text) if "://" in text else text
-
-
-def without_secrets(url: str) -> str:
-    """Returns an address without its password and without secret values of its query."""
-    try:
-        parsed = URL(url)
-        password = parsed.password
-    except ValueError:
-        return MASK
-    secrets = {name for name in parsed.query if _SECRET.search(name)}
-    if password is None and not secrets:
-        return url
-    masked = parsed if password is None else parsed.with_password(MASK)
-    kept = [(name, MASK if name in secrets else value) for name, value in parsed.query.items()]
-    return str(masked.with_query(kept) if kept else masked)
+    return masked.setting(name, _text(value))
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The body and the object of `/admin/v1/tenants`. Shapes only."""
+"""The body and the object of `/admin/v1/tenants`. The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from msgspec import UNSET, Meta, UnsetType
 
 from accounting.lifecycle.erasure import ErasureReport
 from accounting.limits.limit_preview import Preview
+from accounting.values.tenant_types import TenantInfo
 from accounting.values.time_zones import UTC
-from accounting.values.types import CacheShare, Limits, TenantInfo
+from accounting.values.types import CacheShare, Limits
+from gateway.schema import request_limits
 from gateway.schema.convert import convert
-
-Blocks = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-
-
-Count = Annotated[int, Meta(ge=0, le=2**53 - 1)]
-
-_LIMITS = {
-    "max_requests_per_1_minute": "requests_per_minute",
-    "max_tokens_per_1_minute": "tokens_per_minute",
-    "max_running_requests": "concurrency",
-}
+from gateway.schema.request_limits import Count
 
 
 class TenantChanges(msgspec.Struct, frozen=True):
@@ -35,8 +27,8 @@ class TenantChanges(msgspec.Struct, frozen=True):
     max_tokens_per_1_minute: Count | UnsetType = UNSET
     max_running_requests: Count | UnsetType = UNSET
     weight: Annotated[float, Meta(gt=0)] | UnsetType = UNSET
-    cache_quota_blocks: Blocks | UnsetType = UNSET
-    cache_floor_blocks: Blocks | UnsetType = UNSET
+    cache_quota_blocks: Count | UnsetType = UNSET
+    cache_floor_blocks: Count | UnsetType = UNSET
     cache_ttl_s: Annotated[int, Meta(ge=1)] | UnsetType = UNSET
     cache_read: bool | UnsetType = UNSET
     cache_write: bool | UnsetType = UNSET
@@ -82,11 +74,11 @@ def wanted(body: Mapping[str, Any], before: TenantInfo) -> Wanted:
         name: after(f"cache_{name}", getattr(before.cache, name), getattr(default, name))
         for name in CacheShare.__struct_fields__
     }
-    limits = {field: after(name, getattr(before.limits, field), None) for name, field in _LIMITS.items()}
+    limits = {field: after(name, getattr(before.limits, field), None) for name, field in request_limits.NAMES.items()}
     shares = any(name == "weight" or name.startswith("cache_") for name in body)
     return Wanted(
         None if given.suspended is UNSET else given.suspended,
-        Limits(**limits) if not _LIMITS.keys().isdisjoint(body) else None,
+        Limits(**limits) if not request_limits.NAMES.keys().isdisjoint(body) else None,
         (after("weight", before.weight, 1.0), CacheShare(**share)) if shares else None,
         after("time_zone", before.time_zone, UTC) if "time_zone" in body else None,
         after("stores_responses", before.stores_responses, True) if "stores_responses" in body else None,
@@ -98,7 +90,7 @@ def _is_null(body: Mapping[str, Any], name: str) -> bool:
     return name in body and body[name] is None
 
 
-def tenant(info: TenantInfo) -> dict[str, Any]:
+def tenant(info: TenantInfo, currency: str) -> dict[str, Any]:
     return {
         "id": info.id,
         "object": "tenant",
@@ -106,12 +98,13 @@ def tenant(info: TenantInfo) -> dict[str, Any]:
         "status": info.status,
         "weight": info.weight,
         "time_zone": info.time_zone,
+        "currency": currency,
         "stores_responses": info.stores_responses,
         "buys_overflow": info.buys_overflow,
         "suspended": info.status == "suspended",
         "created_at": info.created_at,
         "archived_at": info.archived_at,
-        **{name: getattr(info.limits, field) for name, field in _LIMITS.items()},
+        **request_limits.shown(info.limits),
         **{f"cache_{name}": getattr(info.cache, name) for name in CacheShare.__struct_fields__},
     }
 

@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from gateway.base import errors
-from gateway.schema.convert import of_validation
+from gateway.schema.convert import convert
 from gateway.schema.custom_tools import CustomTool, check_size, parameters_of, rules_of
-from gateway.structured.ebnf import Rules
+from gateway.structured.rules import Rules
 
 MAX_TOOLS = 128
 MAX_BYTES = 512 * 1024
@@ -141,12 +141,7 @@ def _function(where: str, value: Any) -> tuple[FunctionTool, CustomTool | None]:
 
 
 def _converted(where: str, value: Any) -> Tool:
-    try:
-        return msgspec.convert(_without_nulls(value), Tool)
-    except msgspec.ValidationError as error:
-        fault = of_validation(str(error))
-        fault.param = f"{where}.{fault.param}" if fault.param else where
-        raise fault from None
+    return convert(_without_nulls(value), Tool, where)
 
 
 def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:

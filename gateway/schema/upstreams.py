@@ -1,4 +1,4 @@
-"""The bodies and objects of `/admin/v1/upstreams`. Shapes only. No object holds a credential."""
+"""The bodies and objects of `/admin/v1/upstreams`. The module holds shapes only. No object holds a credential."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ import pydantic
 from msgspec import Meta
 
 from accounting.upstreams.calls import CallSums
-from accounting.upstreams.costs import CostRow, CostSums
 from gateway.base import errors
-from gateway.base.upstream_source import UpstreamSource
+from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
-
-MAX_ROWS = 10_000
-Text = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
 class NewUpstream(msgspec.Struct, frozen=True):
@@ -37,20 +33,9 @@ class NewUpstream(msgspec.Struct, frozen=True):
     first_byte_s: float = 60.0
     idle_s: float = 30.0
     attempts: int = 3
-
-
-class NewCostRow(msgspec.Struct, frozen=True):
-    id: Text
-    amount_micro_units: Annotated[int, Meta(ge=-(2**53), le=2**53)]
-    provider_id: Annotated[str, Meta(max_length=128)] = ""
-    billed_at: Annotated[int, Meta(ge=0, le=2**40)] = 0
-
-
-class NewCosts(msgspec.Struct, frozen=True):
-    rows: Annotated[list[NewCostRow], Meta(min_length=1, max_length=MAX_ROWS)]
-
-    def values(self) -> list[CostRow]:
-        return [CostRow(row.id, row.provider_id, row.amount_micro_units, row.billed_at * 1000) for row in self.rows]
+    costs: dict[str, Any] | None = None
+    """The API in which the provider says what it bills by the day."""
+    cost_credential: Annotated[str, Meta(max_length=8192, pattern=forms.PRINTABLE)] = ""
 
 
 def check_names(value: Mapping[str, Any]) -> None:
@@ -58,13 +43,21 @@ def check_names(value: Mapping[str, Any]) -> None:
     for name in value.keys() - set(NewUpstream.__struct_fields__):
         hint = "Give the credential itself, as 'credential'." if name in ("key", "api_key", "key_env") else ""
         raise errors.invalid(f"There is no such field. {hint}".rstrip(), name, "unknown_parameter")
+    costs = value.get("costs")
+    if isinstance(costs, Mapping) and "key_env" in costs:
+        sentence = "There is no such field. Give the credential itself, as 'cost_credential'."
+        raise errors.invalid(sentence, "costs.key_env", "unknown_parameter")
 
 
 def source_of(fields: NewUpstream) -> UpstreamSource:
     """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
     given = {
-        name: value for name, value in msgspec.structs.asdict(fields).items() if name not in ("name", "credential")
+        name: value
+        for name, value in msgspec.structs.asdict(fields).items()
+        if name not in ("name", "credential", "cost_credential")
     }
+    if fields.cost_credential and fields.costs is None:
+        given["costs"] = {}
     try:
         return UpstreamSource.model_validate(given)
     except pydantic.ValidationError as error:
@@ -72,7 +65,7 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
         where = ".".join(map(str, first["loc"])) or "url"
         hint = ""
         if first["type"] == "extra_forbidden":
-            known = [name for one in (UpstreamSource, *_PARTS) for name in one.model_fields]
+            known = [name for one in (UpstreamSource, UpstreamCosts, *_PARTS) for name in one.model_fields]
             meant = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
             hint = f" Did you mean {meant[0]}?" if meant else ""
         raise errors.invalid(f"{first['msg'].removeprefix('Value error, ')}.{hint}", where) from None
@@ -82,7 +75,13 @@ _PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type
 
 
 def upstream(
-    name: str, source: UpstreamSource, place: Mapping[str, Any], *, is_stored: bool, has_credential: bool
+    name: str,
+    source: UpstreamSource,
+    place: Mapping[str, Any],
+    *,
+    is_stored: bool,
+    has_credential: bool,
+    has_cost_credential: bool,
 ) -> dict[str, Any]:
     return {
         "id": name,
@@ -91,20 +90,19 @@ def upstream(
         "url": source.url,
         "declared_by": "api" if is_stored else "settings",
         "has_credential": has_credential,
+        "costs": _costs(source, has_cost_credential),
         "models": sorted(source.models),
         "rank": source.rank,
         **place,
     }
 
 
-def bill(found: CostSums) -> dict[str, Any]:
-    return {
-        "billed_micro_units": found.billed,
-        "matched_micro_units": found.matched,
-        "drift_micro_units": dict(found.drift),
-        "unbilled_micro_units": found.unbilled,
-        "num_unbilled": found.num_unbilled,
-    }
+def _costs(source: UpstreamSource, has_credential: bool) -> dict[str, Any] | None:
+    """Shows where costs are read; None if they are not."""
+    costs = source.costs
+    if costs is None:
+        return None
+    return {"url": costs.url or source.url, "project": costs.project or None, "has_credential": has_credential}
 
 
 def usage(found: Sequence[CallSums]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Parameters and object of `/v1/usage/changes` and `/admin/v1/usage/changes`. Shapes only."""
+"""Parameters and object of `/v1/usage/changes` and `/admin/v1/usage/changes`. The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def asked_of(asked: Query, tenant_id: str | None, now: int) -> Asked:
     InvalidError for periods that cannot be.
     """
     query.refuse_unknown(asked, (*TIMES, "project_id", "api_key_id", "model"))
-    tenant_id = query.name(asked, "project_id") if tenant_id is None else tenant_id
+    tenant_id = query.text(asked, "project_id") if tenant_id is None else tenant_id
     start, end, before_start, before_end = (query.integer(asked, name) for name in TIMES)
     for name, value in (("project_id", tenant_id), ("start_time", start)):
         if value is None:
@@ -38,7 +38,7 @@ def asked_of(asked: Query, tenant_id: str | None, now: int) -> Asked:
     assert tenant_id is not None
     assert start is not None
     intervals = period_sums.intervals(start, end, before_start, before_end, now)
-    return Asked(tenant_id, intervals, query.name(asked, "api_key_id"), query.name(asked, "model"))
+    return Asked(tenant_id, intervals, query.text(asked, "api_key_id"), query.text(asked, "model"))
 
 
 def change(asked: Asked, periods: Periods, found: Change) -> dict[str, Any]:

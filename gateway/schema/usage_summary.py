@@ -1,4 +1,4 @@
-"""The object of `/v1/usage/summary`. Shapes only; times are Unix seconds, amounts micro-units."""
+"""The object of `/v1/usage/summary`. The module holds shapes only; times are Unix seconds, amounts micro-units."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The body and the objects of `/admin/v1/webhooks`. Shapes only."""
+"""The body and the objects of `/admin/v1/webhooks` and `/v1/webhooks`. The module holds shapes only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class WebhookFields(msgspec.Struct, frozen=True):
     events: Annotated[list[str], Meta(max_length=100)] | None = None
     """A value of None means every event."""
     project_id: str | None = None
-    """A value of None means the events of all projects."""
+    """A value of None means the events of all projects, and for a tenant's key those of its own."""
 
 
 def webhook(info: WebhookInfo) -> dict[str, Any]:

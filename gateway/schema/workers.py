@@ -1,4 +1,4 @@
-"""Objects of `/admin/v1/workers`: what a gateway knows of its linked workers. Shapes only."""
+"""Objects of `/admin/v1/workers`: what a gateway knows of its linked workers. The module holds shapes only."""
 
 from __future__ import annotations
 

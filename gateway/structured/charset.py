@@ -1,6 +1,6 @@
 """Sets of characters, and their notation in the expressions that the grammar library reads.
 
-Pure. A set is a sorted tuple of disjoint inclusive ranges of code points; surrogates are in none of them.
+The module is pure. A set is a sorted tuple of disjoint inclusive ranges of code points; surrogates are in none of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks whether a finished text has the promised form. Pure.
+"""Checks whether a finished text has the promised form. The module is pure.
 
 This is a second opinion, not the enforcement: it reads values, where the grammar reads characters. Only the grammar
 enforces patterns and formats, because matching a client's expression may never end. Numbers are compared as decimals,

@@ -17,6 +17,14 @@ Node = dict[str, Json] | Literal[True]
 DEFINITIONS = "#/$defs/"
 
 
+class SchemaError(ValueError):
+    """A schema that cannot be enforced. `pointer` is the place, as a JSON pointer."""
+
+    def __init__(self, pointer: str, message: str) -> None:
+        super().__init__(message)
+        self.pointer = pointer
+
+
 @dataclass
 class Document:
     """A schema, and the schemas that it refers to. A reference is `DEFINITIONS` and a name."""

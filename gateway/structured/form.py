@@ -1,7 +1,8 @@
 """The form that a client wants its output to have: JSON schema, JSON object, expression, choice or grammar become one
 grammar.
 
-Pure. The grammar is Lark text, the one form that workers know; `Form` also says whether a finished text has the form.
+The module is pure. The grammar is Lark text, the one form that workers know; `Form` also says whether a finished text
+has the form.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from msgspec import Meta
 from gateway.base import errors
 from gateway.structured import check, ebnf, lark, regex
 from gateway.structured.charset import literal
-from gateway.structured.document import ANY_OBJECT, Document
-from gateway.structured.errors import SchemaError
+from gateway.structured.document import ANY_OBJECT, Document, SchemaError
 from gateway.structured.read_schema import read
+from gateway.structured.rules import RulesError
 
 MAX_BYTES = 64 * 1024
 """The largest size of a form that a client sends, in bytes."""
@@ -163,7 +164,7 @@ def _of_grammar(text: str, where: str) -> Form:
     _check_size(text, where)
     try:
         written = lark.of_rules(ebnf.read(text))
-    except ebnf.EbnfError as error:
+    except RulesError as error:
         raise _unsupported(f"The grammar is not EBNF: {error}.", where) from None
     except RecursionError:
         raise _unsupported("The grammar is nested too deep.", where) from None

@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from gateway.structured.charset import Ranges, in_json, one_of
-from gateway.structured.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+from gateway.structured.rules import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
 
 _DEPTH = 8
 """Largest depth of parentheses in a rule. A deeper part gets its own rule, because the library bounds the
@@ -47,12 +47,7 @@ def of_expression(expression: str) -> str:
 
 def of_rules(rules: Rules) -> str:
     """Writes the rules that `root` leads to. It needs as many stack frames as nodes are nested."""
-    used = reached(rules, "root")
-    writer = _Writer("r" if _has_cycle(rules, used) else "R")
-    for name in used:
-        writer.names[name] = writer.new_name()
-    for name in used:
-        writer.add(writer.names[name], rules[name])
+    writer = _written(rules, "", one_of)
     return "\n".join((f"start: {writer.names['root']}", *writer.lines, ""))
 
 
@@ -64,13 +59,18 @@ def of_own(rules: Rules, prefix: str) -> tuple[str, list[str]]:
     Each terminal is one character or its escape: longer ones would be split before it is known whether a backslash goes
     on with them or begins the next.
     """
+    writer = _written(rules, prefix, in_json)
+    return writer.names["root"], writer.lines
+
+
+def _written(rules: Rules, prefix: str, one_of: Callable[[Ranges], str]) -> _Writer:
     used = reached(rules, "root")
-    writer = _Writer(f"{prefix}r" if _has_cycle(rules, used) else f"{prefix.upper()}R", in_json)
+    writer = _Writer(f"{prefix}r" if _has_cycle(rules, used) else f"{prefix.upper()}R", one_of)
     for name in used:
         writer.names[name] = writer.new_name()
     for name in used:
         writer.add(writer.names[name], rules[name])
-    return writer.names["root"], writer.lines
+    return writer
 
 
 def reached(rules: Rules, *names: str) -> dict[str, None]:
@@ -95,7 +95,7 @@ def _has_cycle(rules: Rules, names: Iterable[str]) -> bool:
 
 
 class _Writer:
-    def __init__(self, kind: str, one_of: Callable[[Ranges], str] = one_of) -> None:
+    def __init__(self, kind: str, one_of: Callable[[Ranges], str]) -> None:
         """Creates a writer. `kind` is the beginning of names, whose case makes them rules or terminals. `one_of` writes
         one character of a set.
         """

@@ -1,29 +1,44 @@
 """Reader of a client's own grammar in Lark's syntax: what it says becomes rules of expressions.
 
 The subset is what decides which texts there are: rules, terminals, strings, expressions, ranges, groups, repetitions,
-`%ignore`, and `%import` of `common`. What only shapes a tree is read and means nothing: aliases, priorities, and the marks `?`, `!`
-and `_`. Templates, other directives, and expressions that are no regular ones are refused. Pure.
+`%ignore`, and `%import` of `common`. What only shapes a tree is read and means nothing: aliases, priorities, and the
+marks `?`, `!` and `_`. Templates, other directives, and expressions that are no regular ones are refused. The module is
+pure.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.structured import charset, terminal
-from gateway.structured.common_terminals import COMMON
-from gateway.structured.ebnf import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+from gateway.structured.lexemes import Lexeme, Lexemes, split
 from gateway.structured.regex import RegexError
+from gateway.structured.rules import (
+    REPEATS,
+    Chars,
+    Either,
+    Node,
+    Ref,
+    Repeat,
+    Rules,
+    RulesError,
+    Sequence,
+    either,
+    endless,
+    refs,
+    sequence,
+)
 
 MAX_DEPTH = 32
 """Largest depth of nested groups."""
 MAX_REPEAT = 1_000
 MAX_NAMES = 500
 """The most rules and terminals."""
-_TOKEN = re.compile(
+_LEXEME = re.compile(
     r"(?P<space>(?:[ \t\f\r]|//[^\n]*|\#[^\n]*)+)"
     r"|(?P<line>\n)"
     r"|(?P<directive>%[a-z]+)"
@@ -35,12 +50,6 @@ _TOKEN = re.compile(
     r"|(?P<number>-?\d{1,9})"
     r"|(?P<mark>[|()\[\]*+?~:.,!])"
 )
-_REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-
-
-class LarkError(ValueError):
-    """The text is not a grammar that can be enforced. The message is one sentence without its end."""
-
 
 _IGNORED, _ROOT = "%ignore", "root"
 
@@ -64,36 +73,35 @@ class _Grammar:
 
 @dataclass
 class _Reader:
-    tokens: list[tuple[str, str]]
-    place: int = 0
+    lexemes: Lexemes
     depth: int = 0
     bodies: dict[str, Any] = field(default_factory=dict)
     ignored: list[Any] = field(default_factory=list)
 
     def read(self) -> _Grammar:
-        while self.place < len(self.tokens):
-            kind, text = self._next()
+        while not self.lexemes.has_ended:
+            kind, text = self.lexemes.next()
             while text in ("?", "!"):
-                kind, text = self._next()
+                kind, text = self.lexemes.next()
             if kind == "directive":
                 self._directive(text)
             elif kind == "name":
                 self._definition(text)
             elif kind != "line":
-                raise LarkError(f"a rule should begin where {text[:40]} stands")
+                raise RulesError(f"a rule should begin where {text[:40]} stands")
         return _Grammar(self.bodies, tuple(self.ignored))
 
     # Statements
 
     def _definition(self, name: str) -> None:
-        if self._skip("."):
-            self._expect("number")
-        if not self._skip(":"):
-            raise LarkError(f"a colon should follow the name {name}; templates are not supported")
+        if self.lexemes.skip("."):
+            self.lexemes.expect("number")
+        if not self.lexemes.skip(":"):
+            raise RulesError(f"a colon should follow the name {name}; templates are not supported")
         if name in self.bodies:
-            raise LarkError(f"{name} is defined twice")
+            raise RulesError(f"{name} is defined twice")
         if name not in (name.upper(), name.lower()):
-            raise LarkError(f"the name {name} is neither that of a rule nor, in capitals, that of a terminal")
+            raise RulesError(f"the name {name} is neither that of a rule nor, in capitals, that of a terminal")
         self.bodies[name] = self._either()
         self._end()
 
@@ -103,65 +111,67 @@ class _Reader:
         elif text == "%import":
             self._import()
         else:
-            raise LarkError(f"the directive {text} is not supported")
+            raise RulesError(f"the directive {text} is not supported")
         self._end()
 
     def _import(self) -> None:
-        if self._expect("name") != "common":
-            raise LarkError("only terminals of the module common can be imported")
-        if self._skip("."):
-            name = self._expect("name")
-            self._take_common(self._expect("name") if self._skip_kind("arrow") else name, name)
+        if self.lexemes.expect("name") != "common":
+            raise RulesError("only terminals of the module common can be imported")
+        if self.lexemes.skip("."):
+            name = self.lexemes.expect("name")
+            self._take_common(self.lexemes.expect("name") if self.lexemes.skip_kind("arrow") else name, name)
             return
-        if not self._skip("("):
-            raise LarkError("the names of an import are missing")
-        while not self._skip(")"):
-            name = self._expect("name")
+        if not self.lexemes.skip("("):
+            raise RulesError("the names of an import are missing")
+        while not self.lexemes.skip(")"):
+            name = self.lexemes.expect("name")
             self._take_common(name, name)
-            self._skip(",")
+            self.lexemes.skip(",")
 
     def _take_common(self, name: str, common: str) -> None:
-        if common not in COMMON:
-            raise LarkError(f"the module common has no terminal {common} that is supported")
+        if common not in terminal.COMMON:
+            raise RulesError(f"the module common has no terminal {common} that is supported")
         if name in self.bodies:
-            raise LarkError(f"{name} is defined twice")
-        self.bodies[name] = self._expression(COMMON[common], "")
+            raise RulesError(f"{name} is defined twice")
+        self.bodies[name] = self._expression(terminal.COMMON[common], "")
 
     # Bodies
 
     def _either(self) -> Any:
         parts = [self._sequence()]
-        while self._skip("|"):
+        while self.lexemes.skip("|"):
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Either(tuple(parts))
+        return either(parts)
 
     def _sequence(self) -> Any:
         parts: list[Any] = []
-        while self.place < len(self.tokens) and not self._at("|", ")", "]") and self._kind() not in ("line", "arrow"):
+        while (
+            not self.lexemes.has_ended and not self.lexemes.at("|)]") and self.lexemes.kind() not in ("line", "arrow")
+        ):
             parts.append(self._repeated())
-        if self._skip_kind("arrow"):
-            self._expect("name")
-        return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
+        if self.lexemes.skip_kind("arrow"):
+            self.lexemes.expect("name")
+        return sequence(parts)
 
     def _repeated(self) -> Any:
         node = self._atom()
-        if self._at("*", "+", "?"):
-            return Repeat(node, *_REPEATS[self._next()[1]])
-        if not self._skip("~"):
+        if self.lexemes.at("*+?"):
+            return Repeat(node, *REPEATS[self.lexemes.next()[1]])
+        if not self.lexemes.skip("~"):
             return node
-        low = high = int(self._expect("number"))
-        if self._skip_kind("range"):
-            high = int(self._expect("number"))
+        low = high = int(self.lexemes.expect("number"))
+        if self.lexemes.skip_kind("range"):
+            high = int(self.lexemes.expect("number"))
         if not 0 <= low <= high <= MAX_REPEAT:
-            raise LarkError(f"a repetition must be of 0 to {MAX_REPEAT} times, and end after its begin")
+            raise RulesError(f"a repetition must be of 0 to {MAX_REPEAT} times, and end after its begin")
         return Repeat(node, low, high)
 
     def _atom(self) -> Any:
-        kind, text = self._next()
+        kind, text = self.lexemes.next()
         match kind:
             case "string":
-                if self._skip_kind("range"):
-                    return self._range(text, self._expect("string"))
+                if self.lexemes.skip_kind("range"):
+                    return self._range(text, self.lexemes.expect("string"))
                 return _Leaf(terminal.literal(_unquoted(text), any_case=text.endswith("i")))
             case "regex":
                 body, _, flags = text[1:].rpartition("/")
@@ -170,15 +180,15 @@ class _Reader:
                 return Ref(text)
             case "mark" if text in "([":
                 return self._group(text)
-        raise LarkError(f"a string, an expression, a name or a group should stand where {text[:40]} stands")
+        raise RulesError(f"a string, an expression, a name or a group should stand where {text[:40]} stands")
 
     def _group(self, opening: str) -> Any:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise LarkError(f"groups are nested deeper than {MAX_DEPTH}")
+            raise RulesError(f"groups are nested deeper than {MAX_DEPTH}")
         body = self._either()
-        if not self._skip(")" if opening == "(" else "]"):
-            raise LarkError("a group is not closed")
+        if not self.lexemes.skip(")" if opening == "(" else "]"):
+            raise RulesError("a group is not closed")
         self.depth -= 1
         return body if opening == "(" else Repeat(body, 0, 1)
 
@@ -187,68 +197,39 @@ class _Reader:
     def _range(self, first: str, last: str) -> Any:
         low, high = _unquoted(first), _unquoted(last)
         if len(low) != 1 or len(high) != 1 or low > high:
-            raise LarkError("a range goes from one character to a later one")
+            raise RulesError("a range goes from one character to a later one")
         return _Leaf(Chars(charset.common(((ord(low), ord(high)),), charset.ALL)))
 
     def _expression(self, body: str, flags: str) -> Any:
         if set(flags) - set("isu"):
-            raise LarkError("expressions may have the flags i, s and u")
+            raise RulesError("expressions may have the flags i, s and u")
         try:
             return _Leaf(terminal.read(body, any_case="i" in flags, dot_all="s" in flags))
         except RegexError as error:
-            raise LarkError(f"an expression is not supported: {str(error).rstrip('.')}") from None
-
-    # Tokens
-
-    def _kind(self) -> str:
-        return self.tokens[self.place][0] if self.place < len(self.tokens) else ""
-
-    def _next(self) -> tuple[str, str]:
-        if self.place == len(self.tokens):
-            raise LarkError("the grammar ends too early")
-        self.place += 1
-        return self.tokens[self.place - 1]
-
-    def _at(self, *marks: str) -> bool:
-        return self._kind() == "mark" and self.tokens[self.place][1] in marks
-
-    def _skip(self, mark: str) -> bool:
-        found = self._at(mark)
-        self.place += found
-        return found
-
-    def _skip_kind(self, kind: str) -> bool:
-        found = self._kind() == kind
-        self.place += found
-        return found
-
-    def _expect(self, kind: str) -> str:
-        found, text = self._next()
-        if found != kind:
-            raise LarkError(f"a {kind} should stand where {text.strip()[:40] or 'the line ends'} stands")
-        return text
+            raise RulesError(f"an expression is not supported: {str(error).rstrip('.')}") from None
 
     def _end(self) -> None:
-        if self.place < len(self.tokens) and not self._skip_kind("line"):
-            raise LarkError(f"a line should end where {self.tokens[self.place][1][:40]} stands")
+        if not self.lexemes.has_ended and not self.lexemes.skip_kind("line"):
+            raise RulesError(f"a line should end where {self.lexemes.next()[1][:40]} stands")
 
 
 def read(text: str) -> Rules:
-    """Reads a grammar into rules of characters, one of which is `root`. Raises `LarkError`."""
-    grammar = _Reader(_joined(list(_tokens(text)))).read()
+    """Reads a grammar into rules of characters, one of which is `root`. Raises `RulesError`."""
+    grammar = _Reader(Lexemes(_joined(split(text, _LEXEME)))).read()
     if len(grammar.bodies) > MAX_NAMES:
-        raise LarkError(f"there are more than {MAX_NAMES} rules and terminals")
+        raise RulesError(f"there are more than {MAX_NAMES} rules and terminals")
     if "start" not in grammar.bodies:
-        raise LarkError("there is no rule start")
+        raise RulesError("there is no rule start")
     for name, body in [*grammar.bodies.items(), *(("IGNORED", one) for one in grammar.ignored)]:
         for other in _refs(body):
             if other not in grammar.bodies:
-                raise LarkError(f"there is no rule or terminal {other}")
+                raise RulesError(f"there is no rule or terminal {other}")
             if is_terminal(name) and not is_terminal(other):
-                raise LarkError(f"the terminal {name} refers to the rule {other}")
+                raise RulesError(f"the terminal {name} refers to the rule {other}")
     _check_terminals(grammar)
     rules = _rules(grammar)
-    _check_ends(rules)
+    if (without_end := endless(rules)) is not None:
+        raise RulesError(f"the rule {without_end} has no text that ends")
     return rules
 
 
@@ -291,24 +272,10 @@ def is_terminal(name: str) -> bool:
     return name.isupper()
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    place = 0
-    while place < len(text):
-        match = _TOKEN.match(text, place)
-        if match is None:
-            line = text.count("\n", 0, place) + 1
-            raise LarkError(f"what stands in line {line} cannot be read")
-        place = match.end()
-        kind = match.lastgroup
-        assert kind is not None
-        if kind != "space":
-            yield kind, match[kind]
-
-
-def _joined(tokens: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the tokens without the ends of lines that go on with `|` in a later line."""
-    found: list[tuple[str, str]] = []
-    for kind, text in reversed(tokens):
+def _joined(lexemes: Iterable[Lexeme]) -> list[Lexeme]:
+    """Returns the lexemes without the ends of lines that go on with `|` in a later line."""
+    found: list[Lexeme] = []
+    for kind, text in reversed(list(lexemes)):
         if kind == "line" and found and found[-1] in (("mark", "|"), ("line", "\n")):
             continue
         found.append((kind, text))
@@ -325,21 +292,21 @@ def _check_terminals(grammar: _Grammar) -> None:
 
     def depth(name: str, before: tuple[str, ...]) -> int:
         if name in before:
-            raise LarkError(f"the terminal {name} refers to itself")
+            raise RulesError(f"the terminal {name} refers to itself")
         if name not in depths:
             inner = (depth(other, (*before, name)) for other in set(_refs(grammar.bodies[name])))
             depths[name] = 1 + max(inner, default=0)
         if depths[name] > MAX_DEPTH:
-            raise LarkError(f"terminals refer to each other deeper than {MAX_DEPTH}")
+            raise RulesError(f"terminals refer to each other deeper than {MAX_DEPTH}")
         return depths[name]
 
     for name in filter(is_terminal, grammar.bodies):
         depth(name, ())
     for name in filter(is_terminal, grammar.bodies):
         if _may_be_empty(grammar, grammar.bodies[name]):
-            raise LarkError(f"the terminal {name} matches the empty text")
+            raise RulesError(f"the terminal {name} matches the empty text")
     if any(_may_be_empty(grammar, one) for one in grammar.ignored):
-        raise LarkError("what is ignored matches the empty text")
+        raise RulesError("what is ignored matches the empty text")
 
 
 def _may_be_empty(grammar: _Grammar, node: Any) -> bool:
@@ -355,68 +322,15 @@ def _may_be_empty(grammar: _Grammar, node: Any) -> bool:
     return False  # a reference leads to another terminal, which is looked at itself
 
 
-def _check_ends(rules: Rules) -> None:
-    """Refuses a rule without any text: an output that entered it could not be ended."""
-    parents: list[int] = []
-    num_open: list[int] = []
-    """The node above each node, and the number of parts that each needs and that are not known to end."""
-    users: dict[str, list[int]] = {}
-    names: dict[int, str] = {}
-    ended: list[int] = []
-
-    def enter(node: Node, parent: int) -> int:
-        number, parts, num_needed = len(parents), _parts(node), 0
-        match node:
-            case Ref(name):
-                users.setdefault(name, []).append(number)
-                num_needed = 1
-            case Either():
-                num_needed = 1
-            case Sequence() | Repeat():
-                num_needed = len(parts)
-        parents.append(parent)
-        num_open.append(num_needed)
-        if not num_needed:
-            ended.append(number)
-        for part in parts:
-            enter(part, number)
-        return number
-
-    for name, body in rules.items():
-        names[enter(body, -1)] = name
-    ending: set[str] = set()
-    while ended:
-        number = ended.pop()
-        name = names.get(number, "")
-        ending.add(name)
-        for above in users.get(name, ()) if name else (parents[number],):
-            num_open[above] -= 1
-            if num_open[above] == 0:
-                ended.append(above)
-    for name in rules:
-        if name not in ending:
-            raise LarkError(f"the rule {name} has no text that ends")
-
-
-def _parts(node: Node) -> tuple[Node, ...]:
-    """Returns the parts of a node without those that may be left out."""
-    match node:
-        case Sequence(parts) | Either(parts):
-            return parts
-        case Repeat(part, low) if low:
-            return (part,)
-    return ()
-
-
 def _unquoted(text: str) -> str:
     """Returns the text that a string stands for; its escapes are Python's."""
     body = text.removesuffix("i")[1:-1]
     try:
         found: str = json.loads(f'"{re.sub(_ESCAPE, _as_json, body)}"', strict=False)
     except ValueError:
-        raise LarkError(f"the string {text[:40]} has an escape that is not supported") from None
+        raise RulesError(f"the string {text[:40]} has an escape that is not supported") from None
     if any(0xD800 <= ord(char) <= 0xDFFF for char in found):
-        raise LarkError("a surrogate is not a character")
+        raise RulesError("a surrogate is not a character")
     return found
 
 

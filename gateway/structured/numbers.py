@@ -1,4 +1,4 @@
-"""The keywords of numbers, with values that the grammar library reads exactly. Pure.
+"""The keywords of numbers, with values that the grammar library reads exactly. The module is pure.
 
 The library reads them as 64-bit floats. So a bound that a float does not hold is moved inwards to the next one that it
 holds, and a step must be one that the library turns into a decimal.
@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any as Json
 
-from gateway.structured.errors import SchemaError
+from gateway.structured.document import SchemaError
 
 KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 LIMIT = 10**18

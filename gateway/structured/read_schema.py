@@ -1,7 +1,7 @@
 """Reads a JSON schema that a client sent as nodes. A schema that could not be enforced is refused, with the place.
 
-Pure. Every keyword of a schema is either enforced, an annotation, or a refusal; none is dropped. The grammar library
-translates the nodes, so only keywords that it enforces are in them, with values that it reads exactly.
+The module is pure. Every keyword of a schema is either enforced, an annotation, or a refusal; none is dropped. The
+grammar library translates the nodes, so only keywords that it enforces are in them, with values that it reads exactly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from gateway.structured import numbers, regex
-from gateway.structured.document import DEFINITIONS, Document, Node
-from gateway.structured.errors import SchemaError
+from gateway.structured.document import DEFINITIONS, Document, Node, SchemaError
 from gateway.structured.formats import ANNOTATIONS as NUMBER_FORMATS
 from gateway.structured.formats import FORMATS
 from gateway.structured.soundness import MAX_COMPARISONS, excluding, termless

@@ -1,13 +1,19 @@
 """Regular expressions in the syntax that JSON Schema, Python and JavaScript share, written anew for the grammar library.
 
-Pure. It supports whole characters, groups, alternatives, repetition and classes. Look-around, back-references, word
-boundaries and flags are refused. Anchors are supported only at the ends of an alternative of the outermost level.
+The module is pure. It supports whole characters, groups, alternatives, repetition and classes. Look-around,
+back-references, word boundaries and flags are refused. Anchors are supported only at the ends of an alternative of the
+outermost level.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
 from gateway.structured import charset
 from gateway.structured.charset import Ranges
+
+Part = TypeVar("Part")
 
 MAX_DEPTH = 64
 MAX_REPEAT = 10_000
@@ -32,22 +38,82 @@ class RegexError(ValueError):
 
 def whole(pattern: str) -> str:
     """Returns an expression of the texts that match from their first to their last character. Raises `RegexError`."""
-    return _Parser(pattern, search=False).parse()
+    return _Writer(pattern, search=False).read()
 
 
 def anywhere(pattern: str) -> str:
     """Returns an expression of the whole strings of JSON in which the pattern matches somewhere, as JSON Schema defines
     it. Raises `RegexError`.
     """
-    return _Parser(pattern, search=True, within=IN_JSON).parse()
+    return _Writer(pattern, search=True, within=IN_JSON).read()
 
 
-class Pattern:
-    """The characters of an expression, its repetitions and its classes, from the first to the last."""
+class Reader(ABC, Generic[Part]):
+    """Reads an expression from its first to its last character. What it is read into are parts: texts, or nodes."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, any_char: Ranges, anchors: str) -> None:
+        """Creates a reader. `any_char` is what a dot stands for, and `anchors` the sentence about anchors inside."""
         self._pattern = pattern
+        self._any_char = any_char
+        self._anchors = anchors
         self._place = 0
+        self._depth = 0
+
+    def read(self) -> Part:
+        """Returns the whole expression. Raises `RegexError`."""
+        body = self._alternatives()
+        if self._peek():
+            raise RegexError("A group is closed that was not opened.")
+        return body
+
+    # --- structure ---
+
+    @abstractmethod
+    def _either(self, parts: list[Part]) -> Part:
+        """Returns one of the parts, of which there are two or more."""
+
+    @abstractmethod
+    def _alternative(self) -> Part:
+        """Reads up to the next `|` or the end of the group."""
+
+    @abstractmethod
+    def _one_of(self, ranges: Ranges) -> Part:
+        """Returns one character of the set."""
+
+    def _alternatives(self) -> Part:
+        found = [self._alternative()]
+        while self._skip("|"):
+            found.append(self._alternative())
+        return found[0] if len(found) == 1 else self._either(found)
+
+    def _atom(self) -> Part:
+        char = self._take()
+        match char:
+            case "(":
+                return self._group()
+            case "[":
+                return self._one_of(self._class())
+            case ".":
+                return self._one_of(self._any_char)
+            case "\\":
+                return self._one_of(self._escape(in_class=False))
+            case "^" | "$":
+                raise RegexError(self._anchors)
+            case "*" | "+" | "?" | "{":
+                raise RegexError("A repetition has nothing to repeat.")
+        return self._one_of(self._one(char))
+
+    def _group(self) -> Part:
+        if self._skip("?") and not self._skip(":"):
+            self._group_name()
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise RegexError(f"Groups are nested deeper than {MAX_DEPTH}.")
+        body = self._alternatives()
+        if not self._skip(")"):
+            raise RegexError("A group is not closed.")
+        self._depth -= 1
+        return body
 
     # --- characters of the pattern ---
 
@@ -155,26 +221,16 @@ class Pattern:
         return ((code, code),)
 
 
-class _Parser(Pattern):
+class _Writer(Reader[str]):
+    """Writes the expression anew, with its sets of characters spelled out."""
+
     def __init__(self, pattern: str, *, search: bool, within: Ranges = charset.ALL) -> None:
-        super().__init__(pattern)
+        super().__init__(pattern, _ANY, "Anchors are supported at the ends only.")
         self._within = within
         self._around = _AROUND if search else ""
-        self._depth = 0
 
-    def parse(self) -> str:
-        body = self._alternatives()
-        if self._place < len(self._pattern):
-            raise RegexError("A group is closed that was not opened.")
-        return body
-
-    # --- structure ---
-
-    def _alternatives(self) -> str:
-        found = [self._alternative()]
-        while self._skip("|"):
-            found.append(self._alternative())
-        return found[0] if len(found) == 1 else f"(?:{'|'.join(found)})"
+    def _either(self, parts: list[str]) -> str:
+        return f"(?:{'|'.join(parts)})"
 
     def _alternative(self) -> str:
         outer = self._depth == 0
@@ -182,8 +238,7 @@ class _Parser(Pattern):
         items: list[str] = []
         ends = False
         while self._peek() not in ("", "|", ")"):
-            if outer and self._peek() == "$":
-                self._take()
+            if outer and self._skip("$"):
                 ends = True
                 break
             items.append(self._item())
@@ -202,35 +257,8 @@ class _Parser(Pattern):
             self._take()  # whether the repetition is lazy does not change what matches
         return atom + repeats
 
-    def _atom(self) -> str:
-        char = self._take()
-        match char:
-            case "(":
-                return self._group()
-            case "[":
-                return self._one_of(self._class())
-            case ".":
-                return self._one_of(_ANY)
-            case "\\":
-                return self._one_of(self._escape(in_class=False))
-            case "^" | "$":
-                raise RegexError("Anchors are supported at the ends only.")
-            case "*" | "+" | "?" | "{":
-                raise RegexError("A repetition has nothing to repeat.")
-            case _:
-                return self._one_of(self._one(char))
-
     def _one_of(self, ranges: Ranges) -> str:
         return charset.one_of(charset.common(ranges, self._within))
 
     def _group(self) -> str:
-        if self._skip("?") and not self._skip(":"):
-            self._group_name()
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise RegexError(f"Groups are nested deeper than {MAX_DEPTH}.")
-        body = self._alternatives()
-        if not self._skip(")"):
-            raise RegexError("A group is not closed.")
-        self._depth -= 1
-        return f"(?:{body})"
+        return f"(?:{super()._group()})"

@@ -1,4 +1,6 @@
-"""The checks of a whole schema before a grammar is made of it: it must end, and `oneOf` must be decided. Pure."""
+"""The checks of a whole schema before a grammar is made of it: it must end, and `oneOf` must be decided. The module is
+pure.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Metrics:
             self.disconnects.labels(phase)
         self.loop_lag = Histogram(
             "headgate_event_loop_lag_seconds",
-            "Seconds by which a timer of 100 ms fires too late.",
+            "Seconds by which a timer of 100 ms fires too late, or one of 1 s while no request runs.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
             registry=self.registry,
         )

@@ -1,4 +1,5 @@
-"""Makes the tree of spans from the record of an ended request. Pure: no clock, no ids, no export.
+"""Makes the tree of spans from the record of an ended request. It is pure: it has no clock, draws no ids and exports
+nothing.
 
 All times are the record's: wall clock of the acceptance plus monotonic offsets. The worker's events are offsets on its
 own clock; they are placed inside the `chat` span, and clocks of two hosts are never subtracted. docs/observability.md

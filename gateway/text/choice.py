@@ -1,7 +1,7 @@
 """One choice of a request as text: ids in, pieces of text out, cut at stop strings, with each token's position.
 
-Pure. Text, stop strings and logprobs stay in step: a token's entry goes out once its text is certain, and no entry goes
-out for text that was cut away.
+The module is pure. Text, stop strings and logprobs stay in step: a token's entry goes out once its text is certain, and
+no entry goes out for text that was cut away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from array import array
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -20,8 +19,7 @@ from gateway.text.tokenizer import ModelTokenizer
 from workers.protocol.messages import TokenLogprob
 
 
-@dataclass(frozen=True)
-class TextRules:
+class TextRules(msgspec.Struct, frozen=True):
     """The rules by which a request wants its text ended and shown."""
 
     stops: tuple[str, ...] = ()
@@ -63,6 +61,11 @@ class ChoiceText:
         self._unshown: list[int] = []
         self._begins = array("q")
         """The character at which each token begins."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string ended the text and is not shown."""
+        return self.stop is not None and not self._rules.include_stop
 
     def push(self, token: int, logprob: TokenLogprob | None = None) -> Piece:
         """Adds one token. After `stop` is set, push no more."""

@@ -1,4 +1,4 @@
-"""Finds a model's control tokens in text. Pure; it only finds them and changes nothing."""
+"""Finds a model's control tokens in text. The module is pure: it only finds them and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds stop strings in a stream of pieces. Pure: it holds back text that may still begin a stop string, and reports
+"""Finds stop strings in a stream of pieces. It holds back text that may still begin a stop string, and reports
 when one is complete.
 """
 

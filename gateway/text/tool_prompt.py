@@ -1,4 +1,6 @@
-"""Tools for a model whose template knows none: the conversation tells of them in words, in the form of Hermes. Pure."""
+"""Tools for a model whose template knows none: the conversation tells of them in words, in the form of Hermes. The
+module is pure.
+"""
 
 from __future__ import annotations
 

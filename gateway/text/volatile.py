@@ -1,4 +1,5 @@
-"""Volatile parts of a system prompt: lines that differ from request to request and so defeat the prefix cache. Pure.
+"""Volatile parts of a system prompt: lines that differ from request to request and so defeat the prefix cache. The
+module is pure.
 
 A prefix cache serves a prompt up to its first difference. A clock, an id or a hash near the top of a system prompt
 therefore makes all the rest cold. Such lines are recognised, and for tenants who ask for it they are put where they do

@@ -1,4 +1,6 @@
-"""The answer of one attempt as it comes: its text, calls, finishes and statements. Pure, but for the clock."""
+"""The answer of one attempt as it comes: its text, calls, finishes and statements. But for the clock, the module is
+pure.
+"""
 
 from __future__ import annotations
 

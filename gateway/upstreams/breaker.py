@@ -1,4 +1,4 @@
-"""The circuit breaker of one upstream. Pure: the time is an argument.
+"""The circuit breaker of one upstream. The module is pure: the time is an argument.
 
 Closed, it lets everything through. After `MOST_FAILURES` failures in a row it is open, and nothing is sent for a time
 that doubles with each further failure. After that time it is half open: one request tries, and decides.

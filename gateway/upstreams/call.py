@@ -2,7 +2,7 @@
 
 It keeps the promises of a worker: output stays within the lease, and every call ends with one `Finished`, `Lost` or
 `Refused`. Before the first token an attempt that failed is made again, elsewhere if there is another place; after it
-the request fails. Knows no client and no ledger.
+the request fails. It knows no client and no ledger.
 """
 
 from __future__ import annotations

@@ -67,6 +67,21 @@ async def chunks(
         response.close()
 
 
+async def page(
+    session: aiohttp.ClientSession, outgoing: Outgoing, upstream: Upstream, limit_s: float, most: int
+) -> bytes:
+    """Gets a JSON document of at most `most` bytes. Raises `AttemptFailed`."""
+    deadline = asyncio.get_running_loop().time() + limit_s
+    response = await _sent(session, "GET", outgoing, upstream, limit_s)
+    try:
+        if response.content_type != "application/json" or "content-encoding" in response.headers:
+            raise AttemptFailed(Fault("content_type"))
+        left = deadline - asyncio.get_running_loop().time()
+        return await _within(left, events.whole(response.content.readany, most))
+    finally:
+        response.close()
+
+
 async def _next(stream: AsyncIterator[bytes]) -> bytes | None:
     return await anext(stream, None)
 
@@ -123,18 +138,19 @@ async def _within(limit_s: float, work: Awaitable[T]) -> T:
     except (aiohttp.ClientError, OSError, ValueError):
         raise AttemptFailed(Fault("disconnected")) from None
     except Garbage as garbage:
-        raise _garbage(garbage) from None
+        raise failure_of(garbage) from None
 
 
 def _read(read: Callable[P, Sequence[Chunk]], *args: P.args, **kwargs: P.kwargs) -> Sequence[Chunk]:
     try:
         return read(*args, **kwargs)
     except Garbage as garbage:
-        raise _garbage(garbage) from None
+        raise failure_of(garbage) from None
     except Failure as failure:
         raise AttemptFailed(Fault("overloaded" if failure.is_busy else "error_event")) from None
 
 
-def _garbage(garbage: Garbage) -> AttemptFailed:
+def failure_of(garbage: Garbage) -> AttemptFailed:
+    """Makes the failure of an answer that is none, and logs why it is none."""
     logger.warning("upstream_sent_garbage", extra={"why": str(garbage)})
     return AttemptFailed(Fault("garbage"))

@@ -1,4 +1,5 @@
-"""The meaning of a failed attempt at an upstream: for the next attempt, for the breaker, and for the tenant. Pure.
+"""The meaning of a failed attempt at an upstream: for the next attempt, for the breaker, and for the tenant. The module
+is pure.
 
 A tenant sees sentences of ours alone. What the upstream says may hold its address or our credential.
 """

@@ -1,4 +1,6 @@
-"""One upstream as this gateway knows it: its breakers, what runs there, and what has become of attempts. Pure."""
+"""One upstream as this gateway knows it: its breakers, what runs there, and what has become of attempts. The module is
+pure.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,15 @@ logger = logging.getLogger(__name__)
 
 def declared(sources: Mapping[str, UpstreamSource], environ: Mapping[str, str] = os.environ) -> list[Upstream]:
     """Returns the upstreams of the settings, with the credentials that their variables have."""
-    return [Upstream(name, source, environ.get(source.key_env, "")) for name, source in sources.items()]
+    return [
+        Upstream(
+            name,
+            source,
+            environ.get(source.key_env, ""),
+            cost_credential=environ.get(source.costs.key_env, "") if source.costs is not None else "",
+        )
+        for name, source in sources.items()
+    ]
 
 
 def in_force(ours: Sequence[Upstream], stored: Sequence[StoredUpstream], key: bytes) -> list[Upstream]:
@@ -32,7 +40,8 @@ def _opened(stored: Sequence[StoredUpstream], key: bytes) -> Iterator[Upstream]:
     for one in stored:
         try:
             source = UpstreamSource.model_validate(one.declared)
-            yield Upstream(one.name, source, upstreams.opened(key, one), is_stored=True)
+            keys = upstreams.opened(key, one), upstreams.opened_for_costs(key, one)
+            yield Upstream(one.name, source, keys[0], is_stored=True, cost_credential=keys[1])
         except SealBroken:
             logger.warning("upstream_credential_unreadable", extra={"upstream": one.name})
         except pydantic.ValidationError:

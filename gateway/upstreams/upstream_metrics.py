@@ -8,9 +8,48 @@ from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from accounting.upstreams.cost_days import NAMES
+from gateway.upstreams.cost_puller import CostPuller
 from gateway.upstreams.market import Market
 
 STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
+
+
+class CostMetrics(Collector):
+    """Bills of providers by the day. Every gateway shows the same, but for the pulls, which are its own."""
+
+    def __init__(self, puller: CostPuller) -> None:
+        self._puller = puller
+
+    def collect(self) -> Iterator[Metric]:
+        one = ["upstream"]
+        read = GaugeMetricFamily(
+            "headgate_upstream_costs_pulled_timestamp_seconds",
+            "Time of the last reading of the provider's cost API that succeeded; 0 before the first.",
+            labels=one,
+        )
+        billed = GaugeMetricFamily(
+            "headgate_upstream_billed_micro_units", "What the provider bills for the last 31 days.", labels=one
+        )
+        drift = GaugeMetricFamily(
+            "headgate_upstream_cost_drift_micro_units",
+            "What the provider bills for the last 31 days beyond the expected, by the name of the drift.",
+            labels=["upstream", "account"],
+        )
+        pulls = CounterMetricFamily(
+            "headgate_upstream_cost_pulls",
+            "Readings of the provider's cost API, by how they ended.",
+            labels=[*one, "end"],
+        )
+        for name, found in self._puller.figures.items():
+            read.add_metric([name], found.state.pulled_at_ms / 1000)
+            billed.add_metric([name], found.sums.billed + found.sums.credit)
+            for account in NAMES:
+                if account:
+                    drift.add_metric([name, account], found.sums.drift.get(account, 0))
+        for (name, end), count in self._puller.ended.items():
+            pulls.add_metric([name, end], count)
+        yield from (read, billed, drift, pulls)
 
 
 class UpstreamMetrics(Collector):

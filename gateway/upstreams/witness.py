@@ -1,4 +1,5 @@
-"""Our own count compared with the provider's statement: what is billed, and the name of a difference. Pure.
+"""Our own count compared with the provider's statement: what is billed, and the name of a difference. The module is
+pure.
 
 The tenant is billed what the provider states, within what we can have seen: never more than the highest number of tokens
 that the bytes can be, and never less than the lowest. What is left is drift, which has a name and is the operator's.

@@ -1,9 +1,8 @@
-"""A choice of chat: messages, deltas with tool calls and reasoning, and logprobs. Pure."""
+"""A choice of chat: messages, deltas with tool calls and reasoning, and logprobs. The module is pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,8 +14,7 @@ from gateway.text.tokenizer import ModelTokenizer
 from gateway.writers.chunks import finish_of, finite, id_name, tokens_of
 
 
-@dataclass(frozen=True)
-class ChatForm:
+class ChatForm(msgspec.Struct, frozen=True):
     tokenizer: ModelTokenizer
     with_logprobs: bool
     with_reasoning: bool = True

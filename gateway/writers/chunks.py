@@ -1,4 +1,6 @@
-"""The writer of OpenAI's chat and completions: bodies and chunks around choices, whose forms are `ChoiceForm`s. Pure."""
+"""The writer of OpenAI's chat and completions: bodies and chunks around choices, whose forms are `ChoiceForm`s. The
+module is pure.
+"""
 
 from __future__ import annotations
 

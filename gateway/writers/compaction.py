@@ -1,4 +1,6 @@
-"""The writer of `POST /v1/responses/compact`: the client's own messages, and a summary that only we can read. Pure."""
+"""The writer of `POST /v1/responses/compact`: the client's own messages, and a summary that only we can read. The
+module is pure.
+"""
 
 from __future__ import annotations
 

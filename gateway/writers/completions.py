@@ -1,4 +1,4 @@
-"""A choice of completions: text with the echo of its prompt, and logprobs in four arrays. Pure."""
+"""A choice of completions: text with the echo of its prompt, and logprobs in four arrays. The module is pure."""
 
 from __future__ import annotations
 

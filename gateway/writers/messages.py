@@ -1,4 +1,5 @@
-"""The writer of Anthropic's Messages: one message as a body, or as events that build the same message. Pure.
+"""The writer of Anthropic's Messages: one message as a body, or as events that build the same message. The module is
+pure.
 
 `Blocks` turns parts into events and keeps the blocks that these events build, so a body and a stream cannot differ.
 """

@@ -1,4 +1,4 @@
-"""The complete part of a JSON object whose text may have been cut. Pure."""
+"""The complete part of a JSON object whose text may have been cut. The module is pure."""
 
 from __future__ import annotations
 

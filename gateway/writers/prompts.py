@@ -1,4 +1,4 @@
-"""The facts of an answer's prompts: their token ids, and the logprobs of their tokens. Pure."""
+"""The facts of an answer's prompts: their token ids, and the logprobs of their tokens. The module is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The output of a response as it grows: parts of a choice become items, and each change of an item is an event. Pure.
+"""The output of a response as it grows: parts of a choice become items, and each change of an item is an event. The
+module is pure.
 
 An item is a message, a piece of reasoning, or a call of a function or of a custom tool. At most one item is open at a time.
 """

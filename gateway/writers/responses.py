@@ -1,4 +1,4 @@
-"""The writer of `/v1/responses`: the Response object, and its events with their numbers. Pure."""
+"""The writer of `/v1/responses`: the Response object, and its events with their numbers. The module is pure."""
 
 from __future__ import annotations
 

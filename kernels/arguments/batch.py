@@ -1,6 +1,6 @@
 """The ragged rows of one packed attention call, prepared once per step and read by every layer.
 
-Knows lengths and block ids. Does not know sequences, layers or what the tokens are.
+It knows lengths and block ids. It does not know sequences, layers or what the tokens are.
 """
 
 from __future__ import annotations

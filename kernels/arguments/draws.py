@@ -1,7 +1,7 @@
 """The arguments per row of the ops `logits` and `sample`, and the buffers they share between launches.
 
-Knows rows, tokens and shapes. Does not know requests, or which kernel runs. Everything is on the device and keeps its
-shape from step to step, so that a captured step reads the same tensors again.
+It knows rows, tokens and shapes. It does not know requests, or which kernel runs. Everything is on the device and keeps
+its shape from step to step, so that a captured step reads the same tensors again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Groups of rows of a decode batch that begin with the same blocks, and the rule for when it pays to read those once
 for all of them.
 
-Knows rows and block ids. Does not know prefix nodes: the caller says which rows share blocks.
+It knows rows and block ids. It does not know prefix nodes: the caller says which rows share blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The partition of one query's keys into parts that are summed apart, and the memory of the parts' sums.
 
-Knows lengths. A cut is a function of a row's own length alone, so a row's result is the same in any batch.
+It knows lengths. A cut is a function of a row's own length alone, so a row's result is the same in any batch.
 """
 
 from __future__ import annotations

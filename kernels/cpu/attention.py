@@ -1,7 +1,7 @@
 """Attention of one token over paged KV, read in place: the query heads of one KV head together.
 
-Knows addresses of blocks. Does not know rows or layers. For each chunk of fixed positions it computes scores, their
-weights, and the weighted sum of values; chunks follow each other with a running softmax (FlashAttention, arXiv
+It knows addresses of blocks. It does not know rows or layers. For each chunk of fixed positions it computes scores,
+their weights, and the weighted sum of values; chunks follow each other with a running softmax (FlashAttention, arXiv
 2205.14135). Everything is in float32, in an order that depends on the row's own length only.
 """
 

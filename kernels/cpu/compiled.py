@@ -1,7 +1,7 @@
 """The compiled functions of a CPU worker, or the reason why there are none.
 
-Knows numba and where its results are stored. Functions are compiled once for a machine and a version of this folder, in
-some ten seconds; later starts load the stored results.
+It knows numba and where its results are stored. Functions are compiled once for a machine and a version of this folder,
+in some ten to twenty seconds; later starts load the stored results.
 """
 
 from __future__ import annotations
@@ -91,10 +91,14 @@ def cpu_name() -> str:
 
 
 def cache_folder() -> Path:
-    """Returns the cache folder. There is one for each version of this folder, because numba compares only the file that
-    it compiles, and one for each kind of CPU that is set, because numba does not know which instructions are hidden."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    told = b"".join(path.read_bytes() for path in sources) + instructions.kind().encode()
+    """Returns the cache folder. There is one for each version of this package, because numba compares only the file that
+    it compiles, one for each place of it, because numba keeps one file for each path of a source, and one for each kind
+    of CPU that is set, because numba does not know which instructions are hidden. So it is empty only if numba will
+    compile."""
+    here = Path(__file__).parent
+    told = (
+        b"".join(path.read_bytes() for path in sorted(here.glob("*.py"))) + bytes(here) + instructions.kind().encode()
+    )
     digest = hashlib.blake2b(told, digest_size=8)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "headgate" / f"kernels-{digest.hexdigest()}"

@@ -1,10 +1,10 @@
 """Decoder layers over the tokens of a step: all of them run in one call of every thread of a team.
 
-Knows addresses, lines and layers. Does not know sequences, nor how a model was loaded. A line is one token. Products
-and norms treat each line alone, and attention takes the lines of a part one after another, each over all tokens before
-it. So a token has the same bits however its prompt is cut into steps and whatever the other tokens are. A layer is a
-few stages, each cut into pieces that the threads share (`team`). A stage begins when the pieces of the one before are
-done, not when all threads have arrived, so a late thread does not delay the others.
+It knows addresses, lines and layers. It does not know sequences, nor how a model was loaded. A line is one token.
+Products and norms treat each line alone, and attention takes the lines of a part one after another, each over all
+tokens before it. So a token has the same bits however its prompt is cut into steps and whatever the other tokens are. A
+layer is a few stages, each cut into pieces that the threads share (`team`). A stage begins when the pieces of the one
+before are done, not when all threads have arrived, so a late thread does not delay the others.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from numba import njit
 
 from kernels.cpu import words
 from kernels.cpu.attention import attend
+from kernels.cpu.feed import EXPERT_STAGES, LINES_AT_ONCE, TILE_BYTES, add_experts, gate, multiply
 from kernels.cpu.lanes import add_at, integer_at, load, number_at, store, store_bf16
-from kernels.cpu.pointwise import gate_mul, rms_norm, rotate
+from kernels.cpu.pointwise import layer_norm, rms_norm, rotate
 from kernels.cpu.product import PANEL, PANEL_BYTES, TILED, add_bias, panel_bytes, panel_product, takes_pairs
 from kernels.cpu.team import LINE, done, finish, stage_bytes, take
 from kernels.cpu.tile_attention import attend_tiles, query_at, query_scale, see
 from kernels.cpu.tiles import release
 
-STAGES = 10
+_FEED_STAGE = 7
+STAGES = _FEED_STAGE + EXPERT_STAGES
 """Largest number of stages of a layer."""
-LINES_AT_ONCE = 64
-"""Number of lines for which a thread computes a panel's outputs in private memory before it uses them."""
 _NORMED_AT_ONCE = 8
-TILE_BYTES = LINES_AT_ONCE * PANEL_BYTES
 
 
 @njit(nogil=True)
@@ -36,27 +35,40 @@ def decode(job):
     private = integer_at(job + words.PRIVATE) + thread * integer_at(job + words.PRIVATE_BYTES)
     stage, size = counters + LINE, stage_bytes(integer_at(job + words.THREADS))
     heads_width = integer_at(job + words.HEADS) * integer_at(job + words.HEAD_DIM)
-    attended, gated = integer_at(job + words.ATTENDED), integer_at(job + words.GATED)
-    inner = integer_at(job + words.INNER)
+    qkv_heads = integer_at(job + words.HEADS) + 2 * integer_at(job + words.KV_HEADS)
+    qkv_panels = qkv_heads * integer_at(job + words.HEAD_DIM) // PANEL
+    hidden, projected = integer_at(job + words.HIDDEN), integer_at(job + words.PROJECTED)
+    attended, fed = integer_at(job + words.ATTENDED), integer_at(job + words.FED)
     for index in range(integer_at(job + words.LAYERS)):
         layer = integer_at(job + words.LAYER_WORDS) + index * words.LAYER_BYTES
         numbers = integer_at(job + words.LAYER_NUMBERS) + index * words.NUMBER_BYTES
-        weight, eps = integer_at(layer + words.NORM_BEFORE), number_at(numbers + words.EPS_BEFORE)
-        x = _normed(job, weight, eps, private, thread, stage)
-        _project(job, layer, x, thread, stage + size)
+        is_parallel = integer_at(layer + words.PARALLEL) != 0
+        weight, bias = integer_at(layer + words.NORM_BEFORE), integer_at(layer + words.NORM_BEFORE_BIAS)
+        x = _normed(job, weight, bias, number_at(numbers + words.EPS_BEFORE), private, thread, stage)
+        weight, bias = integer_at(layer + words.QKV), integer_at(layer + words.QKV_BIAS)
+        multiply(job, weight, bias, x, hidden, qkv_panels, projected, 0, 0, thread, stage + size)
         if integer_at(job + words.STORES) != 0:
             _store(job, layer, numbers, private, thread, stage + 2 * size)
         _attend(job, layer, numbers, private, thread, stage + 3 * size)
-        weight, bias = integer_at(layer + words.OUTPUT), integer_at(layer + words.OUTPUT_BIAS)
+        output, output_bias = integer_at(layer + words.OUTPUT), integer_at(layer + words.OUTPUT_BIAS)
         norm, eps = integer_at(layer + words.NORM_ATTENDED), number_at(numbers + words.EPS_ATTENDED)
-        _add_product(job, attended, heads_width, weight, bias, norm, private, thread, stage + 4 * size)
-        _add_normed(job, norm, eps, thread, stage + 5 * size)
-        weight, eps = integer_at(layer + words.NORM_BEHIND), number_at(numbers + words.EPS_BEHIND)
-        x = _normed(job, weight, eps, private, thread, stage + 6 * size)
-        _gate(job, layer, x, private, thread, stage + 7 * size)
+        if not is_parallel:
+            _add_product(job, attended, heads_width, output, output_bias, norm, private, thread, stage + 4 * size)
+            _add_normed(job, norm, eps, thread, stage + 5 * size)
+        weight, bias = integer_at(layer + words.NORM_BEHIND), integer_at(layer + words.NORM_BEHIND_BIAS)
+        x = _normed(job, weight, bias, number_at(numbers + words.EPS_BEHIND), private, thread, stage + 6 * size)
+        if integer_at(layer + words.ROUTER) != 0:
+            add_experts(job, layer, x, private, thread, stage + _FEED_STAGE * size, size)
+            stage += STAGES * size
+            continue
+        gate(job, layer, x, 0, 0, private, thread, stage + _FEED_STAGE * size)
+        if is_parallel:  # the states change only after the gate has read them
+            _add_product(job, attended, heads_width, output, output_bias, norm, private, thread, stage + 4 * size)
+            _add_normed(job, norm, eps, thread, stage + 5 * size)
         weight, bias = integer_at(layer + words.DOWN), integer_at(layer + words.DOWN_BIAS)
         norm, eps = integer_at(layer + words.NORM_FED), number_at(numbers + words.EPS_FED)
-        _add_product(job, gated, inner, weight, bias, norm, private, thread, stage + 8 * size)
+        inner = integer_at(layer + words.INNER)
+        _add_product(job, fed, inner, weight, bias, norm, private, thread, stage + 8 * size)
         _add_normed(job, norm, eps, thread, stage + 9 * size)
         stage += STAGES * size
     if integer_at(job + words.KIND) == TILED:
@@ -64,20 +76,20 @@ def decode(job):
 
 
 @njit(nogil=True)
-def _normed(job, weight, eps, private, thread, stage):
+def _normed(job, weight, bias, eps, private, thread, stage):
     """Returns the address of the normed lines, which are inputs of a product. If there are few, each thread norms all
     lines for itself, in private memory after its panel outputs: that takes less time than waiting for other threads."""
     lines, threads = integer_at(job + words.LINES), integer_at(job + words.THREADS)
     shared = integer_at(job + words.NORMED)
     if shared == 0:
         own = private + 2 * TILE_BYTES
-        _norm_lines(job, weight, eps, own, 0, lines)
+        _norm_lines(job, weight, bias, eps, own, 0, lines)
         return own
     pieces = (lines + _NORMED_AT_ONCE - 1) // _NORMED_AT_ONCE
     piece = take(stage, thread, threads, pieces)
     while piece < pieces:
         first = piece * _NORMED_AT_ONCE
-        _norm_lines(job, weight, eps, shared, first, min(lines, first + _NORMED_AT_ONCE))
+        _norm_lines(job, weight, bias, eps, shared, first, min(lines, first + _NORMED_AT_ONCE))
         done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
@@ -85,32 +97,15 @@ def _normed(job, weight, eps, private, thread, stage):
 
 
 @njit(nogil=True)
-def _norm_lines(job, weight, eps, out, first, end):
+def _norm_lines(job, weight, bias, eps, out, first, end):
     hidden, narrow = integer_at(job + words.HIDDEN), takes_pairs(integer_at(job + words.KIND))
     x = integer_at(job + words.STATES)
     for line in range(first, end):
         to = out + line * hidden * (2 if narrow else 4)
-        rms_norm(to, x + 4 * line * hidden, weight, hidden, eps, narrow)
-
-
-@njit(nogil=True)
-def _project(job, layer, x, thread, stage):
-    lines, hidden = integer_at(job + words.LINES), integer_at(job + words.HIDDEN)
-    kind, threads = integer_at(job + words.KIND), integer_at(job + words.THREADS)
-    heads = integer_at(job + words.HEADS) + 2 * integer_at(job + words.KV_HEADS)
-    width = heads * integer_at(job + words.HEAD_DIM)
-    pieces, bias = width // PANEL, integer_at(layer + words.QKV_BIAS)
-    x_stride = hidden * (2 if takes_pairs(kind) else 4)
-    piece = take(stage, thread, threads, pieces)
-    while piece < pieces:
-        panel = integer_at(layer + words.QKV) + piece * panel_bytes(kind, hidden)
-        out = integer_at(job + words.PROJECTED) + PANEL_BYTES * piece
-        panel_product(kind, panel, x, x_stride, hidden, out, 4 * width, lines)
         if bias != 0:
-            add_bias(out, 4 * width, lines, bias + PANEL_BYTES * piece)
-        done(stage, threads, pieces)
-        piece = take(stage, thread, threads, pieces)
-    finish(stage, threads, pieces)
+            layer_norm(to, x + 4 * line * hidden, weight, bias, hidden, eps, narrow)
+        else:
+            rms_norm(to, x + 4 * line * hidden, weight, hidden, eps, narrow)
 
 
 @njit(nogil=True)
@@ -252,8 +247,8 @@ def _turned(job, layer, out, x, weight, eps, line, scale):
     if weight != 0:
         rms_norm(out, x, weight, head_dim, eps, False)
         x = out
-    position = integer_at(integer_at(job + words.POSITIONS) + 8 * line)
-    rotate(out, x, integer_at(layer + words.TURNS) + 4 * position * head_dim, head_dim, scale)
+    position, turned = integer_at(integer_at(job + words.POSITIONS) + 8 * line), integer_at(layer + words.TURNED)
+    rotate(out, x, integer_at(layer + words.TURNS) + 4 * position * turned, turned, head_dim, scale)
 
 
 @njit(nogil=True)
@@ -316,42 +311,3 @@ def _add_normed(job, norm, eps, thread, stage):
         done(stage, threads, pieces)
         piece = take(stage, thread, threads, pieces)
     finish(stage, threads, pieces)
-
-
-@njit(nogil=True)
-def _gate(job, layer, x, private, thread, stage):
-    lines, hidden = integer_at(job + words.LINES), integer_at(job + words.HIDDEN)
-    kind, threads = integer_at(job + words.KIND), integer_at(job + words.THREADS)
-    inner, bias = integer_at(job + words.INNER), integer_at(layer + words.GATE_UP_BIAS)
-    pieces, size, as_pairs = inner // PANEL, panel_bytes(kind, hidden), takes_pairs(kind)
-    x_stride = hidden * (2 if as_pairs else 4)
-    gate, up, function = private, private + TILE_BYTES, integer_at(layer + words.GATE)
-    piece = take(stage, thread, threads, pieces)
-    while piece < pieces:
-        panel = integer_at(layer + words.GATE_UP) + piece * size
-        other = panel + pieces * size
-        for first in range(0, lines, LINES_AT_ONCE):
-            some, rows = min(lines - first, LINES_AT_ONCE), x + first * x_stride
-            panel_product(kind, panel, rows, x_stride, hidden, gate, PANEL_BYTES, some)
-            panel_product(kind, other, rows, x_stride, hidden, up, PANEL_BYTES, some)
-            if bias != 0:
-                add_bias(gate, PANEL_BYTES, some, bias + PANEL_BYTES * piece)
-                add_bias(up, PANEL_BYTES, some, bias + PANEL_BYTES * (pieces + piece))
-            to = integer_at(job + words.GATED) + (first * inner + PANEL * piece) * (2 if as_pairs else 4)
-            _gate_lines(function, gate, up, to, inner, some, as_pairs)
-        done(stage, threads, pieces)
-        piece = take(stage, thread, threads, pieces)
-    finish(stage, threads, pieces)
-
-
-@njit(nogil=True)
-def _gate_lines(function, gate, up, out, inner, lines, as_pairs):
-    """Writes function(gate) * up for the lines of a panel."""
-    for line in range(lines):
-        row = PANEL_BYTES * line
-        for at in range(0, PANEL_BYTES, 64):
-            product = gate_mul(function, load(gate + row + at), load(up + row + at))
-            if as_pairs:
-                store_bf16(out + line * inner * 2 + at // 2, product)
-            else:
-                store(out + line * inner * 4 + at, product)

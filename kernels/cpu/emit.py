@@ -1,6 +1,6 @@
 """Building blocks of the compiled functions below their Python: vectors of LLVM, loops over them, choices among them.
 
-Knows LLVM's instructions. Does not know what is computed. Every helper adds instructions to the builder's current
+It knows LLVM's instructions. It does not know what is computed. Every helper adds instructions to the builder's current
 function and returns their result; addresses are int64 in bytes and need no alignment beyond that of a number.
 """
 

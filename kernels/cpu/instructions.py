@@ -1,7 +1,7 @@
 """The CPU instructions that are used: those that the CPU has, without those that a setting hides.
 
-`HEADGATE_ENGINE_CPU` names a kind of CPU, and instructions beyond that kind count as missing. Knows names, not what an
-instruction is used for.
+`HEADGATE_ENGINE_CPU` names a kind of CPU, and instructions beyond that kind count as missing. It knows names, not what
+an instruction is used for.
 """
 
 from __future__ import annotations

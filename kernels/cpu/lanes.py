@@ -1,7 +1,7 @@
 """Sixteen float32 numbers side by side, as a type of numba's: loads, stores, arithmetic, and atomic operations of
 threads.
 
-Knows addresses and registers. Does not know what is computed from them.
+It knows addresses and registers. It does not know what is computed from them.
 """
 
 from __future__ import annotations
@@ -267,6 +267,15 @@ def put_number(typing: Any, address: Any, number: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), build
+
+
+@intrinsic
+def put_integer(typing: Any, address: Any, number: Any) -> Any:
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        builder.store(args[1], pointer(builder, args[0], INT64))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), build
 
 
 # --- threads ---

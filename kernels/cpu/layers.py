@@ -1,6 +1,6 @@
 """Decoder layers over the tokens of a step, as one call.
 
-Knows tensors: weights in panels, paged KV of a layer, rows. Does not know sequences or models.
+It knows tensors: weights in panels, paged KV of a layer, rows. It does not know sequences or models.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from kernels.cpu import team, tile_attention
 from kernels.cpu.attention import scratch_floats
 from kernels.cpu.compiled import functions
-from kernels.cpu.decoder import STAGES, TILE_BYTES
+from kernels.cpu.decoder import STAGES
 from kernels.cpu.emit import NUM
+from kernels.cpu.feed import TILE_BYTES
 from kernels.cpu.panels import Panels
 from kernels.cpu.pointwise import SILU
 from kernels.cpu.product import PANEL, TILED
@@ -26,6 +27,7 @@ PART_LINES = 16
 _OWN_LINES = 16
 """Up to this number, each thread norms all lines for itself, which takes less time than waiting for other threads."""
 _KV = LAYER.index("kv")
+_NO_EXPERTS = (0,) * (len(JOB) - JOB.index("experts"))
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class LayerWeights:
     qkv: Panels
     output: Panels
     gate_up: Panels
+    """The gate's product, and behind it the product that it is multiplied by, unless the layer has none."""
     down: Panels
     qkv_bias: torch.Tensor | None
     output_bias: torch.Tensor | None
@@ -46,7 +49,8 @@ class LayerWeights:
     norm_query: torch.Tensor | None
     norm_key: torch.Tensor | None
     turns: torch.Tensor
-    """`[positions, head_dim]` float32, the cosines of rotation angles and then their sines."""
+    """`[positions, turned]` float32, the cosines of rotation angles and then their sines. It rotates the first `turned`
+    columns of a head."""
     eps_before: float
     eps_behind: float
     eps_heads: float
@@ -62,19 +66,76 @@ class LayerWeights:
     softcap: float = 0.0
     """Bound of attention's scores; 0 means none."""
     gate: int = SILU
+    gated: bool = True
+    norm_before_bias: torch.Tensor | None = None
+    """A norm with a bias is a LayerNorm, one without is an RMSNorm."""
+    norm_behind_bias: torch.Tensor | None = None
+    parallel: bool = False
+    """The gate takes the layer's input, as attention does, instead of the states with what attention adds."""
+
+    router: Panels | None = None
+    """The product that scores experts, if the layer has any: `gate_up` and `down` hold a weight for each of them."""
+    chosen: int = 0
+    """Experts of a token."""
+    renormalised: bool = True
+    """The shares of a token's experts add up to 1."""
+
+    @property
+    def turned(self) -> int:
+        return self.turns.shape[1]
+
+    @property
+    def inner(self) -> int:
+        return self.down.in_features
+
+    @property
+    def experts(self) -> int:
+        return 0 if self.router is None else self.router.out_features
 
 
 def fits(layer: LayerWeights, kv: torch.Tensor) -> bool:
     """Returns whether the compiled function can run the layer over such KV: sizes have to be multiples of whole panels
     and registers."""
     panels = (layer.qkv, layer.output, layer.gate_up, layer.down)
+    kinds = {weight.kind for weight in (*panels, layer.router or layer.qkv)}
+    hidden, inner, number = layer.qkv.in_features, layer.inner, layer.experts or 1
+    has_more = layer.parallel or layer.gate_up_bias is not None or layer.norm_fed is not None
     return (
-        all(weight.out_features % PANEL == 0 for weight in panels)
-        and layer.gate_up.num_panels % 2 == 0
-        and len({weight.kind for weight in panels}) == 1
+        layer.qkv.out_features % PANEL == hidden % PANEL == inner % PANEL == 0
+        and layer.output.out_features == hidden
+        and layer.down.out_features == number * hidden
+        and layer.gate_up.out_features == number * (2 if layer.gated else 1) * inner
+        and not (layer.experts and has_more)
+        and len(kinds) == 1
         and kv.shape[-1] % NUM == 0
         and kv.dtype in (torch.float32, torch.bfloat16)
     )
+
+
+def alike(layers: Sequence[LayerWeights]) -> bool:
+    """Returns whether layers that have experts have equally many of them, which is what a call can take."""
+    return len({(layer.experts, layer.chosen) for layer in layers if layer.experts}) <= 1
+
+
+class _ExpertMemory:
+    """Memory of a call for what its layers with experts compute."""
+
+    def __init__(self, lines: int, hidden: int, experts: int, chosen: int, dtype: torch.dtype) -> None:
+        self._experts, self._chosen, self._score_panels = experts, chosen, -(-experts // PANEL)
+        pairs = lines * chosen
+        self._memory = (
+            torch.empty(lines * PANEL * self._score_panels),
+            torch.empty(pairs),
+            torch.empty(pairs, dtype=torch.int64),
+            torch.empty(1 + experts, dtype=torch.int64),
+            torch.empty(2 * experts + 1, dtype=torch.int64),
+            torch.empty(pairs, dtype=torch.int64),
+            torch.empty(pairs * hidden, dtype=dtype),
+            torch.empty(pairs * hidden),
+        )
+
+    def words(self) -> tuple[int, ...]:
+        return self._experts, self._chosen, self._score_panels, *(tensor.data_ptr() for tensor in self._memory)
 
 
 class DecoderLayers:
@@ -84,7 +145,11 @@ class DecoderLayers:
         self._adds_normed = any(layer.norm_attended is not None or layer.norm_fed is not None for layer in layers)
         self._is_capped = any(layer.softcap > 0.0 for layer in layers)
         first = layers[0]
-        self._hidden, self._inner = first.qkv.in_features, first.down.in_features
+        self._hidden = first.qkv.in_features
+        self._fed = max(layer.inner * max(layer.chosen, 1) for layer in layers)
+        of_experts = {(layer.experts, layer.chosen) for layer in layers if layer.experts}
+        assert len(of_experts) <= 1, "`alike` looks for others"
+        self._experts, self._chosen = of_experts.pop() if of_experts else (0, 0)
         self._input_dtype, self._kind = first.qkv.input_dtype, first.qkv.kind
         self._words = torch.tensor([[_word(layer, name) for name in LAYER] for layer in layers])
         self._numbers = torch.tensor([[getattr(layer, name) for name in NUMBERS] for layer in layers])
@@ -120,7 +185,8 @@ class DecoderLayers:
         parts = _parts(starts, places, tables)
         projected = torch.empty((lines, (heads + 2 * kv_heads) * head_dim))
         attended = torch.empty((lines, heads * head_dim), dtype=dtype)
-        gated = torch.empty((lines, self._inner), dtype=dtype)
+        fed = torch.empty(lines * self._fed, dtype=dtype)
+        experts = _ExpertMemory(lines, self._hidden, self._experts, self._chosen, dtype) if self._experts else None
         added = torch.empty((lines if self._adds_normed else 0, self._hidden))
         shared = lines > _OWN_LINES
         normed = torch.empty((lines if shared else 0, self._hidden), dtype=dtype)
@@ -144,7 +210,6 @@ class DecoderLayers:
             heads,
             kv_heads,
             head_dim,
-            self._inner,
             block_size,
             self._kind,
             narrow,
@@ -153,7 +218,7 @@ class DecoderLayers:
             states.data_ptr(),
             projected.data_ptr(),
             attended.data_ptr(),
-            gated.data_ptr(),
+            fed.data_ptr(),
             added.data_ptr(),
             positions.data_ptr(),
             parts.data_ptr(),
@@ -164,6 +229,7 @@ class DecoderLayers:
             private.data_ptr(),
             private_bytes,
             in_tiles,
+            *(_NO_EXPERTS if experts is None else experts.words()),
         )
         assert len(job) == len(JOB)
         team.run(found.decode, torch.tensor(job), threads)

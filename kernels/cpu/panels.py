@@ -1,7 +1,7 @@
 """Weights in panels, and their products with any number of rows.
 
-Knows tensors. Does not know layers. Every output is summed over the inputs in their order, by one lane: a row has the
-same bits among any number of others and with any number of threads.
+It knows tensors. It does not know layers. Every output is summed over the inputs in their order, by one lane: a row has
+the same bits among any number of others and with any number of threads.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from kernels.cpu import team
 from kernels.cpu.compiled import functions
 from kernels.cpu.emit import NUM
-from kernels.cpu.pages import in_large_pages
 from kernels.cpu.product import FLOATS, PAIRED, PANEL, TILED, WIDENED
 from kernels.cpu.tiles import INPUTS
+from kernels.pages import in_large_pages
 
 
 @dataclass(frozen=True)

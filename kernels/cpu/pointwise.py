@@ -1,6 +1,6 @@
 """Norms, rotations and gates of one row, in float32.
 
-Knows a row's numbers. Does not know layers.
+It knows a row's numbers. It does not know layers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from kernels.cpu.lanes import (
     where_below,
 )
 
-SILU, GELU = 0, 1
-"""Functions of a gate."""
+SILU, GELU, EXACT_GELU = 0, 1, 2
+"""Functions of a gate: GELU in its form with tanh, and in its exact form with the error function."""
 _GELU = math.sqrt(2.0 / math.pi)
 _SMALL = 0.15
 """Below it the first four terms of tanh's series are exact to 2e-8."""
@@ -68,12 +68,49 @@ def rms_norm(out, x, weight, size, eps, narrow):
 
 
 @njit(nogil=True)
-def gate_mul(function, gate, up):
-    """Returns SiLU(gate) * up, or GELU(gate) * up in GELU's form with tanh, which is gate times a logistic function."""
-    x = gate
+def layer_norm(out, x, weight, bias, size, eps, narrow):
+    """Writes the LayerNorm of a row. `size` is a multiple of 16; `out` may be `x`, or is bfloat16 if `narrow`."""
+    sums = spread(0.0)
+    for at in range(0, size, 16):
+        sums = sums + load(x + 4 * at)
+    mean = spread(total(sums) / size)
+    # Squares of differences, in a second pass: the square of a large mean would take their digits.
+    squares = spread(0.0)
+    for at in range(0, size, 16):
+        part = load(x + 4 * at) - mean
+        squares = fma(part, part, squares)
+    scale = spread(1.0 / math.sqrt(total(squares) / size + eps))
+    for at in range(0, size, 16):
+        part = fma((load(x + 4 * at) - mean) * scale, load(weight + 4 * at), load(bias + 4 * at))
+        if narrow:
+            store_bf16(out + 2 * at, part)
+        else:
+            store(out + 4 * at, part)
+
+
+@njit(nogil=True)
+def activated(function, x):
+    """Returns a gate's function. SiLU is x times a logistic function, and GELU with tanh is one of another number."""
+    if function == EXACT_GELU:
+        return _exact_gelu(x)
+    y = x
     if function == GELU:
-        x = gate * fma(gate * gate, spread(2.0 * _GELU * 0.044715), spread(2.0 * _GELU))
-    return gate / (spread(1.0) + exp_lanes(spread(0.0) - x)) * up
+        y = x * fma(x * x, spread(2.0 * _GELU * 0.044715), spread(2.0 * _GELU))
+    return x / (spread(1.0) + exp_lanes(spread(0.0) - y))
+
+
+@njit(nogil=True)
+def _exact_gelu(x):
+    """Returns x times the share of a normal distribution below x. Source: Abramowitz and Stegun, 7.1.26, for the share
+    beyond |x|, to 1e-7; where x is below 0 that share is the result's factor, so that small ones keep their digits."""
+    size = larger(x, spread(0.0) - x) * spread(math.sqrt(0.5))
+    t = spread(1.0) / fma(size, spread(0.3275911), spread(1.0))
+    sum = fma(t, spread(1.061405429), spread(-1.453152027))
+    sum = fma(sum, t, spread(1.421413741))
+    sum = fma(sum, t, spread(-0.284496736))
+    sum = fma(sum, t, spread(0.254829592))
+    beyond = spread(0.5) * sum * t * exp_lanes(spread(0.0) - size * size)
+    return x * where_below(x, spread(0.0), beyond, spread(1.0) - beyond)
 
 
 @njit(nogil=True)
@@ -90,11 +127,18 @@ def capped(x, cap):
 
 
 @njit(nogil=True)
-def rotate(out, x, turns, head_dim, scale):
-    """Rotates a head by a position's angles and multiplies it by a number. `turns` is float32, the cosines of head_dim
-    / 2 angles, then their sines; angle i rotates the columns (i, i + head_dim / 2)."""
-    half = 2 * head_dim
-    if head_dim % 32 == 0:
+def rotate(out, x, turns, turned, head_dim, scale):
+    """Rotates the first `turned` columns of a head by a position's angles, and multiplies all columns by a number.
+    `turns` is float32, the cosines of turned / 2 angles, then their sines; angle i rotates the columns (i, i + turned /
+    2). `out` may be `x`."""
+    rest = 4 * turned
+    while rest < 4 * head_dim and rest % 64 != 0:
+        put_number(out + rest, number_at(x + rest) * scale)
+        rest += 4
+    for at in range(rest, 4 * head_dim, 64):
+        store(out + at, load(x + at) * spread(scale))
+    half = 2 * turned
+    if turned % 32 == 0:
         factor = spread(scale)
         for at in range(0, half, 64):
             cos, sin = load(turns + at) * factor, load(turns + half + at) * factor

@@ -1,8 +1,9 @@
 """Products of rows with a weight in panels of 32 outputs: every linear layer of a decode step consists of these tiles.
 
-Knows panels and rows. Does not know layers. A panel holds 32 outputs for one input after another (float32) or for one
-pair of inputs after another (bfloat16), and is read from its first byte to its last, so that a core prefetches what it
-needs next. An output is one lane's sum over the inputs in their order: its bits do not depend on other rows or panels.
+It knows panels and rows. It does not know layers. A panel holds 32 outputs for one input after another (float32) or for
+one pair of inputs after another (bfloat16), and is read from its first byte to its last, so that a core prefetches what
+it needs next. An output is one lane's sum over the inputs in their order: its bits do not depend on other rows or
+panels.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Runs a compiled function in each of torch's threads, as torch's own parallel loops do, and shares the pieces of a
 stage among them.
 
-Knows the entry of libgomp, or of a library that replaces it. A separate team of threads would compete with torch's for
-the cores: libgomp's threads spin for a while after each loop.
+It knows the entry of libgomp, or of a library that replaces it. A separate team of threads would compete with torch's
+for the cores: libgomp's threads spin for a while after each loop.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import re
-import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -23,11 +21,6 @@ from kernels.cpu.lanes import add_at, pause, seen_at
 _LIBRARY = re.compile(r"/lib(gomp|iomp5|omp)[^/]*\.so[.\d]*$")
 LINE = 64
 """Bytes of a cache line: counters of different threads do not share one."""
-_WINDOW_S = 0.05
-"""Time of calls after which they are judged."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 8.0
-_JUDGED = 2
-"""The size of teams that may lose a thread."""
 _PATIENCE = 4096
 """Number of reads of a counter before a thread sleeps: some 100 to 250 µs, longer than any piece that is not held up."""
 
@@ -81,60 +74,18 @@ def finish(stage, threads, pieces):
         seen = seen_at(counter)
 
 
-class TeamSize:
-    """Decides how many threads a call gets, from the times of the calls before it: fewer while other programs have the
-    cores. Where one of two threads has no core, the other waits for its pieces. If calls wait for longer than they
-    compute, one thread alone would take less time, because it takes at most twice what two take. So the second one is
-    left out, and is tried again after a pause, which doubles while trials fail. A larger team keeps its threads: there a
-    thread may wait because a stage has fewer pieces than threads, which looks the same."""
-
-    def __init__(self, most: int) -> None:
-        self._most = self._threads = most
-        self._wall = self._computed = 0.0
-        self._pause, self._trial_at = _FIRST_PAUSE_S, math.inf
-
-    def at(self, now: float) -> int:
-        """Returns the number of threads for a call now, in seconds of any clock that runs evenly."""
-        if now >= self._trial_at:
-            self._threads, self._trial_at = self._most, math.inf
-        return self._threads
-
-    def add(self, wall: float, computed: float, now: float) -> None:
-        """Adds a call of more than one thread: its seconds, and those for which its first thread had a core."""
-        self._wall += wall
-        self._computed += computed
-        if self._most != _JUDGED or self._wall < _WINDOW_S:
-            return
-        if self._computed < self._wall / 2:
-            self._threads, self._trial_at = 1, now + self._pause
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
-        else:
-            self._pause = _FIRST_PAUSE_S
-        self._wall = self._computed = 0.0
-
-
 def run(function: int, job: torch.Tensor, threads: int) -> None:
     """Calls the function at an address with the job's address, in so many threads (`size`)."""
     start = _parallel()
     if threads == 1 or start is None:
         _FUNCTION(function)(job.data_ptr())
-        return
-    began, computed = time.perf_counter(), time.thread_time()
-    start(function, job.data_ptr(), threads, 0)
-    now = time.perf_counter()
-    _sizes(torch.get_num_threads()).add(now - began, time.thread_time() - computed, now)
+    else:
+        start(function, job.data_ptr(), threads, 0)
 
 
 def size() -> int:
-    """Returns the number of threads for the next job: torch's, less those that other programs leave no core for."""
-    if _parallel() is None:
-        return 1
-    return _sizes(torch.get_num_threads()).at(time.perf_counter())
-
-
-@cache
-def _sizes(most: int) -> TeamSize:
-    return TeamSize(most)
+    """Returns the number of threads for the next job, which is torch's."""
+    return 1 if _parallel() is None else torch.get_num_threads()
 
 
 _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_int64)

@@ -1,10 +1,10 @@
 """Attention of a part over paged KV in bfloat16, in the CPU's matrix unit.
 
-Knows addresses of blocks and of a part's queries. Does not know rows or layers. A lane is one query head of one line.
-Sixteen lanes are computed together: keys are the unit's first operand as they lie in their blocks, so scores come out
-with a key to a row and a lane to a column, and softmax needs no sum across lanes. Chunks of fixed positions follow each
-other with a running softmax (FlashAttention, arXiv 2205.14135). A key that a lane does not see counts as a weight of
-exactly zero, so a lane's bits depend on its own query and keys only.
+It knows addresses of blocks and of a part's queries. It does not know rows or layers. A lane is one query head of one
+line. Sixteen lanes are computed together: keys are the unit's first operand as they lie in their blocks, so scores come
+out with a key to a row and a lane to a column, and softmax needs no sum across lanes. Chunks of fixed positions follow
+each other with a running softmax (FlashAttention, arXiv 2205.14135). A key that a lane does not see counts as a weight
+of exactly zero, so a lane's bits depend on its own query and keys only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Products of rows with a panel in the CPU's matrix unit (Intel's AMX): 16 rows by 32 inputs at an instruction.
 
-Knows panels and rows. Does not know layers. A panel of bfloat16 pairs (`product`) is, read with a stride, what the unit
-takes as its second operand, so the same weight serves both. An output is one chain of sums over the inputs in their
-order, 32 at a time: its bits do not depend on other rows or panels.
+It knows panels and rows. It does not know layers. A panel of bfloat16 pairs (`product`) is, read with a stride, what
+the unit takes as its second operand, so the same weight serves both. An output is one chain of sums over the inputs in
+their order, 32 at a time: its bits do not depend on other rows or panels.
 """
 
 from __future__ import annotations

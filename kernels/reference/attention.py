@@ -1,6 +1,6 @@
 """Plain-torch twins of the attention kernels: the oracle in tests and the path of a CPU worker.
 
-Knows tensors, blocks and slots. Does not know weights, sequences or requests. KV of one layer is
+It knows tensors, blocks and slots. It does not know weights, sequences or requests. KV of one layer is
 `[num_blocks, 2, num_kv_heads, block_size, head_dim]`: K and V of a block side by side, head-major inside it.
 """
 

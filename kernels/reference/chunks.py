@@ -1,7 +1,7 @@
 """Decode attention of a CPU worker: rows are cut into chunks of fixed positions, and chunks of equal size are one
 product.
 
-Knows tensors and blocks. A row's context is cut at multiples of `CHUNK` tokens, whatever the other rows are; a chunk
+It knows tensors and blocks. A row's context is cut at multiples of `CHUNK` tokens, whatever the other rows are; a chunk
 that several rows have in their tables is read once for all of them, and the results of a row's chunks are merged in
 their order. So a row's sums do not depend on the other rows, though its time does. Source of the sharing: Hydragen
 (arXiv 2402.05099); of the merge: FlashAttention (arXiv 2205.14135).

@@ -1,7 +1,7 @@
 """Groups rows: tokens by expert, tokens by adapter. This is the plain-torch twin of
 `kernels.triton.products.group_rows`.
 
-Knows group numbers and tiles. Does not know what a group is.
+It knows group numbers and tiles. It does not know what a group is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Plain-torch twins of `kernels.triton.kv_write` and `kernels.triton.block_copy`: writes into KV blocks, and copies of
 blocks.
 
-Knows tensors, blocks and slots. Does not know sequences. KV of one layer is `[num_blocks, 2, KVH, block_size, D]`: K
-and V of a block side by side, head-major inside it. 8-bit KV has float32 scales `[num_blocks, 2, KVH, block_size]`, one
-per token and head, of K and of V (`kernels.reference.quant`).
+It knows tensors, blocks and slots. It does not know sequences. KV of one layer is `[num_blocks, 2, KVH, block_size,
+D]`: K and V of a block side by side, head-major inside it. 8-bit KV has float32 scales `[num_blocks, 2, KVH,
+block_size]`, one per token and head, of K and of V (`kernels.reference.quant`).
 """
 
 from __future__ import annotations

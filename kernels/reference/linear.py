@@ -1,7 +1,7 @@
 """Plain-torch twins of `kernels.triton.products.linear_quant`, and the formats of quantized weights.
 
-Knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form. Weights
-are quantized once, at load, by rounding to nearest.
+It knows matrices: `x` `[num_tokens, in_features]`, `weight` `[out_features, in_features]` or its quantized form.
+Weights are quantized once, at load, by rounding to nearest.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ def linear_w8a8(
 ) -> None:
     """Multiplies `x` and `weight` in int8, with `x_scale` `[num_tokens]` and `scale` `[out_features]` float32. Sums are
     int32: a token's sum is the same among any number of others."""
-    result = _int8_products(x, weight).float() * x_scale[:, None] * scale
+    result = int8_products(x, weight).float() * x_scale[:, None] * scale
     out.copy_(result if bias is None else result + bias.float())
 
 
-def _int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Returns the sums of products, int32 `[num_tokens, out_features]`."""
     if x.device.type != "cpu" or not _saturates():
         return torch._int_mm(x, weight.T)

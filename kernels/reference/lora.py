@@ -1,6 +1,6 @@
 """Plain-torch twin of `kernels.triton.products.lora`: low-rank additions to a linear layer, chosen for each token.
 
-Knows stacked adapters and token rows. Does not know tenants, or where adapters come from.
+It knows stacked adapters and token rows. It does not know tenants, or where adapters come from.
 """
 
 from __future__ import annotations

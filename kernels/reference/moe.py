@@ -1,6 +1,6 @@
 """Plain-torch twins of `kernels.triton.products.moe`: the choice of experts, and the experts themselves.
 
-Knows tokens, experts and their weights. Does not know which model they belong to.
+It knows tokens, experts and their weights. It does not know which model they belong to.
 """
 
 from __future__ import annotations

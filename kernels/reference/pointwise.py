@@ -1,6 +1,6 @@
 """Plain-torch twins of `kernels.triton.pointwise`: rotary embedding and gated activations.
 
-Knows tokens, heads and columns. All arithmetic is in float32, rounded once.
+It knows tokens, heads and columns. All arithmetic is in float32, rounded once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """8-bit numbers with one float32 scale per row: the rule that twins and Triton kernels share bit for bit.
 
-Knows rows of values. Does not know what they are. Symmetric: value = quantized * scale, scale = largest magnitude of
-the row / largest number of the format. A row whose magnitudes are all below `TINY` has scale 1 and is stored as zeros.
+It knows rows of values. It does not know what they are. Symmetric: value = quantized * scale, scale = largest magnitude
+of the row / largest number of the format. A row whose magnitudes are all below `TINY` has scale 1 and is stored as
+zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plain-torch twin of `kernels.triton.rows`: prepares the inputs of a decode step from the device rows of running
 sequences.
 
-Knows device rows. Does not know sequences, tokens' meaning or what a step is for.
+It knows device rows. It does not know sequences, tokens' meaning or what a step is for.
 """
 
 from __future__ import annotations

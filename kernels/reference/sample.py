@@ -1,8 +1,8 @@
 """Plain-torch twins of `kernels.triton.sampling.sample`: thresholds, counter-based noise, one token per row; and the
 verification of proposed tokens.
 
-Knows logits and numbers per row. Does not know requests, penalties or grammars. A row's token is a function of that
-row alone: its logits, its parameters, its seed and its position.
+It knows logits and numbers per row. It does not know requests, penalties or grammars. A row's token is a function of
+that row alone: its logits, its parameters, its seed and its position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies of whole blocks over all layers: for copy-on-write, and to and from a packed staging area.
 
-Knows layers, blocks and bytes. Does not know what is in a block: KV moves as 32-bit words, four per thread at a time,
-and its scales move in the same launch.
+It knows layers, blocks and bytes. It does not know what is in a block: KV moves as 32-bit words, four per thread at a
+time, and its scales move in the same launch.
 """
 
 from __future__ import annotations

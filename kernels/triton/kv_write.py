@@ -1,6 +1,7 @@
 """Writes keys and values of new tokens into KV blocks: as they are, or first rotated and normalised, or in 8 bits.
 
-Knows tokens, heads and slots. A program takes one token and a group of its heads; a token with slot -1 stores nothing.
+It knows tokens, heads and slots. A program takes one token and a group of its heads; a token with slot -1 stores
+nothing.
 """
 
 from __future__ import annotations

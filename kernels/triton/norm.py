@@ -1,7 +1,7 @@
 """RMSNorm, with the addition of the residual in the same pass, and optionally with 8-bit output.
 
-Knows rows of one width. Up to `_LONGEST` columns a row is read once and kept in registers; longer rows are read again
-for each pass over them.
+It knows rows of one width. Up to `_LONGEST` columns a row is read once and kept in registers; longer rows are read
+again for each pass over them.
 """
 
 from __future__ import annotations

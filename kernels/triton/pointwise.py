@@ -1,6 +1,6 @@
 """Rotary embedding and gated activations, for models whose layers are not fused further.
 
-Knows tokens, heads and columns. Arithmetic is in float32, rounded once.
+It knows tokens, heads and columns. Arithmetic is in float32, rounded once.
 """
 
 from __future__ import annotations

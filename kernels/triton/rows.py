@@ -1,7 +1,7 @@
 """Prepares the inputs of a decode step on the device, from the device rows of running sequences, and feeds drawn tokens
 back.
 
-Knows device rows. No value that changes from step to step comes from the host, so both can be captured.
+It knows device rows. No value that changes from step to step comes from the host, so both can be captured.
 """
 
 from __future__ import annotations

@@ -149,7 +149,11 @@ FAIRNESS = Dashboard(
         Row(
             "Tiers",
             (
-                panel("Oldest request that waits", "s", ("max by (tier) (headgate_oldest_wait_seconds)", "{{tier}}")),
+                panel(
+                    "Oldest request that waits",
+                    "s",
+                    ("max by (model_name, tier) (headgate_oldest_wait_seconds)", "{{model_name}} {{tier}}"),
+                ),
                 panel(
                     "Sequences",
                     "short",

@@ -55,6 +55,24 @@ UPSTREAMS = Dashboard(
                     ("sum(increase(headgate_upstream_drift_tokens_total[$rate])) or vector(0)", "tokens"),
                     text="The kinds of drift are explained in docs/upstreams.md.",
                 ),
+                panel(
+                    "Bills beyond the expected, 31 days",
+                    "short",
+                    (
+                        "max by (upstream, account) (headgate_upstream_cost_drift_micro_units) / 1e6 != 0",
+                        "{{upstream}} {{account}}",
+                    ),
+                    text="By account, in the currency of the default price sheet. The accounts are explained in docs/upstreams.md.",
+                ),
+                panel(
+                    "Age of the costs that were read",
+                    "s",
+                    (
+                        "time() - max by (upstream) (headgate_upstream_costs_pulled_timestamp_seconds > 0)",
+                        "{{upstream}}",
+                    ),
+                    text="They are read every hour.",
+                ),
             ),
         ),
     ),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from metrics_page import LABELS, NAME, family_of, foreign_labels
 from prometheus_server import RULES, program
 
 ROOT = Path(__file__).parents[2]
@@ -20,21 +21,7 @@ sys.path.append(str(ROOT))
 
 from ops.dashboards import build  # noqa: E402  # the folder is found once the root is on the path
 
-PAGE = (ROOT / "docs" / "observability.md").read_text()
 RUNBOOKS = (ROOT / "docs" / "runbooks.md").read_text()
-ROWS = re.findall(r"^\| `([a-z0-9_:]+)` \| ([^|]*)\|", PAGE, re.MULTILINE)
-LABELS = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in ROWS}
-HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
-EVERYWHERE = {
-    "instance",
-    "job",
-    "le",
-    "gateway",
-    "model_name",
-    "engine",
-    "gen_ai_operation_name",
-    "gen_ai_request_model",
-}
 
 
 @functools.cache
@@ -84,29 +71,14 @@ def test_a_dashboard_is_whole(dashboard):
 def test_an_expression_names_what_exists(expression):
     """Names and labels are on the page of metrics, which the live test compares with real processes."""
     recorded = {rule["record"] for rule in rules() if "record" in rule}
-    named = re.findall(r"(?:headgate_|vllm:|gen_ai_server_|headgate:)[a-zA-Z0-9_:]+", expression)
+    named = re.findall(NAME, expression)
     assert named or expression.startswith("up{")
-    allowed = set(EVERYWHERE)
     for name in named:
         if name.startswith("headgate:"):
             assert name in recorded
-            allowed |= {"model", "tenant", "currency"}
-            continue
-        family = family_of(name)
-        assert family in LABELS, f"{name} is not on docs/observability.md"
-        allowed |= LABELS[family]
-    selected = re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", expression)
-    grouped = [label for labels in re.findall(r"(?:by|on) \(([^)]*)\)", expression) for label in labels.split(", ")]
-    assert set(selected + grouped) <= allowed
-
-
-def family_of(name: str) -> str:
-    if name in LABELS:
-        return name
-    for suffix in ("_total", "_info", *HISTOGRAM_PARTS):
-        if name.removesuffix(suffix) in LABELS:
-            return name.removesuffix(suffix)
-    return name
+        else:
+            assert family_of(name) in LABELS, f"{name} is not on docs/observability.md"
+    assert foreign_labels(expression) == set()
 
 
 def test_counters_are_only_read_as_rates():

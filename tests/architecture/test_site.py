@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from gateway.app import api_routes
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -43,15 +46,32 @@ def test_the_navigation_names_no_page_that_nobody_writes():
     assert missing <= LATER
 
 
-def test_the_page_of_errors_is_current():
-    spec = importlib.util.spec_from_file_location("errors", ROOT / "ops" / "errors.py")
+def script(name):
+    """A module of `ops/`, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "ops" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    errors = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(errors)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_of_errors_is_current():
+    errors = script("errors")
     text = errors.PAGE.read_text()
     assert text == errors.page(text), "errors changed: run `make errors`"
     codes = {one.code for one in errors.errors()}
     assert {"invalid_api_key", "rate_limit_exceeded", "insufficient_quota", "no_worker", "unknown_url"} <= codes
+
+
+def test_the_page_of_endpoints_is_current():
+    reference = script("api_reference")
+    text = reference.PAGE.read_text()
+    assert text == reference.page(text), "endpoints changed: run `make api-reference`"
+    named = {(method, path) for method, path in re.findall(r"^\| `([A-Z]+) (/\S*)` \|", text, re.M)}
+    served = {(route.method, re.sub(r":[^{}]*}", "}", route.path)) for route in api_routes()}
+    assert named == served
+    with pytest.raises(ValueError, match="no area"):
+        reference.area("/v3/nothing")
 
 
 def test_every_code_of_the_design_is_on_the_page_of_errors():

@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import tarfile
 import time
 import uuid
 from pathlib import Path
@@ -20,6 +21,7 @@ from running import HEADGATE
 
 from accounting.database import migrate
 
+OLD_HOME = Path(__file__).parents[1] / "old_home"
 BATCH_LINE = {"custom_id": "one", "method": "POST", "url": "/v1/completions"}
 
 
@@ -29,7 +31,7 @@ def run(*arguments: str, home: Path, env: dict[str, str] | None = None) -> subpr
 
 
 def used(server) -> dict[str, str]:
-    """Gives the server a tenant, charges, a file, a batch and a webhook; returns what a client remembers of them."""
+    """Gives the server a tenant, charges, a file, a batch, a webhook and an upstream; returns what a client remembers of them."""
     tenant, key = server.tenant_key("acme")
     client = server.client(key)
     for number in range(3):
@@ -42,6 +44,8 @@ def used(server) -> dict[str, str]:
         assert time.monotonic() < deadline
         time.sleep(0.3)
     hook = server.admin("POST", "/admin/v1/webhooks", json={"url": "https://example.org/hook"})
+    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}}
+    server.admin("POST", "/admin/v1/upstreams", json=upstream | {"credential": "sk-1", "cost_credential": "sk-2"})
     return {"tenant": tenant, "key": key, "file": file.id, "webhook": hook["id"]}
 
 
@@ -52,6 +56,10 @@ def still_works(server, known: dict[str, str]) -> None:
     assert json.loads(content)["custom_id"] == "one"
     assert client.completions.create(model=server.model, prompt="def g(", max_tokens=4).usage.completion_tokens
     assert known["webhook"] in {hook["id"] for hook in server.admin("GET", "/admin/v1/webhooks")["data"]}
+    [upstream] = server.admin("GET", "/admin/v1/upstreams")[
+        "data"
+    ]  # one whose credentials cannot be opened is left out
+    assert (upstream["id"], upstream["has_credential"]) == ("spare", True)
 
 
 def num_requests(server) -> int:
@@ -220,10 +228,30 @@ def test_a_home_of_an_earlier_schema_is_upgraded_with_clean_books(start_server, 
     assert restored.returncode == 0, restored.stdout + restored.stderr
 
 
+def test_the_home_of_an_earlier_version_is_upgraded_with_clean_books(start_server, tmp_path):
+    """`tests/old_home` was written by the code of 2026-11-24 (commit 6fa5e0ca, schema 0016) and stopped: a tenant with four
+    requests and a batch of one line, a budget and a webhook. Logs, Redis' files, locks and ballast are left out.
+    """
+    known = json.loads((OLD_HOME / "known.json").read_text())
+    with tarfile.open(OLD_HOME / "schema-0016.tar.xz") as packed:
+        packed.extractall(tmp_path / "home", filter="data")
+    entries = "SELECT request_id, tenant_id, uncached, cache_read, output, charge FROM ledger_entry ORDER BY request_id"
+    with sqlite3.connect(tmp_path / "home/headgate.db") as connection:
+        before = connection.execute(entries).fetchall()
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0016",)
+    connection.close()
+    assert len(before) == 5
+    server = start_server()
+    assert server.sql(entries) == before
+    client = server.client(known["key"])
+    assert client.completions.create(model=server.model, prompt="def g(", max_tokens=4).usage.completion_tokens
+    assert known["webhook"] in {hook["id"] for hook in server.admin("GET", "/admin/v1/webhooks")["data"]}
+    assert known["budget"] in {budget["id"] for budget in server.admin("GET", "/admin/v1/budgets")["data"]}
+    assert server.verify_books()["ok"]
+
+
 def earlier_revision(path: Path, steps: int) -> str:
     with sqlite3.connect(path) as connection:
         revision = connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
-    scripts = migrate._scripts()
-    for _ in range(steps):
-        revision = scripts.get_revision(revision).down_revision
-    return revision
+    known = migrate.known_revisions()
+    return known[known.index(revision) - steps]

@@ -126,7 +126,7 @@ def provider_of_others() -> Iterator[dict]:
     running = running_provider()
     found = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(10)
     try:
-        yield declared(found)
+        yield declared(found, costs={"key_env": "PROVIDER_KEY"})
     finally:
         asyncio.run_coroutine_threadsafe(running.__aexit__(None, None, None), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
@@ -163,6 +163,7 @@ def test_no_panel_is_empty_under_mixed_load(start_server, tmp_path):
         submit_batch(server)
         with repeated(*works):
             time.sleep(LOAD_S)  # rates need some scrapes
+            assert server.admin("POST", "/admin/v1/upstreams/mock/costs/pull", json={})["ok"]
             empty = wanted
             while empty and time.time() < began + LIMIT_S:
                 until = time.time()

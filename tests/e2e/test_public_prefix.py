@@ -81,5 +81,5 @@ def test_fifty_tenants_share_one_published_prompt_and_nothing_else(server):
 
     again, _ = ask_all(server, keys[:1], system)
     assert again[0] >= whole  # and its own question, if that filled a block
-    headgate(server, "prefixes", "delete", made)
+    headgate(server, "prefixes", "remove", made)
     assert json.loads(headgate(server, "prefixes", "list", "--json")) == []

@@ -15,7 +15,7 @@ from triton.runtime import interpreter
 from kernels import dispatch
 from kernels.arguments import splits
 from kernels.arguments.batch import PagedBatch, RowTensors
-from kernels.checks import SUPPORTED_DTYPES
+from kernels.checks import SUPPORTED_DTYPES, SUPPORTED_HEAD_DIMS
 from kernels.dispatch import Ops
 from kernels.triton.attention import attention_decode, attention_tiles
 
@@ -235,7 +235,7 @@ def test_no_shorter_row_has_more_splits_than_the_bound(longest: int, shorter: in
         assert number(min(shorter, longest)) <= most(longest)
 
 
-@given(st.sampled_from([80, 86, 89, 90]), st.sampled_from(sorted(dispatch.SUPPORTED_HEAD_DIMS)))
+@given(st.sampled_from([80, 86, 89, 90]), st.sampled_from(sorted(SUPPORTED_HEAD_DIMS)))
 def test_every_choice_is_compiled_ahead_and_none_has_float8_before_sm_89(cap: int, head_dim: int) -> None:
     compiled = {
         (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages)

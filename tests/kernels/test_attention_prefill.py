@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kernels import ahead, dispatch
 from kernels.arguments.batch import RowTensors
 from kernels.arguments.splits import DecodeWorkspace
-from kernels.checks import SUPPORTED_DTYPES
-from kernels.dispatch import SUPPORTED_HEAD_DIMS
+from kernels.checks import SUPPORTED_DTYPES, SUPPORTED_HEAD_DIMS
 from kernels.reference.quant import LIMITS as QUANTIZED_DTYPES
 from kernels.triton.attention import attention_prefill
 from kernels.triton.attention.attention_prefill import SHORT_LANES, select

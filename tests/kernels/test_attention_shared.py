@@ -15,7 +15,7 @@ from kernels import dispatch
 from kernels.arguments.batch import PagedBatch
 from kernels.arguments.shared import SharedGroups, sharing_pays
 from kernels.arguments.splits import DecodeWorkspace
-from kernels.checks import SUPPORTED_DTYPES
+from kernels.checks import SUPPORTED_DTYPES, SUPPORTED_HEAD_DIMS
 from kernels.dispatch import Ops
 from kernels.reference.attention import merge_states
 from kernels.triton.attention import attention_shared
@@ -151,7 +151,7 @@ def test_every_choice_is_compiled_ahead(cap: int) -> None:
     compiled = {
         (s.constants["ROWS"], s.constants["TOKENS"], s.num_warps, s.num_stages) for s in attention_shared.specimens(cap)
     }
-    for head_dim in dispatch.SUPPORTED_HEAD_DIMS:
+    for head_dim in SUPPORTED_HEAD_DIMS:
         for query in SUPPORTED_DTYPES:
             for kv in (query, torch.int8):
                 tiling = attention_shared.select(cap, head_dim, query, kv)

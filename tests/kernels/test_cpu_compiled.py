@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -81,15 +82,23 @@ def test_a_second_process_loads_what_the_first_one_compiled(tmp_path: Path) -> N
     assert float(second.stdout) < float(first.stdout) / 2
 
 
-def test_the_folder_is_another_one_for_other_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_is_another_one_for_other_sources_and_for_another_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    before = compiled.cache_folder()
-    assert before.parent == tmp_path / "headgate"
-    for name in ("compiled.py", "lanes.py"):
-        source = Path(compiled.__file__).with_name(name)
-        (tmp_path / name).write_bytes(source.read_bytes() + b"#")
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
-    assert compiled.cache_folder() != before
+    source = Path(compiled.__file__)
+    folders = [compiled.cache_folder()]
+    assert folders[0].parent == tmp_path / "headgate"
+    for place in ("one", "other"):
+        (tmp_path / place).mkdir()
+        monkeypatch.setattr(compiled, "__file__", shutil.copy(source, tmp_path / place))
+        for name in ("lanes.py", "team.py"):
+            shutil.copy(source.with_name(name), tmp_path / place)
+        folders.append(compiled.cache_folder())
+        assert compiled.cache_folder() == folders[-1]
+    (tmp_path / "other" / "lanes.py").write_bytes(b"#")
+    folders.append(compiled.cache_folder())
+    assert len(set(folders)) == 4
 
 
 def test_a_job_runs_in_as_many_threads_as_torch_has_and_none_is_left_behind() -> None:

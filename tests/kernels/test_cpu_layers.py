@@ -21,11 +21,12 @@ from kernels.cpu import layers, panels, tiles
 from kernels.cpu.attention import CHUNK
 from kernels.cpu.emit import has_bf16_products
 from kernels.cpu.layers import DecoderLayers, LayerWeights
-from kernels.cpu.pointwise import GELU, SILU
+from kernels.cpu.pointwise import EXACT_GELU, GELU, SILU
 from kernels.cpu.product import PAIRED, TILED, WIDENED
 from kernels.reference.pointwise import rotate
 
 HIDDEN, INNER, MAX_POSITIONS = 64, 128, 2048
+GATES = {SILU: F.silu, GELU: lambda x: F.gelu(x, approximate="tanh"), EXACT_GELU: F.gelu}
 LENS = [1, 15, 16, 17, 64, 65, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 130]
 """Around blocks, registers and chunks."""
 SOME_LENS, SOME = [5, 16, 18, 1, 80, CHUNK + 2, CHUNK + 9, 700], [5, 2, 9, 1, 16, 3, 9, 1]
@@ -55,7 +56,16 @@ class Case:
     alternating: bool = False
     """The last layer has no window."""
     softcap: float = 0.0
-    gelu: bool = False
+    gate: int = SILU
+    gated: bool = True
+    centred: bool = False
+    """Norms are LayerNorms."""
+    turned: int | None = None
+    """Rotated columns of a head; None: all."""
+    parallel: bool = False
+    experts: int = 0
+    chosen: int = 2
+    renormalised: bool = True
     normed_behind: bool = False
     """What attention and the gated products add is normed first."""
     kind: int = WIDENED
@@ -76,7 +86,8 @@ class Case:
         self.turns = []
         """Of each layer: they may differ."""
         for _ in range(self.num_layers):
-            angles = self._normal(MAX_POSITIONS, self.head_dim // 2)
+            turned = self.head_dim if self.turned is None else self.turned
+            angles = self._normal(MAX_POSITIONS, turned // 2)
             self.turns.append(torch.cat((angles.cos(), angles.sin()), dim=1))
         places = [torch.arange(length - new, length) for length, new in zip(self.lens, self.news, strict=True)]
         self.states = [self._normal(len(of_row), HIDDEN) for of_row in places]
@@ -98,19 +109,22 @@ class Case:
     def _layer(self) -> dict[str, Any]:
         width = self.heads * self.head_dim
         total = width + 2 * self.kv_heads * self.head_dim
+        number = self.experts or 1
         sizes = {
             "qkv": (total, HIDDEN),
             "output": (HIDDEN, width),
-            "gate_up": (2 * INNER, HIDDEN),
-            "down": (HIDDEN, INNER),
+            "gate_up": (number * (2 if self.gated else 1) * INNER, HIDDEN),
+            "down": (number * HIDDEN, INNER),
         }
         made: dict[str, Any] = {
             name: (self._normal(*size) / size[1] ** 0.5).to(self.dtype) for name, size in sizes.items()
         }
         for name, size in sizes.items():
             made[f"{name}_bias"] = self._normal(size[0]) if self.biased else None
+        made["router"] = self._normal(self.experts, HIDDEN).to(self.dtype) if self.experts else None
         for name in ("norm_before", "norm_behind"):
             made[name] = 1 + self._normal(HIDDEN) / 4
+            made[f"{name}_bias"] = self._normal(HIDDEN) / 4 if self.centred else None
         for name in ("norm_attended", "norm_fed"):
             made[name] = 1 + self._normal(HIDDEN) / 4 if self.normed_behind else None
         for name in ("norm_query", "norm_key"):
@@ -119,10 +133,12 @@ class Case:
 
     def _packed(self, index: int) -> LayerWeights:
         layer = self.weights[index]
-        names = ("qkv", "output", "gate_up", "down")
+        names = ("qkv", "output", "gate_up", "down", *(("router",) if self.experts else ()))
         tiles = {name: panels.pack(layer[name], self.kind) for name in names}
         eps = {"eps_before": 1e-5, "eps_behind": 1e-6, "eps_heads": 1e-4, "eps_attended": 1e-3, "eps_fed": 1e-2}
-        how = {"scale": self.head_dim**-0.5, "softcap": self.softcap, "gate": GELU if self.gelu else SILU}
+        how = {"scale": self.head_dim**-0.5, "softcap": self.softcap}
+        how |= {name: getattr(self, name) for name in ("gate", "gated", "parallel", "renormalised")}
+        how["chosen"] = self.chosen if self.experts else 0
         return LayerWeights(**layer | tiles, **eps, **how, window=self.windows[index], turns=self.turns[index])
 
     @property
@@ -170,14 +186,20 @@ class Case:
             def linear(name: str, x: torch.Tensor, wide: dict[str, Any] = wide) -> torch.Tensor:
                 return F.linear(x, wide[name], wide[f"{name}_bias"])
 
-            heads = linear("qkv", F.rms_norm(x, (HIDDEN,), wide["norm_before"], 1e-5))
+            def norm(name: str, x: torch.Tensor, eps: float, wide: dict[str, Any] = wide) -> torch.Tensor:
+                if not self.centred:
+                    return F.rms_norm(x, (HIDDEN,), wide[name], eps)
+                return F.layer_norm(x, (HIDDEN,), wide[name], wide[f"{name}_bias"], eps)
+
+            before = x
+            heads = linear("qkv", norm("norm_before", x, 1e-5))
             heads = heads.view(new, -1, self.head_dim)
             sizes = (self.heads, self.kv_heads, self.kv_heads)
             query, key, value = heads.split(sizes, dim=1)
             if self.normed:
                 query = F.rms_norm(query, (self.head_dim,), wide["norm_query"], 1e-4)
                 key = F.rms_norm(key, (self.head_dim,), wide["norm_key"], 1e-4)
-            query, key = (rotate(part, turns, False) for part in (query, key))
+            query, key = (self._rotated(part, turns) for part in (query, key))
             old = kv[table].double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : length - new]
             own = torch.stack((key, value)).transpose(1, 2).to(self.dtype).double()
             keys, values = torch.cat((old, own), dim=2)
@@ -189,12 +211,33 @@ class Case:
             attended = (scores.softmax(-1) @ values).flatten(1)
             added = linear("output", attended)
             x = x + (F.rms_norm(added, (HIDDEN,), wide["norm_attended"], 1e-3) if self.normed_behind else added)
-            behind = F.rms_norm(x, (HIDDEN,), wide["norm_behind"], 1e-6)
-            gate, up = linear("gate_up", behind).chunk(2, dim=-1)
-            gate = F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)
-            added = linear("down", gate * up)
+            if self.experts:
+                x = x + self._fed(wide, norm("norm_behind", x, 1e-6))
+                continue
+            products = linear("gate_up", norm("norm_behind", before if self.parallel else x, 1e-6))
+            gate, up = products.chunk(2, dim=-1) if self.gated else (products, 1.0)
+            added = linear("down", GATES[self.gate](gate) * up)
             x = x + (F.rms_norm(added, (HIDDEN,), wide["norm_fed"], 1e-2) if self.normed_behind else added)
         return x
+
+    def _fed(self, wide: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+        """The experts' outputs, one token after another."""
+        gate_up, down = (wide[name].unflatten(0, (self.experts, -1)) for name in ("gate_up", "down"))
+        found = []
+        for token, scores in zip(x, x @ wide["router"].T, strict=True):
+            shares, experts = scores.softmax(-1).topk(self.chosen)
+            shares = shares / shares.sum() if self.renormalised else shares
+            outputs = []
+            for expert in experts:
+                gate, up = (gate_up[expert] @ token).chunk(2)
+                outputs.append(down[expert] @ (GATES[self.gate](gate) * up))
+            found.append(shares @ torch.stack(outputs))
+        return torch.stack(found)
+
+    def _rotated(self, heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        size = turns.shape[1]
+        turned = rotate(heads[..., :size], turns, False) if size else heads[..., :0]
+        return torch.cat((turned, heads[..., size:]), dim=-1)
 
 
 def check(case: Case, limit: float | None = None) -> None:
@@ -249,8 +292,16 @@ def test_scores_are_capped(softcap: float) -> None:
     check(Case(LONG_LENS, LONG, softcap=softcap, window=65, alternating=True))
 
 
-GEMMA: dict[str, Any] = {"softcap": 5.0, "gelu": True, "normed_behind": True, "normed": True, "alternating": True}
-"""Everything that a layer may have beside those of Llama."""
+GEMMA: dict[str, Any] = {"softcap": 5.0, "gate": GELU, "normed_behind": True, "normed": True, "alternating": True}
+GPT: dict[str, Any] = {
+    "gate": EXACT_GELU,
+    "gated": False,
+    "centred": True,
+    "turned": 8,
+    "parallel": True,
+    "biased": True,
+}
+"""Everything that a layer may have beside those of Llama, in two families that have nothing of it in common."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -261,10 +312,53 @@ def test_parts_of_other_families_are_those_of_float64(part: str, dtype: torch.dt
     check(Case(LONG_LENS, LONG, dtype=dtype, window=65, **how), 4 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("part", [*GPT, "all"])
+def test_parts_of_layers_like_gpt_are_those_of_float64(part: str, dtype: torch.dtype) -> None:
+    how = GPT if part == "all" else {part: GPT[part]}
+    check(Case([5, 70, 600], dtype=dtype, window=12, **how), 4 * TOLERANCE[dtype])
+    check(Case(LONG_LENS, LONG, dtype=dtype, window=65, **how), 4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("experts", "chosen"), [(1, 1), (4, 2), (8, 8), (40, 3), (128, 8)], ids=str)
+def test_experts_are_those_of_float64(experts: int, chosen: int, dtype: torch.dtype) -> None:
+    for renormalised in (True, False):
+        how = {"experts": experts, "chosen": chosen, "renormalised": renormalised, "dtype": dtype}
+        check(Case([5, 90], [1, 21], num_layers=1, **how), 4 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", ["floats", "widened", "paired", "tiled"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_token_has_the_same_bits_whatever_experts_others_take(way: str, threads: int) -> None:
+    dtype = torch.float32 if way == "floats" else torch.bfloat16
+    case = Case(LONG_LENS, LONG, dtype=dtype, kind=kind_of(way), experts=12, chosen=3)
+    torch.set_num_threads(threads)
+    together, _ = case.run()
+    torch.set_num_threads(1)
+    for row, found in enumerate(together.split(LONG)):
+        assert torch.equal(found, case.run([row])[0])
+        if LONG[row] < 40:
+            assert torch.equal(found, case.steps(row)[0])
+
+
+@pytest.mark.parametrize("turned", [0, 2, 16, 20, 32, 48, 80])
+def test_the_first_columns_of_a_head_are_rotated_alone(turned: int) -> None:
+    check(Case([5, 70], head_dim=80, turned=turned))
+    check(Case([5, 70], head_dim=80, turned=turned, normed=True))
+
+
+def test_a_layer_norm_keeps_the_digits_of_rows_with_a_large_mean() -> None:
+    case = Case([5, 70], centred=True, num_layers=1)
+    case.states = [states + 300.0 for states in case.states]
+    check(case)
+
+
 @pytest.mark.parametrize("way", ["paired", "tiled"])
 def test_parts_of_other_families_stay_within_the_rounding_of_inputs(way: str) -> None:
     for lens, news in ((LENS, []), (LONG_LENS, LONG)):
         check(Case(lens, news, dtype=torch.bfloat16, kind=kind_of(way), window=65, **GEMMA), 2e-2)
+        check(Case(lens, news, dtype=torch.bfloat16, kind=kind_of(way), window=65, **GPT), 2e-2)
 
 
 @pytest.mark.parametrize("way", ["paired", "tiled"])
@@ -320,7 +414,7 @@ def test_tokens_of_a_row_have_the_bits_of_one_after_another(
     way: str, threads: int, window: int, lens: list[int], news: list[int]
 ) -> None:
     dtype = torch.float32 if way == "floats" else torch.bfloat16
-    how = {"normed": True} if window == 12 else GEMMA
+    how = {0: GPT, 12: {"normed": True}, 130: GEMMA}[window]
     case = Case(lens, news, dtype=dtype, window=window, kind=kind_of(way), **how)
     torch.set_num_threads(threads)
     together, kv = case.run()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.cpu.pages import SIZE, in_large_pages
+from kernels.pages import SIZE, in_large_pages
 
 LARGE = (3, SIZE // 4 + 5)
 

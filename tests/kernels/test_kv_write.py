@@ -10,7 +10,7 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch
+from kernels import checks, dispatch
 from kernels.arguments.batch import Slots
 from kernels.reference.quant import LIMITS, quantize, widen
 from kernels.triton.kv_write import select, specimens
@@ -329,6 +329,6 @@ def test_an_op_refuses_what_the_kernel_does_not_expect(wrong):
 def test_every_head_size_has_a_configuration_that_is_compiled_ahead():
     for capability in (80, 90):
         compiled = {(s.constants["HEADS"], s.num_warps) for s in specimens(capability)}
-        for head_dim in dispatch.SUPPORTED_HEAD_DIMS:
+        for head_dim in checks.SUPPORTED_HEAD_DIMS:
             config = select(capability, head_dim)
             assert (config.heads, config.num_warps) in compiled

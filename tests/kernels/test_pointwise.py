@@ -10,7 +10,7 @@ from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import dispatch
+from kernels import checks, dispatch
 from kernels.triton import pointwise
 
 CPU = torch.device("cpu")
@@ -142,7 +142,7 @@ def test_every_selected_configuration_is_compiled_ahead():
         listed = list(pointwise.specimens(capability))
         heads = {(s.constants.get("HEADS"), s.num_warps) for s in listed}
         blocks = {(s.constants.get("BLOCK"), s.num_warps, "LIMIT" in s.constants) for s in listed}
-        for head_dim in dispatch.SUPPORTED_HEAD_DIMS:
+        for head_dim in checks.SUPPORTED_HEAD_DIMS:
             config = pointwise.select(capability, head_dim)
             assert (config.heads, config.num_warps) in heads
         for quantized in (False, True):

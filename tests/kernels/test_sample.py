@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 from guarded import Guarded
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sorted_sampling import kept_by_sorting
 from transformers import TopPLogitsWarper
@@ -275,6 +275,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch():
         assert row == 0 or alone[2][0] == lowest[row]
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a row without any finite value; a GPU computes it in silence
 @settings(max_examples=10, deadline=None)
 @given(
     vocab=st.integers(1, 700),
@@ -284,6 +285,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch():
     steps=st.sampled_from([1, 4, 1000]),
     seed=st.integers(0, 99),
 )
+@example(vocab=1, top_k=0, top_p=1.0, min_p=0.0, steps=1, seed=1)
 def test_any_row_keeps_what_a_sort_keeps(vocab, top_k, top_p, min_p, steps, seed):
     """`steps`: how many values lie between two integers; few make many ties."""
     generator = torch.Generator().manual_seed(seed)

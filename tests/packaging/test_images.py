@@ -25,6 +25,7 @@ from packaged import ROOT, ran
 
 STORE = Path(os.environ.get("HEADGATE_TEST_IMAGES", Path(sys.prefix) / "images"))
 USER = 10001
+CERTIFICATES = "/etc/certificates-of-the-builder.crt"
 NEEDED = ("buildah", "bwrap", "mmdebstrap")
 pytestmark = pytest.mark.skipif(
     any(shutil.which(name) is None for name in NEEDED) or os.geteuid() != 0,
@@ -89,10 +90,14 @@ def images() -> Iterator:
     rows = dict(
         re.findall(r"^\S*?\.?(find-links|cert|index-url|extra-index-url)='(.*)'$", listed.replace(":env:.", ""), re.M)
     )
+    mounted = [f"{pip}:/etc/pip.conf:ro"]
+    if host := rows.get("cert"):
+        # Beside the image's own certificates, which the package that installs them writes.
+        rows["cert"] = CERTIFICATES
+        mounted.append(f"{Path(host).resolve()}:{CERTIFICATES}:ro")
     pip.write_text(
         "[global]\n" + "".join(f"{name} = {value}\n" for name, value in rows.items() if "file:" not in value)
     )
-    mounted = [f"{pip}:/etc/pip.conf:ro", "/etc/ssl/certs:/etc/ssl/certs:ro"]
     mounted += [f"{links}:{links}:ro" for links in rows.get("find-links", "").split() if Path(links).is_dir()]
     containers = []
 

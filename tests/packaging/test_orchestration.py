@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from metrics_page import LABELS, NAME, family_of, foreign_labels
 from packaged import ROOT, TOOLS, ran
 
 CHART = ROOT / "ops" / "helm" / "headgate"
@@ -143,18 +144,35 @@ def test_only_gateways_reach_workers():
     assert rule["ports"] == [{"port": 7000, "protocol": "TCP"}]
 
 
-def test_workers_are_scaled_by_metrics_that_exist():
-    text = (ROOT / "docs" / "observability.md").read_text()
-    (first, *_) = [one for one in rendered(EVERYTHING) if one["kind"] == "ScaledObject"]
-    queries = [trigger["metadata"]["query"] for trigger in first["spec"]["triggers"]]
-    names = {name for query in queries for name in re.findall(r"\bheadgate_\w+", query)}
-    assert names == {
-        "headgate_oldest_wait_seconds",
-        "headgate_router_ttft_seconds_total",
-        "headgate_router_choices_total",
-    }
-    for name in names:
-        assert f"`{name.removesuffix('_total')}`" in text, name
+def test_a_drain_of_nodes_takes_one_pod_of_a_set_at_a_time():
+    """Each set of gateways or workers has a budget of disruptions, which selects the pods of this set alone."""
+    objects = rendered(EVERYTHING)
+    budgets = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "PodDisruptionBudget"}
+    assert set(budgets) == {"demo-gateway", "demo-worker-large", "demo-worker-small"}
+    labels = {name: pod["metadata"]["labels"] for name, pod in pods(objects).items()}
+    for name, budget in budgets.items():
+        assert budget["maxUnavailable"] == 1, name
+        wanted = budget["selector"]["matchLabels"].items()
+        assert [pod for pod, has in labels.items() if wanted <= has.items()] == [name]
+
+
+def test_the_workers_of_a_model_are_scaled_by_metrics_and_labels_that_exist():
+    """Each metric is asked for by the model that the object scales: a slow model adds no workers to another one."""
+    scaled = {one["metadata"]["name"]: one["spec"] for one in rendered(EVERYTHING) if one["kind"] == "ScaledObject"}
+    assert set(scaled) == {"demo-worker-large", "demo-worker-small"}
+    for model in ("large", "small"):
+        queries = [trigger["metadata"]["query"] for trigger in scaled[f"demo-worker-{model}"]["triggers"]]
+        names = [name for query in queries for name in re.findall(NAME, query)]
+        assert names == [
+            "headgate_oldest_wait_seconds",
+            "headgate_router_ttft_seconds_total",
+            "headgate_router_choices_total",
+        ]
+        assert {family_of(name) for name in names} <= set(LABELS)
+        assert [foreign_labels(query) for query in queries] == [set(), set()]
+        selectors = [found for query in queries for found in re.findall(rf"{NAME}\{{([^}}]*)\}}", query)]
+        assert len(selectors) == len(names), "each metric is narrowed to the model"
+        assert all(re.search(rf'\bmodel(_name)?="{model}"', one) for one in selectors), selectors
 
 
 def test_the_compose_file_fits_the_specification_and_names_files_that_exist(tool):

@@ -33,7 +33,7 @@ class SlowStream(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        told = f"{self.headers['x-forwarded-for']} {self.headers['x-forwarded-proto']}"
+        told = " ".join(str(self.headers[name]) for name in ("x-forwarded-for", "x-forwarded-proto", "host"))
         for text in (f"data: {told}\n\n", "data: [DONE]\n\n"):
             self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
             self.wfile.flush()
@@ -113,7 +113,7 @@ def asked(port: int, path: str) -> ssl.SSLSocket:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     link = context.wrap_socket(socket.create_connection(("127.0.0.1", port), 10), server_hostname="llm.example.org")
     link.sendall(
-        f"GET {path} HTTP/1.1\r\nHost: llm.example.org\r\nX-Forwarded-For: 6.6.6.6\r\nConnection: close\r\n\r\n".encode()
+        f"GET {path} HTTP/1.1\r\nHost: llm.example.org:8443\r\nX-Forwarded-For: 6.6.6.6\r\nConnection: close\r\n\r\n".encode()
     )
     return link
 
@@ -124,7 +124,9 @@ def test_nginx_hands_events_on_at_once_and_says_who_the_client_is(nginx):
         while b"\n\n" not in heard.partition(b"\r\n\r\n")[2]:
             heard += link.recv(4096)
         assert time.monotonic() - begun < 0.9, "the first event waited for the second"
-        assert b"data: 127.0.0.1 https" in heard, "a client chose its own address"
+        assert b"data: 127.0.0.1 https llm.example.org:8443" in heard, (
+            "a client chose its own address, or lost its port"
+        )
 
 
 def test_nginx_keeps_the_console_from_others(nginx):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from walks import END, VOCABULARY, automaton, library, matches, of_rules, tokens_of, walk
 
 from gateway.structured import ebnf
-from gateway.structured.ebnf import Chars, Either, Ref, Repeat, Sequence
+from gateway.structured.rules import Chars, Either, Ref, Repeat, RulesError, Sequence
 from workers.engine.grammars import library as library_module
 from workers.engine.grammars.grammar import Automaton, begin
 from workers.engine.grammars.library import GrammarError, Library
@@ -139,7 +139,7 @@ def test_drafts_that_are_taken_back_leave_no_trace(grammar, seed):
     ],
 )
 def test_what_is_no_grammar_is_refused(grammar):
-    with pytest.raises(ebnf.EbnfError) as caught:
+    with pytest.raises(RulesError) as caught:
         ebnf.read(grammar)
     assert str(caught.value)
     assert "\n" not in str(caught.value)

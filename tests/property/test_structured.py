@@ -7,7 +7,7 @@ import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schemas import SCHEMAS, pairs_once, satisfies
+from schemas import SCHEMAS, declared_once, satisfies
 from walks import matches, walk
 
 from gateway.structured.form import StructuredOutputs, form_of
@@ -20,7 +20,7 @@ def test_every_text_of_a_schemas_grammar_satisfies_the_schema(schema, seed):
     form = form_of(None, StructuredOutputs(json=schema))
     text = walk(form.grammar, seed)
     if text is not None:
-        assert satisfies(schema, json.loads(text, object_pairs_hook=pairs_once)), text
+        assert satisfies(schema, json.loads(text, object_pairs_hook=declared_once(schema))), text
         assert form.is_kept(text)
 
 

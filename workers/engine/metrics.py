@@ -27,7 +27,7 @@ class Metrics:
         self._steps = StepMetrics(families)
         self._attempts = AttemptMetrics(families)
         self._cache = CacheMetrics(families, by_tenant=by_tenant)
-        self._queues = QueueMetrics(self.registry)
+        self._queues = QueueMetrics(families)
         self._occupancy = OccupancyMetrics(self.registry)
 
     def tell_kernels(self, kernels: Iterable[KernelState]) -> None:

@@ -6,27 +6,27 @@ Names that other processes share are `HEADGATE_<NAME>`, the engine's own `HEADGA
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
 import pydantic
-import pydantic_settings
 
 from workers.engine.values.errors import StartError
-from workers.process import refused_settings
+from workers.process import refused_settings, setting_forms
 
 PREFIX = "HEADGATE_"
 OWN_PREFIX = "HEADGATE_ENGINE_"
+LOG_FORM = "HEADGATE_LOG_FORM"
 EXIT_CONFIG = 78
 """Exit status of a configuration error (sysexits.h). The supervisor does not restart a process that ends with it."""
 
 
-class WorkerSettings(pydantic_settings.BaseSettings):
-    model_config = pydantic_settings.SettingsConfigDict(
-        env_prefix=PREFIX, frozen=True, extra="ignore", protected_namespaces=()
-    )
+class WorkerSettings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", protected_namespaces=(), validate_default=True)
 
     home: Path = Path("~/.headgate")
     """The state directory, with journal and sockets."""
@@ -40,11 +40,11 @@ class WorkerSettings(pydantic_settings.BaseSettings):
     """Name of the model for clients. Unset: the last part of `model`."""
     worker_address: str = pydantic.Field(default="", pattern=r"^(unix:/.+|tcp:.+:\d+|)$")
     """Address of the worker, `unix:/path` or `tcp:host:port`. Unset: a socket in the home's run directory."""
-    redis_url: str = ""
+    redis_url: setting_forms.RedisUrl = ""
     """Redis server where gateways look for workers. Unset: they find workers another way."""
     threads: int | None = pydantic.Field(default=None, ge=1)
     """Number of threads that compute on this CPU. Unset: as many as cores."""
-    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    ops_bind: setting_forms.Bind = ""
     """Address of probes and metrics. Unset: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """File descriptor of an inherited listening socket for probes and metrics. It replaces `ops_bind`."""
@@ -264,20 +264,22 @@ def load() -> WorkerSettings:
             meant = difflib.get_close_matches(name, known, n=1)
             hint = f" Did you mean {meant[0]}?" if meant else ""
             raise StartError(f"{name} is not a setting of the worker.{hint}")
-    try:
-        return WorkerSettings()  # type: ignore[call-arg]  # from the environment
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:  # our own message about several settings
-            raise StartError(f"{first['ctx']['error']}.") from None
-        raise StartError(refused_settings.sentence(first, os.environ)) from None
+    environ = setting_forms.given(os.environ)
+    values = {
+        name: environ[PREFIX + name.upper()] for name in WorkerSettings.model_fields if PREFIX + name.upper() in environ
+    }
+    found = refused_settings.read(WorkerSettings, values, {LOG_FORM: setting_forms.OF_ALL[LOG_FORM]}, environ)
+    if isinstance(found, list):
+        raise StartError(found[0].message, found)
+    return found
 
 
 def check() -> int:
-    """Reads the settings of this process's environment, and says what is wrong with them."""
+    """Reads the settings of this process's environment, and says what is wrong with them: a sentence, and all as JSON."""
     try:
         load()
     except StartError as error:
+        print(json.dumps([asdict(one) for one in error.problems]))
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     return 0

@@ -47,8 +47,8 @@ START_S = 60.0
 """The seconds that a Celery worker has to become ready."""
 MAX_RESTART_S = 30.0
 PARTS_OF_CELERY = (
-    *("celery.bin.celery", "celery.bin.worker", "celery.apps.worker", "celery.worker.consumer"),
-    *("celery.concurrency.prefork", "kombu.transport.redis"),
+    *("celery.apps.worker", "celery.worker.consumer", "celery.concurrency.prefork"),
+    "kombu.transport.redis",
 )
 """Celery loads these when it starts. Loaded before the fork, its processes share them."""
 _PR_SET_PDEATHSIG = 1
@@ -84,15 +84,23 @@ class Jobs:
         self._tally.clear()
 
     async def _run_tasks(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_worker())
-            sweeping = group.create_task(self._sweep())
-            sending = group.create_task(self._send_webhooks())
-            counting = group.create_task(self._count_batches())
-            restarting = group.create_task(self._restart_responses())
-            await self._stop.wait()
-            for task in (sweeping, sending, counting, restarting):
-                task.cancel()
+        database = Database(self._settings.sql_url)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_worker())
+                sender = Sender(self._settings, database, registry=self.registry)
+                others = (
+                    self._sweep(database),
+                    self._count_batches(database),
+                    self._restart_responses(database),
+                    sender.run(),
+                )
+                tasks = [group.create_task(other) for other in others]
+                await self._stop.wait()
+                for task in tasks:
+                    task.cancel()
+        finally:
+            await database.close()
 
     # The Celery worker
 
@@ -150,8 +158,7 @@ class Jobs:
 
     # The sweeper and the watchdog
 
-    async def _sweep(self) -> None:
-        database = Database(self._settings.sql_url, pool_size=2)
+    async def _sweep(self, database: Database) -> None:
         sweeper = Sweeper(self._settings, database)
 
         async def sweep() -> None:
@@ -164,14 +171,9 @@ class Jobs:
         def not_swept(error: Exception) -> None:
             logger.error("sweep_failed", exc_info=error)
 
-        try:
-            await repeat(self._settings.sweep_s, sweep, forgives=(SQLAlchemyError, OSError), on_failure=not_swept)
-        finally:
-            await database.close()
+        await repeat(self._settings.sweep_s, sweep, forgives=(SQLAlchemyError, OSError), on_failure=not_swept)
 
-    async def _count_batches(self) -> None:
-        database = Database(self._settings.sql_url, pool_size=1)
-
+    async def _count_batches(self, database: Database) -> None:
         async def count() -> None:
             async with database.read() as conn:
                 self._metrics.figures = await batch_figures(conn, await claims.now_ms(conn))
@@ -179,31 +181,15 @@ class Jobs:
         def not_counted(error: Exception) -> None:
             logger.warning("batches_not_counted", extra={"reason": str(error)[:200]})
 
-        try:
-            await repeat(EVERY_S, count, forgives=(SQLAlchemyError, OSError), on_failure=not_counted)
-        finally:
-            await database.close()
+        await repeat(EVERY_S, count, forgives=(SQLAlchemyError, OSError), on_failure=not_counted)
 
-    async def _restart_responses(self) -> None:
-        database = Database(self._settings.sql_url, pool_size=1)
+    async def _restart_responses(self, database: Database) -> None:
         restarts = Restarts(self._settings, database)
 
         def not_looked(error: Exception) -> None:
             logger.warning("responses_not_looked_at", extra={"reason": str(error)[:200]})
 
-        try:
-            await repeat(
-                self._settings.sweep_s, restarts.look, forgives=(SQLAlchemyError, OSError), on_failure=not_looked
-            )
-        finally:
-            await database.close()
-
-    async def _send_webhooks(self) -> None:
-        database = Database(self._settings.sql_url, pool_size=4)
-        try:
-            await Sender(self._settings, database, registry=self.registry).run()
-        finally:
-            await database.close()
+        await repeat(self._settings.sweep_s, restarts.look, forgives=(SQLAlchemyError, OSError), on_failure=not_looked)
 
     def _watch(self, is_waiting: bool) -> None:
         """Kill the worker, so that it is restarted, if work waits, no chunk runs, and the worker has received nothing

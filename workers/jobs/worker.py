@@ -10,6 +10,7 @@ import asyncio
 import gc
 import logging
 import mmap
+import socket
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -115,20 +116,20 @@ def main() -> int:
     app = build(settings)
     # Celery says there that it ends, in a line that is no JSON.
     sys.__stdout__ = None  # type: ignore[misc]
-    app.worker_main(
-        [
-            "--quiet",
-            "worker",
-            "--pool=prefork",
-            # One child waits for work. The others start when there is more than it can take, and end when there is not.
-            f"--autoscale={settings.jobs_concurrency},1",
-            "--without-gossip",
-            "--without-mingle",
-            "--without-heartbeat",
-            f"--hostname=jobs-{settings.jobs_process}@%h",
-        ]
+    worker = app.Worker(
+        hostname=f"jobs-{settings.jobs_process}@{socket.gethostname()}",
+        pool_cls="prefork",
+        loglevel="WARNING",
+        quiet=True,
+        # No child waits for work. One is forked for the first message, others when there is more than it can take, and
+        # they end half a minute after the last work.
+        autoscale=(settings.jobs_concurrency, 0),
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
     )
-    return 0
+    worker.start()
+    return worker.exitcode or 0
 
 
 if __name__ == "__main__":

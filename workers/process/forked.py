@@ -36,12 +36,13 @@ def watch_without_threads() -> None:
 
 def load(modules: Sequence[str]) -> None:
     """Imports what children will need. They share it, as the collector leaves it alone from now on. It runs afterwards,
-    here and in them, even if it did not before."""
+    here and in them, even if it did not before. What the imports needed and freed goes back, so that no child has it."""
     for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.enable()
+    give_back()
 
 
 def give_back() -> None:

@@ -35,6 +35,15 @@ _HARMLESS = frozenset({int, float, bool, type(None)})
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
+_DETAIL = re.compile(r"\nDETAIL:.*?(?=\n\[|\Z)", re.DOTALL)
+"""PostgreSQL's description of a refused row. It quotes the values, which may be tenants' words."""
+
+
+def text_of(error: BaseException) -> str:
+    """Returns what an error says, without the values of a row that PostgreSQL refused."""
+    return _DETAIL.sub("", str(error))
+
+
 def clean(value: object) -> object:
     """Returns a value that may appear in a line: redacted, cut, without control or line-separating characters."""
     if value is None or isinstance(value, bool | int | float):
@@ -79,7 +88,7 @@ class JsonFormatter(logging.Formatter):
                 line[name] = value if type(value) in _HARMLESS else clean(value)
         if record.exc_info and record.exc_info[1] is not None:
             errors = _chain(record.exc_info[1])
-            line["error"] = clean(" from ".join(f"{type(error).__name__}: {error}" for error in errors))
+            line["error"] = clean(" from ".join(f"{type(error).__name__}: {text_of(error)}" for error in errors))
             line["at"] = [clean(place) for error in errors for place in _places(error)]
         return _encode(line)
 

@@ -1,38 +1,101 @@
 """One sentence for a setting that cannot be used: its name, its value, where it was set, and what was expected.
 
-It takes faults in the form of pydantic's `errors()`. Every process uses it, so that all of them say the same.
+It takes faults in the form of pydantic's `errors()`, and checks of `workers/process/setting_forms.py`. Every process uses
+it, so that all of them say the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pydantic
+
+from workers.process import masked
 
 CONFIG, CONFIG_NAMES = "HEADGATE_CONFIG", "HEADGATE_CONFIG_NAMES"
 """The variables by which the `headgate` command tells a process of its file: its path, and what was set by it."""
 PREFIX = "HEADGATE_"
-_SECRET = re.compile(r"secret|password|token|key|url", re.IGNORECASE)
+Settings = TypeVar("Settings", bound=pydantic.BaseModel)
 _SHOWN = 80
 _LONGEST = 300
 
 
-def sentence(fault: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Returns the sentence. `fault` is one entry of a `ValidationError`'s `errors()` whose location is a field."""
-    field = str(fault["loc"][0])
-    name = PREFIX + field.upper()
-    if fault["type"] == "missing":
-        return f"The environment variable {name} is not set."
-    value = environ.get(name)
-    given = "" if value is None or _SECRET.search(field) else f" = {value[:_SHOWN]!r}"
-    return f"Cannot use {place(name, environ)}{given}: {_expected(fault)}."
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A fault of one setting, as `headgate config check --json` shows it."""
+
+    setting: str
+    """The variable, or the key of the file; empty where the fault is of no single one."""
+    source: str
+    """The file that has it, or `environment`."""
+    value: str | None
+    """The value as it was given, with secrets masked. It is None if nothing was."""
+    message: str
+    """The whole sentence."""
+
+
+def read(
+    settings: type[Settings],
+    values: Mapping[str, str],
+    checks: Mapping[str, Callable[[str], str]],
+    environ: Mapping[str, str],
+) -> Settings | list[Problem]:
+    """Returns the settings of a process, or all problems with them. `checks` are for what no field has."""
+    found = list(refused(checks, environ))
+    try:
+        made = settings.model_validate(values)
+    except pydantic.ValidationError as error:
+        return [*(_of(fault, environ) for fault in error.errors()), *found]
+    return found or made
+
+
+def refused(checks: Mapping[str, Callable[[str], str]], environ: Mapping[str, str]) -> Iterator[Problem]:
+    """Yields a problem for each variable that is set and that its check refuses."""
+    for name, check in checks.items():
+        if name not in environ:
+            continue
+        try:
+            check(environ[name])
+        except ValueError as error:
+            yield _problem(name, environ, str(error))
 
 
 def place(name: str, environ: Mapping[str, str]) -> str:
     """Says which setting it is: one of the file, or a variable."""
-    if name in environ.get(CONFIG_NAMES, "").split(","):
+    if _is_of_file(name, environ):
         return f"the setting {name.removeprefix(PREFIX).lower()} of {environ.get(CONFIG)} ({name})"
     return f"the environment variable {name}"
+
+
+def _of(fault: Mapping[str, Any], environ: Mapping[str, str]) -> Problem:
+    if not fault["loc"]:  # a message about several settings
+        message = str(fault["msg"]).removeprefix("Value error, ")
+        first = re.search(rf"{PREFIX}[A-Z0-9_]+", message)
+        name = first[0] if first else ""
+        return Problem(name, _source(name, environ), environ.get(name), f"{message}.")
+    name = PREFIX + str(fault["loc"][0]).upper()
+    if fault["type"] == "missing" and len(fault["loc"]) == 1:
+        return Problem(name, "environment", None, f"The environment variable {name} is not set.")
+    inside = ".".join(str(part) for part in fault["loc"][1:])
+    return _problem(name, environ, f"{inside}: {_expected(fault)}" if inside else _expected(fault))
+
+
+def _problem(name: str, environ: Mapping[str, str], expected: str) -> Problem:
+    value = environ.get(name)
+    shown = None if value is None else masked.setting(name, value)[:_SHOWN]
+    given = "" if shown is None else f" = {shown!r}"
+    return Problem(name, _source(name, environ), shown, f"Cannot use {place(name, environ)}{given}: {expected}.")
+
+
+def _source(name: str, environ: Mapping[str, str]) -> str:
+    return environ.get(CONFIG, "") if _is_of_file(name, environ) else "environment"
+
+
+def _is_of_file(name: str, environ: Mapping[str, str]) -> bool:
+    return name in environ.get(CONFIG_NAMES, "").split(",")
 
 
 def _expected(fault: Mapping[str, Any]) -> str:

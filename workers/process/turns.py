@@ -2,7 +2,7 @@
 
 Linux gives a thread that wakes up no core before the running thread has had its turn, 1 to 4 ms, unless the waking one
 asks for shorter turns than the running one has. Shares of the processor's time do not depend on it, and it needs no
-privilege. Knows nothing of what the threads do.
+privilege. It knows nothing of what the threads do.
 """
 
 from __future__ import annotations

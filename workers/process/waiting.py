@@ -1,6 +1,6 @@
 """How long a thread of torch looks for work before it sleeps.
 
-Knows the variables of libgomp, the OpenMP library of torch. Does not know what the threads compute.
+It knows the variables of libgomp, the OpenMP library of torch. It does not know what the threads compute.
 """
 
 from __future__ import annotations

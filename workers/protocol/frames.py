@@ -1,4 +1,4 @@
-"""Length-prefixed msgpack: bytes to messages and back, on every link between processes of ours. Knows no link.
+"""Length-prefixed msgpack: bytes to messages and back, on every link between processes of ours. It knows no link.
 
 A frame is a u32 length, big endian, followed by one msgpack value. A link has one type of values each way; `MESSAGES`
 are those between gateways and workers. The ids of a prompt are one binary value, little endian, of four bytes each. A

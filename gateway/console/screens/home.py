@@ -12,7 +12,7 @@ from aiohttp import web
 from accounting.values import periods
 from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
 NUM_LIMITS = 10
@@ -25,7 +25,7 @@ money alone is better than a late one.
 
 async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     try:
-        found = await viewer.get("/admin/v1/usage/summary" if viewer.sees_all else "/v1/usage/summary")
+        found = await viewer.get(viewer.own("usage/summary"))
     except Refused as refused:
         if refused.status != 403:
             raise
@@ -47,7 +47,6 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         since=spans.written(found["failures"]["since"]),
         name_of=_name_of,
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
     )
 
 
@@ -125,7 +124,7 @@ def _spenders(found: Mapping[str, Any]) -> Table:
         Column("project_name", "Tenant", link=lambda row: f"{pages.ROOT}/usage?project_id={row['project_id']}"),
         Column("project_id", "Id", "code"),
         Column("num_requests", "Requests", "count"),
-        Column("month_micro_units", "This month", "money", currency="currency"),
+        money_column("month_micro_units", "This month"),
     )
     return Table("top-tenants", columns, found["top_tenants"], "No tenant has used anything this month.")
 

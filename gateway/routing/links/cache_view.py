@@ -1,4 +1,4 @@
-"""The content of one worker's prefix cache, by group hash, as far as this gateway has heard. Pure.
+"""The content of one worker's prefix cache, by group hash, as far as this gateway has heard. The module is pure.
 
 A view belongs to one link and ends with it, so nothing of a dead worker is used. A hash contains the caller's namespace
 (cache/tree/hashing.py): another tenant's tokens have other hashes. A wrong guess costs time, never correctness.

@@ -1,4 +1,4 @@
-"""Turns a worker's failures into errors that a client may see. Pure; a worker's own words stay in our log."""
+"""Turns a worker's failures into errors that a client may see. A worker's own words stay in our log."""
 
 from __future__ import annotations
 

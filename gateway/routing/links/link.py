@@ -6,7 +6,7 @@ A worker is one of ours, or a server of somebody else (`gateway/upstreams/`), wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -66,10 +66,21 @@ class Mailbox:
         self._items: list[tuple[int, Event]] = []
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._handle: Callable[[int, Event], bool] | None = None
 
     def put(self, call: int, event: Event) -> None:
-        self._items.append((call, event))
-        if self._waiter is not None:
+        if self._handle is None or self._failure is not None:
+            self._items.append((call, event))
+            ends_wait = True
+        else:
+            try:
+                ends_wait = self._handle(call, event)
+            except Exception as error:  # noqa: BLE001 - the reader raises it; the link goes on with other requests
+                self.fail(error)
+                return
+            if ends_wait:
+                self._handle = None
+        if ends_wait and self._waiter is not None:
             self._wake(self._waiter)
 
     def fail(self, error: Exception) -> None:
@@ -90,6 +101,23 @@ class Mailbox:
             raise self._failure
         items, self._items = self._items, []
         return items
+
+    async def feed(self, handle: Callable[[int, Event], bool]) -> None:
+        """Calls `handle` with each event at the moment when it comes, until it returns True, and then returns. To wake a
+        task takes longer than to handle a token. Raises what `handle` raises, or what `fail` was given. Events that come
+        afterwards wait for `take`.
+        """
+        waiting, self._items = self._items, []
+        self._handle = handle
+        for call, event in waiting:
+            self.put(call, event)
+        try:
+            if self._handle is not None and self._failure is None:
+                await self._wait(None)
+        finally:
+            self._handle = None
+        if self._failure is not None:
+            raise self._failure
 
     async def _wait(self, limit_s: float | None) -> None:
         """Waits by one timer at most: a timeout of the library takes as long as handling a token."""

@@ -1,4 +1,4 @@
-"""Upstreams that speak Anthropic's Messages API: chat in its words, and its events in ours. Pure."""
+"""Upstreams that speak Anthropic's Messages API: chat in its words, and its events in ours. The module is pure."""
 
 from __future__ import annotations
 

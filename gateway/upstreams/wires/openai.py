@@ -1,4 +1,4 @@
-"""Upstreams that speak OpenAI's API, and Azure's, which differs in address and header. Pure."""
+"""Upstreams that speak OpenAI's API, and Azure's, which differs in address and header. The module is pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The values that modules about upstreams hand each other: an upstream, a request to one, and what comes back. Pure.
+"""The values that modules about upstreams hand each other: an upstream, a request to one, and what comes back. The
+module is pure.
 
 No value here shows a credential: it is kept out of every `repr`.
 """
@@ -27,6 +28,8 @@ class Upstream:
     credential: str = field(default="", repr=False)
     is_stored: bool = False
     """It was added over the API and is stored in SQL; otherwise the settings declare it."""
+    cost_credential: str = field(default="", repr=False)
+    """The credential of the cost API."""
 
     def model(self, served: str) -> UpstreamModel:
         return self.source.models[served]

@@ -1,6 +1,6 @@
 """Attention of one query token per row over KV in blocks.
 
-Knows rows, blocks and splits. A first kernel attends over one split of a row's keys per program and writes a partial
+It knows rows, blocks and splits. A first kernel attends over one split of a row's keys per program and writes a partial
 sum; a second one reduces a row's partial sums in a fixed order. Source: FlashDecoding (Dao and others, 2023) over the
 blocks of PagedAttention (arXiv 2309.06180); the query heads of a KV head fill one tile, so K and V are read once.
 """

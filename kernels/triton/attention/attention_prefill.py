@@ -1,7 +1,7 @@
 """Attention of chunks over KV in blocks: prefill, chunked prefill, verification of proposals.
 
-Knows ragged rows of queries whose own keys are already in blocks. Does not know sequences, layers or why a chunk is as
-long as it is. The running softmax over tiles is that of FlashAttention-2 (arXiv 2307.08691).
+It knows ragged rows of queries whose own keys are already in blocks. It does not know sequences, layers or why a chunk
+is as long as it is. The running softmax over tiles is that of FlashAttention-2 (arXiv 2307.08691).
 
 The queries of a row times the G query heads of a KV head are its *lanes*, in the order token, head. A program processes
 a tile of lanes over tiles of keys, so K and V are read once for all heads of a group. A row with at most SHORT_LANES

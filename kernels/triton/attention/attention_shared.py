@@ -1,8 +1,8 @@
 """Attention of many rows over one prefix that they share, and of each row over its own keys.
 
-Knows groups of rows. Tiles of a whole group's queries are processed over the shared blocks, so that those are read once
-per tile and not once per row; the rest is `attention_decode`, and its second kernel reduces both kinds of partial sums.
-Source: Hydragen (arXiv 2402.05099), RelayAttention (arXiv 2402.14808).
+It knows groups of rows. Tiles of a whole group's queries are processed over the shared blocks, so that those are read
+once per tile and not once per row; the rest is `attention_decode`, and its second kernel reduces both kinds of partial
+sums. Source: Hydragen (arXiv 2402.05099), RelayAttention (arXiv 2402.14808).
 """
 
 from __future__ import annotations

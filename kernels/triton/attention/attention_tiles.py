@@ -1,6 +1,6 @@
 """The common parts of the attention kernels over blocks: tiles, the loop over the keys of one split, the tilings.
 
-Knows queries of one KV head and the blocks of one row or group. Does not know which queries those are.
+It knows queries of one KV head and the blocks of one row or group. It does not know which queries those are.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The parts of prefill attention: a program finds its row, adds runs of keys to a tile of lanes, and merges splits.
 
-Knows one tile. `attention_prefill` defines lanes, combines the parts and launches them.
+It knows one tile. `attention_prefill` defines lanes, combines the parts and launches them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Groups rows in two launches and without atomics: rows of a group keep their ascending order.
 
-Knows group numbers and tiles. Each program handles one group and reads all ids: a few hundred kilobytes at most, from
-the second-level cache.
+It knows group numbers and tiles. Each program handles one group and reads all ids: a few hundred kilobytes at most,
+from the second-level cache.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products of few rows with a weight `[out_features, in_features]`: their speed is limited by memory, not by the matrix
 unit.
 
-Knows one product, of weights of 8 bits. It is split along in_features so that all of the GPU loads weights; a second
+It knows one product, of weights of 8 bits. It is split along in_features so that all of the GPU loads weights; a second
 launch adds the parts in a fixed order. The split depends on the weight's shape alone, so a row's sum does not depend on
 other rows.
 """

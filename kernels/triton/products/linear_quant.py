@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.reference.linear import FP8_MAX, INT8_MAX, MAX_ROWS_SPLIT
+from kernels.reference.linear import FP8_MAX, INT8_MAX, MAX_ROWS_SPLIT, int8_products
 from kernels.triton.device import capability as capability_of
 from kernels.triton.device import interpreting
 from kernels.triton.products import linear
@@ -291,7 +291,7 @@ def linear_w8a8(
         around = Around(bias=bias, scale=scale, row_scale=x_scale)
         linear.product(out, x, weight, around, workspace)
         return
-    sums = torch._int_mm(x, weight.T)
+    sums = int8_products(x, weight)
     _rescale[(len(x), triton.cdiv(len(weight), _RESCALE_BLOCK))](
         out,
         sums,

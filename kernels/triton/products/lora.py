@@ -1,6 +1,6 @@
 """Low-rank additions with an adapter chosen for each token, in two launches: shrink, then expand.
 
-Knows stacked adapters and rows grouped by adapter. One launch was considered and rejected: every block of output
+It knows stacked adapters and rows grouped by adapter. One launch was considered and rejected: every block of output
 columns would compute the whole shrink again (at 4,096 features and 64 blocks: 64 times, 32 loop steps before the first
 output), or blocks would wait for one another. Shrink is split along in_features to fill the GPU, and expand adds the
 parts in a fixed order while it loads them, so the second launch is also the second pass.

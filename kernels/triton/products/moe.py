@@ -1,8 +1,8 @@
 """Mixture of experts: the choice of a token's experts, and their products, grouped by expert.
 
-Knows tokens, experts and their weights. A tile of the grouped products holds pairs of one expert (`group_rows`), so its
-weight is read once per tile; every pair has its own row in the intermediate tensors, and a last launch adds the experts
-of a token in the order they were chosen.
+It knows tokens, experts and their weights. A tile of the grouped products holds pairs of one expert (`group_rows`), so
+its weight is read once per tile; every pair has its own row in the intermediate tensors, and a last launch adds the
+experts of a token in the order they were chosen.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The second launch of a product: it sums the splits in a fixed order, then applies scales and bias.
 
-Knows partial sums `[splits, num_tokens, columns]`. Does not know weights.
+It knows partial sums `[splits, num_tokens, columns]`. It does not know weights.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Counter-based noise inside Triton kernels: Philox4x32-10 and log of standard exponential numbers.
 
-Knows words and counters. The layout of counter and key, and the formula, are those of `kernels.reference.sample`.
+It knows words and counters. The layout of counter and key, and the formula, are those of `kernels.reference.sample`.
 """
 
 from __future__ import annotations

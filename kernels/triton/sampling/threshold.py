@@ -1,6 +1,6 @@
 """Thresholds of top-k, top-p and min-p inside Triton kernels, without a sort.
 
-Knows values in memory and their keys: signed integers in the order of the floats, so that ties stay together. Top-k
+It knows values in memory and their keys: signed integers in the order of the floats, so that ties stay together. Top-k
 keeps what is not below the largest key with at least k values from it on; top-p keeps a value if the probabilities up
 to it, from the smallest on, exceed 1 - p.
 """

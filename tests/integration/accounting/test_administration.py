@@ -21,7 +21,8 @@ from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tenants import adapters, model_permissions, prefixes, tenants
 from accounting.upstreams import upstreams
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
-from accounting.values.types import OPERATOR_TENANT, Charge, KeyChanges, ModelPermissions
+from accounting.values.tenant_types import KeyChanges, ModelPermissions
+from accounting.values.types import OPERATOR_TENANT, Charge
 
 NOW = 1_700_000_000
 NOW_MS = NOW * 1000
@@ -144,7 +145,7 @@ async def test_an_alert_is_due_once_for_its_tenant_and_for_all(conn, tenant):
 
 
 async def test_the_organizations_limit_is_reached_by_all_together_in_one_month(conn, tenant):
-    await spend_limits.put(conn, OPERATOR_TENANT, 100, now_ms=NOW_MS, actor="cli")
+    await spend_limits.put(conn, OPERATOR_TENANT, 1_000_000, now_ms=NOW_MS, actor="cli")
     assert not await spend_limits.reached(conn, NOW_MS)
     await spend(conn, tenant, 999_999)
     assert not await spend_limits.reached(conn, NOW_MS)
@@ -181,7 +182,7 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     with pytest.raises(sealing.SealBroken):
         sealing.unseal(another, text, b"place")
     month = spend_limits.month(NOW_MS)
-    assert await spend_limits.spent_by_all(conn, month) == 500
+    assert await spend_limits.spent_by_all(conn, month, "USD") == 500
     assert await auth_epoch.auth_epoch(conn) > 1
 
 
@@ -204,7 +205,7 @@ async def test_what_gateways_serve_raises_the_number_that_they_watch(conn):
     await noted()
     await upstreams.remove(conn, "u", now=NOW, actor="x")
     await noted()
-    await spend_limits.put(conn, OPERATOR_TENANT, 100, now_ms=NOW_MS, actor="x")
+    await spend_limits.put(conn, OPERATOR_TENANT, 1_000_000, now_ms=NOW_MS, actor="x")
     await noted()
     await spend_limits.clear(conn, OPERATOR_TENANT, now=NOW, actor="x")
     await noted()

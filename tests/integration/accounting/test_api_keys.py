@@ -12,7 +12,8 @@ from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import ApiKey
 from accounting.tenants import tenants
 from accounting.values.errors import InvalidError, NotFoundError
-from accounting.values.types import OPERATOR_TENANT, KeyChanges, Limits, ModelLimits
+from accounting.values.tenant_types import KeyChanges, ModelLimits
+from accounting.values.types import OPERATOR_TENANT, Limits
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ RULES = {
     "export": ("JPY", {"tax": "export", "country": "JP"}),
     "not_subject": ("USD", {"tax": "not_subject", "country": "US"}),
 }
+UNITS = {"EUR": 10_000, "USD": 10_000, "JPY": 1_000_000}
+"""The smallest amount that can be paid, in micro-units: a cent, or a whole yen."""
 
 
 async def assert_books(db):
@@ -56,13 +58,15 @@ def csv_sum(info):
     return int(sum(Decimal(record["amount"]) for record in records) * 10**6)
 
 
-async def test_a_month_of_two_tenants_in_two_currencies_agrees_to_the_smallest_unit(db):
+async def test_a_month_of_three_tenants_in_three_currencies_agrees_to_the_smallest_unit(db):
     await world.issuer(db)
     euro = await world.tenant(db, "Müller & Söhne", "EUR", country="DE", street="Gasse 2", city="Köln")
     dollar = await world.tenant(db, "Crédit Été", "USD", **RULES["reverse_charge"][1])
+    yen = await world.tenant(db, "東京計算", "JPY", country="DE")
+    await world.credit(db, yen, 1_500_001, currency="JPY", note="half a yen and a bit")
     await world.credit(db, euro, 1_234_567, currency="EUR", note="prepaid by bank")
     await world.credit(db, euro, 111_111, currency="EUR", source="promotion", note="welcome")
-    made = [await world.close(db, euro), await world.close(db, dollar)]
+    made = [await world.close(db, euro), await world.close(db, dollar), await world.close(db, yen)]
     note = await world.credit(
         db, euro, 4_321, type="credit_note", corrects=f"req_{euro}_1", starts_at=None, currency="EUR"
     )
@@ -80,12 +84,16 @@ async def test_a_month_of_two_tenants_in_two_currencies_agrees_to_the_smallest_u
     asked = defaultdict(int)
     for info in made:
         amounts = info.terms.amounts
-        assert amounts.due % 10_000 == amounts.net % 10_000 == amounts.tax % 10_000 == 0
+        unit = UNITS[info.currency]
+        assert amounts.due % unit == amounts.net % unit == amounts.tax % unit == 0
         assert csv_sum(info) == amounts.due
         assert broken_rules(einvoice.xml(info)) == []
         asked[info.currency] += amounts.due
     assert made[0].terms.amounts.tax > 0 == made[1].terms.amounts.tax
-    assert await focus_sums(db) == {(info.number, info.currency): info.terms.amounts.due for info in made}
+    assert made[2].terms.amounts.tax > 0 != made[2].terms.amounts.carried_out, "whole yen are not what was used"
+    billed = await focus_sums(db)
+    assert billed == {(info.number, info.currency): info.terms.amounts.due for info in made}
+    assert billed[made[2].number, "JPY"] % 1_000_000 == 0 < billed[made[2].number, "JPY"]
     # The ledger has what was asked for, but for the remainder that is carried on.
     rest = {info.currency: info.terms.amounts.carried_out for info in made}
     assert {unit: int(amount) for unit, amount in receivable.items()} == {
@@ -104,8 +112,7 @@ async def test_every_rule_of_tax_keeps_the_official_rules(db, rule):
     xml = einvoice.xml(info)
     assert broken_rules(xml) == []
     assert "شركة الحوسبة السحابية".encode() in xml
-    unit = 1_000_000 if currency == "JPY" else 10_000
-    assert info.terms.amounts.due % unit == 0
+    assert info.terms.amounts.due % UNITS[currency] == 0
     assert (info.terms.amounts.tax > 0) == (rule == "standard")
 
 

@@ -67,6 +67,7 @@ async def test_honest_books_verify_and_say_how_much_they_checked(conn):
         "I19": 0,
         "I20": 0,
         "I21": 0,
+        "I22": 0,
     }
 
 

@@ -46,6 +46,24 @@ async def test_a_read_block_sees_one_snapshot(db):
     assert await offsets(db) == [(1, 2)]
 
 
+async def test_the_version_of_the_data_changes_with_each_commit_of_anybody_and_with_nothing_else(db):
+    other = Database(db.url)
+    before = db.data_version()
+    if db.dialect == "postgresql":
+        assert before is None
+        await other.close()
+        return
+    assert await offsets(db) == await offsets(other) == []
+    assert db.data_version() == before
+    for slot, database in enumerate((db, other)):
+        async with database.write() as conn:
+            await conn.execute(insert(JournalOffset).values({**ROW, "slot": slot}))
+            assert db.data_version() == before, "it is not committed yet"
+        assert db.data_version() != before
+        before = db.data_version()
+    await other.close()
+
+
 async def test_insert_new_returns_the_new_rows_only(db):
     async with db.write() as conn:
         first = await insert_new(conn, JournalOffset.__table__, [ROW], (JournalOffset.slot,))
@@ -75,6 +93,14 @@ async def test_references_are_enforced(db):
         with pytest.raises(IntegrityError):
             await conn.execute(stray)
         await conn.rollback()
+
+
+async def test_an_error_says_no_value_of_its_statement(db):
+    stray = text("INSERT INTO model_limit (tenant_id, model) VALUES ('nobody', :model)")
+    with pytest.raises(IntegrityError) as caught:
+        async with db.write() as conn:
+            await conn.execute(stray, {"model": "words of a tenant"})
+    assert "words of a tenant" not in str(caught.value)
 
 
 async def test_sqlite_is_durable_and_writes_ahead(tmp_path):

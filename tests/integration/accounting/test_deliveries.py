@@ -76,6 +76,20 @@ async def test_with_little_room_lanes_take_turns(conn):
     assert served == set(lanes)
 
 
+async def test_lanes_that_are_shut_out_keep_nobody_waiting(conn):
+    slow = [await tenant(conn, f"slow {n}") for n in range(3)]
+    for lane in slow:
+        await fill(conn, lane, range(3))
+    now = await later(conn)
+    assert not await deliveries.any_due(conn, now, slow)
+    assert await deliveries.claim(conn, now, 64, STEADY, slow) == []
+    await fill(conn, quick := await tenant(conn, "quick"), range(3))
+    now = await later(conn)
+    assert await deliveries.any_due(conn, now, slow)
+    assert [one.lane for one in await deliveries.claim(conn, now, 64, STEADY, slow)] == [quick] * PLACES
+    assert {one.lane for one in await deliveries.claim(conn, now, 64, STEADY, slow[:1])} == set(slow[1:])
+
+
 async def test_twelve_tries_in_a_day_then_dead(conn):
     webhook_id = await fill(conn, await tenant(conn), ["x"])
     begun = now = await later(conn)

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 
 import pytest
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
 from accounting.database import migrate
@@ -40,6 +44,21 @@ def test_up_down_and_up_again(database_url):
     migrate.upgrade(database_url)
     migrate.upgrade(database_url)
     migrate.check(database_url)
+
+
+def test_the_known_revisions_are_those_of_the_scripts():
+    scripts = ScriptDirectory(str(files("accounting.migrations")))
+    assert list(migrate.known_revisions()) == [script.revision for script in scripts.walk_revisions()][::-1]
+    assert migrate.head() == scripts.get_current_head()
+
+
+def test_a_current_database_is_found_current_without_alembic(sqlite_url):
+    migrate.upgrade(sqlite_url)
+    program = (
+        "import sys; from accounting.database import migrate; url = sys.argv[1];"
+        "migrate.upgrade(url); migrate.check(url); sys.exit('alembic' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, sqlite_url], check=False).returncode == 0
 
 
 def test_models_and_migrations_agree():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from money import RATES
 
+from accounting.limits import spend_limits
 from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
@@ -82,6 +83,21 @@ async def test_a_tenant_has_one_currency(conn):
         await prices.assign(conn, tenant, "euro", 1000)
     with pytest.raises(NotFoundError):
         await prices.assign(conn, tenant, "nothing", 1000)
+
+
+async def test_a_sheet_in_another_currency_changes_the_meaning_of_no_limit(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    await prices.create_sheet(conn, "dollars", "usd", 0)
+    await spend_limits.put(conn, tenant, 10_000_000, now_ms=0, actor="test")
+    with pytest.raises(ConflictError, match="in USD: delete them first"):
+        await prices.assign(conn, tenant, "euro", 1000)
+    await prices.assign(conn, tenant, "dollars", 1000)
+    other = (await tenants.create(conn, "b", now=0)).id
+    await spend_limits.put(conn, other, 10_000_000, now_ms=0, actor="test")
+    await spend_limits.clear(conn, other, now=0, actor="test")
+    await prices.assign(conn, other, "euro", 1000)
+    assert await prices.currency_of_tenant(conn, other, 1000) == "EUR"
 
 
 async def test_bootstrap_prices_a_model_once_and_keeps_the_others(conn):

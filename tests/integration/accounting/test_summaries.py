@@ -129,7 +129,7 @@ async def test_caps_are_hard_budgets_in_force_and_the_limit_of_all(conn):
     for limit, fields in ((1_000, {}), (50, {"hardness": "soft"}), (300, {"period": "day"}), (9, {"model": "n"})):
         new = NewBudget(**{"tenant_id": tenant, "limit_micro_units": limit, "period": "month", **fields})
         await budgets.create(conn, new, now=1)
-    await spend_limits.put(conn, OPERATOR_TENANT, 1, now_ms=NOON_MS, actor="test")
+    await spend_limits.put(conn, OPERATOR_TENANT, 10_000, now_ms=NOON_MS, actor="test")
     charge = pricing.charge(Usage(0, 0, 0, 500), RATES)
     assert charge.total == 200
     await request_postings.post(conn, 0, 1, [posting("req_1", Usage(0, 0, 0, 500), tenant_id=tenant, charge=charge)])

@@ -9,7 +9,8 @@ from accounting.lifecycle import tenant_status
 from accounting.tables.models import AuditLog
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
-from accounting.values.types import DEFAULT_MODEL_LIMITS, Limits, ModelLimits
+from accounting.values.tenant_types import ModelLimits
+from accounting.values.types import DEFAULT_MODEL_LIMITS, Limits
 
 
 async def test_tenants_are_listed_newest_first_page_by_page(conn):

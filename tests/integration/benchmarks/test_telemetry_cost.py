@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +31,12 @@ def test_the_ratio_is_of_sums_and_its_bounds_show_how_rounds_differ(telemetry):
     low, high = uneven["bounds"]
     assert uneven["ratio"] == 1.02
     assert 0.92 <= low < 1.0 < 1.04 < high <= 1.12
+
+
+@pytest.mark.rest
+@pytest.mark.timeout(300)
+def test_a_gateway_is_measured_with_telemetry_and_without(tmp_path):
+    output = tmp_path / "out.json"
+    small = ["--load", "body:2", "--seconds", "1", "--turn-s", "0.3"]
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "telemetry.py", *small, "--output", output], check=True)
+    assert "us_per_request" in output.read_text()

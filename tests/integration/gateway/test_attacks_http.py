@@ -275,6 +275,85 @@ async def test_a_wanted_body_is_continued(shared_gateway: RunningGateway) -> Non
     writer.close()
 
 
+@pytest.mark.parametrize("framing", ["content-length: 1000", "transfer-encoding: chunked"])
+async def test_a_client_that_ends_its_half_before_the_end_of_the_body_is_told(
+    shared_gateway: RunningGateway, framing: str
+) -> None:
+    reader, writer = await shared_gateway.socket()
+    begun = b'{"model":' if "length" in framing else b'9\r\n{"model":\r\n'
+    writer.write(post_head(shared_gateway, framing) + begun)
+    await writer.drain()
+    writer.write_eof()
+    answer = await reader.read()  # to the end: the connection is closed after the answer
+    assert status_of(answer) == 400
+    assert "before the end" in check_error(answer)["message"]
+    writer.close()
+
+
+async def test_a_body_that_ends_early_and_that_nobody_reads_is_no_fault(
+    shared_gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever has no key could fill the log with errors."""
+    reader, writer = await shared_gateway.socket()
+    head = post_head(shared_gateway, "content-length: 1000").replace(b"Bearer hg_", b"Bearer xx_")
+    writer.write(head + b'{"model":')
+    await writer.drain()
+    answer = await reader.read()  # the server's half ends behind the answer
+    writer.write_eof()
+    assert status_of(answer) == 401
+    writer.close()
+    await asyncio.sleep(0.2)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+async def test_a_stream_before_a_request_that_ends_early_is_whole(
+    shared_gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "stream": True}
+    first = json.dumps(body).encode()
+    head = post_head(shared_gateway, f"content-length: {len(first)}").replace(b"connection: close\r\n", b"")
+    reader, writer = await shared_gateway.socket()
+    writer.write(head + first + post_head(shared_gateway, "content-length: 1000") + b'{"model":')
+    await writer.drain()
+    writer.write_eof()
+    answer = await reader.read()
+    assert status_of(answer) == 200
+    assert b"data: [DONE]" in answer
+    writer.close()
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "status"), [("200-foo", 417), ("100-continue, 200-foo", 417), ("100-Continue", 200)]
+)
+async def test_what_is_expected_and_not_known_is_417(
+    shared_gateway: RunningGateway, expected: str, status: int
+) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+    head = post_head(shared_gateway, f"content-length: {len(body)}", f"expect: {expected}")
+    answer = (await talk(shared_gateway, head + body)).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+    assert status_of(answer) == status
+    if status == 417:
+        assert check_error(answer)["code"] == "expectation_failed"
+
+
+async def test_what_http_1_0_expects_is_ignored(shared_gateway: RunningGateway) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+    for expected in ("100-continue", "other"):
+        head = post_head(shared_gateway, f"content-length: {len(body)}", f"expect: {expected}")
+        answer = await talk(shared_gateway, head.replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+        assert status_of(answer) == 200, answer
+
+
+@pytest.mark.parametrize("name", ["x-headgate-quote", "traceparent", "tracestate", "user-agent", "x-client-request-id"])
+async def test_attack_A19_headers_that_are_no_text_are_refused_or_without_effect(
+    shared_gateway: RunningGateway, name: str
+) -> None:
+    body = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}).encode()
+    head = post_head(shared_gateway, f"content-length: {len(body)}", f"{name}: VALUE").replace(b"VALUE", b"\xff\xfe")
+    assert status_of(await talk(shared_gateway, head + body)) == (400 if name == "x-headgate-quote" else 200)
+
+
 async def test_attack_A10_nothing_of_the_clients_splits_a_header(shared_gateway: RunningGateway) -> None:
     fields = {"a\r\nx-evil: 1": 1, "b\u2028c": 1, "ok_name": 1, "d\x85e": 1}
     body = json.dumps(

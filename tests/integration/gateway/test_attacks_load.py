@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis.asyncio
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
 
 from accounting.access import api_keys
+from accounting.limits import quotas
 from accounting.tenants import tenants
-from accounting.values.types import Limits
+from accounting.values.types import Limits, Quota
 from gateway.base.app_keys import DATABASE
 from gateway.http.http_limits import MAX_QUEUE_BYTES
 from gateway.metering.metering import METERING
@@ -125,6 +127,28 @@ async def test_attack_E08_a_model_that_looks_like_a_place_is_no_model(gateway: R
         for path, body in bodies.items():
             async with session.post(path, json=body) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found"), path
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_attack_E01_no_text_of_a_client_enters_redis(gateway: RunningGateway, redis_url: str, path: str) -> None:
+    """Braces, line ends and patterns in everything that a client names, while limits count by it."""
+    hostile = "mark}:s\r\nFLUSHALL\r\n{t:*?[a]"
+    tenant_id, key = await gateway.new_tenant(hostile.replace("\r\n", " "))
+    async with gateway.app[DATABASE].write() as conn:
+        for quota in (Quota("model", MODEL, "requests_per_day", 100), Quota("end_user", "", "requests_per_day", 100)):
+            await quotas.put(conn, tenant_id, quota, now=1)
+    wanted = chat(user=hostile, metadata={"mark": hostile}, cache_salt=hostile, safety_identifier=hostile)
+    if path != CHAT:
+        wanted["prompt"] = wanted.pop("messages")[0]["content"]
+    headers = {"Idempotency-Key": "mark}{t:*", "x-client-request-id": "mark}{t:*"}
+    async with gateway.session(key) as session, session.post(path, json=wanted, headers=headers) as answer:
+        assert answer.status == 200, await answer.text()
+    async with redis.asyncio.from_url(redis_url) as client:
+        names = [name async for name in client.scan_iter()]
+        fields = [await client.hgetall(name) for name in names if await client.type(name) == b"hash"]
+    space = f"hg:{{t:{tenant_id}}}:".encode()
+    assert sum(name.startswith(space) for name in names) > 3
+    assert "mark" not in repr((names, fields))
 
 
 @pytest.mark.rest

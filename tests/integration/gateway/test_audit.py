@@ -57,14 +57,6 @@ async def gateway(tmp_path, redis_url):
         yield running
 
 
-@pytest.fixture
-async def organization(gateway):
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:
-        yield client.admin.organization
-
-
 class Operator:
     """Calls routes by their name and remembers which."""
 
@@ -108,6 +100,7 @@ async def test_every_route_that_changes_something_writes_an_audit_row(gateway):
     await change_billing(operator, await used(gateway))
     await change_models(operator)
     await change_webhooks(operator)
+    await change_webhooks(operator, (await gateway.new_tenant("hooks", ("keys", "usage:read")))[1])
     await change_files_and_batches(operator, gateway.keys.api_key)
     changing = {f"{route.method} {route.path}" for route in api_routes() if route.method != "GET"} - RUNS_A_MODEL
     assert changing - operator.called == {"POST /admin/v1/workers/{worker_id}/drain"}, (
@@ -212,11 +205,12 @@ async def change_models(operator: Operator) -> None:
     adapter = {"model": MODEL, "name": "poet", "path": "/models/poet"}
     made = await operator.call("POST /admin/v1/adapters", adapter)
     await operator.call("DELETE /admin/v1/adapters/{adapter_id}", adapter_id=made["id"])
-    upstream = {"name": "spare", "url": "https://example.com/v1", "models": {"spare": {}}}
+    upstream = {"name": "spare", "url": "http://127.0.0.1:9/v1", "models": {"spare": {}}, "costs": {}}
     await operator.call("POST /admin/v1/upstreams", upstream)
     one = "/admin/v1/upstreams/{upstream}"
     bill = {"rows": [{"id": "row", "amount_micro_units": 1}]}
     await operator.call(f"POST {one}/costs", bill, upstream="spare")
+    await operator.call(f"POST {one}/costs/pull", {}, upstream="spare")
     await operator.call(f"DELETE {one}", upstream="spare")
     prefixes = "/admin/v1/prefixes"
     rule = {"role": "system", "content": "a rule " * 20}
@@ -225,11 +219,12 @@ async def change_models(operator: Operator) -> None:
     await operator.call(f"DELETE {prefixes}/{{prefix_id}}", prefix_id=prefix["id"])
 
 
-async def change_webhooks(operator: Operator) -> None:
-    webhooks, one = "/admin/v1/webhooks", "/admin/v1/webhooks/{webhook_id}"
-    made = await operator.call(f"POST {webhooks}", {"url": "https://example.com/"})
-    await operator.call(f"POST {one}/test", webhook_id=made["id"])
-    await operator.call(f"DELETE {one}", webhook_id=made["id"])
+async def change_webhooks(operator: Operator, tenants_key: str | None = None) -> None:
+    webhooks = "/admin/v1/webhooks" if tenants_key is None else "/v1/webhooks"
+    one = webhooks + "/{webhook_id}"
+    made = await operator.call(f"POST {webhooks}", {"url": "https://example.com/"}, tenants_key)
+    await operator.call(f"POST {one}/test", None, tenants_key, webhook_id=made["id"])
+    await operator.call(f"DELETE {one}", None, tenants_key, webhook_id=made["id"])
 
 
 async def change_files_and_batches(operator: Operator, key: str) -> None:

@@ -125,6 +125,23 @@ async def test_a_deleted_response_stops(slow_gateway: RunningGateway) -> None:
     await slow_gateway.balanced()
 
 
+async def test_a_response_that_is_deleted_before_its_end_is_stored_is_paid_for(slow_gateway: RunningGateway) -> None:
+    """Its run ends before it hears of the deletion. Otherwise short responses, whose events are read meanwhile, would be
+    free."""
+    _, key = await slow_gateway.new_tenant("deletes", ("chat",))
+    async with slow_gateway.client(key) as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=12, background=True)
+        while (await client.responses.retrieve(made.id)).status == "queued":  # noqa: ASYNC110 - the state is the server's
+            await asyncio.sleep(0.01)
+        await client.responses.delete(made.id)
+        await slow_gateway.app[DETACHED].join(10)
+    await slow_gateway.settled()
+    charged = "SELECT sum(output) FROM ledger_entry WHERE kind = 'settle' AND tenant_id = "
+    charged += "(SELECT id FROM tenant WHERE name = 'deletes')"
+    assert (await slow_gateway.sql(charged))[0][0] > 0
+    await slow_gateway.balanced()
+
+
 async def test_a_stream_of_a_response_that_is_deleted_ends_with_a_sentence(slow_gateway: RunningGateway) -> None:
     async with slow_gateway.client() as client:
         made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from accounting.batches import batches
+from accounting.batches.order import predicted_tokens, prefix_bytes
 from accounting.lifecycle.bootstrap import EXAMPLE_RATES
+from accounting.tables.batch_models import BatchChunk
 from accounting.tenants import tenants
-from accounting.values.types import Limits, ModelLimits
+from accounting.values.tenant_types import ModelLimits
+from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
 
 CHAT = "/v1/chat/completions"
@@ -147,6 +150,38 @@ async def past_batches_say_what_is_likely(gateway: RunningGateway) -> None:
     assert found["least_charge_micro_units"] < found["likely_charge_micro_units"] < found["max_charge_micro_units"]
     tokens = found["num_prompt_tokens"] + 30
     assert found["expected_finish_at"] - now == pytest.approx(tokens / 4.6, abs=3)
+    own = sum(predicted_tokens(prefix_bytes(one["body"])) for one in lines)
+    for change, turns in (("weight_percent=100", 1), ("weight_percent=300", 3), ("status='suspended'", 0)):
+        busy = await others_wait(gateway, 1_000_000)
+        async with gateway.app[DATABASE].write() as conn:
+            await conn.execute(text(f"UPDATE tenant SET {change} WHERE id=:t"), {"t": busy})
+        _, found = await ask(gateway, file_id)
+        waits_s = found["expected_finish_at"] - time.time() - tokens / 4.6
+        assert waits_s == pytest.approx(turns * own / 4, abs=5), change
+        async with gateway.app[DATABASE].write() as conn:
+            await conn.execute(text("UPDATE batch_chunk SET predicted_tokens=4"))
+    _, found = await ask(gateway, file_id)
+    assert found["expected_finish_at"] - time.time() == pytest.approx(tokens / 4.6 + 2, abs=3), (
+        "two may run, with 4 each"
+    )
+
+
+async def others_wait(gateway: RunningGateway, num_tokens: int) -> str:
+    """Another tenant's batch has so many tokens before it. Returns the tenant."""
+    tenant_id, key = await gateway.new_tenant("busy", scopes=("batch", "chat", "files:write"))
+    file_id = await upload(gateway, [line(0)], key)
+    [[key_id]] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id=:t", t=tenant_id)
+    async with gateway.app[DATABASE].write() as conn:
+        batch = await batches.create(
+            conn, tenant_id, key_id, input_file_id=file_id, endpoint=CHAT, completion_window="24h", now=int(time.time())
+        )
+        await conn.execute(
+            text("UPDATE batch SET state='in_progress', model=:m WHERE id=:i"), {"m": MODEL, "i": batch.id}
+        )
+        chunk = {"batch_id": batch.id, "seq": 0, "tenant_id": tenant_id, "state": "queued", "fence": 0}
+        values = {"not_before_ms": 0, "predicted_tokens": num_tokens, "num_lines": 1, "lines": b""}
+        await conn.execute(insert(BatchChunk).values(**chunk, **values))
+    return tenant_id
 
 
 async def test_a_file_of_which_each_line_would_be_refused_fails(gateway: RunningGateway) -> None:

@@ -86,6 +86,7 @@ async def test_a_request_ends_at_its_budget_and_the_next_one_is_refused(gateway)
         "scope": "tenant",
         "resets_at": made["current"]["end"],
         "budget": made["id"],
+        "currency": "USD",
     }
     await gateway.balanced()
 
@@ -215,6 +216,7 @@ async def test_a_key_sees_every_limit_and_budget_of_its_own(gateway):
     by_name = {(one["level"], one["dimension"]): one for one in shown["data"]}
     of_budget = by_name["tenant", "budget_micro_units"]
     assert (of_budget["budget"], of_budget["limit"], of_budget["reserved"]) == (made["id"], 5000, 0)
+    assert of_budget["currency"] == "USD"
     assert of_budget["used"] == body["headgate"]["charge_micro_units"]
     assert by_name["tenant", "requests_per_day"]["used"] == 1
     assert by_name["model", "requests_per_minute"]["model"] == MODEL

@@ -196,7 +196,7 @@ async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
         (("keys", "create"), {}, "Give either a tenant or --admin."),
         (("keys", "create", "--admin", "--scope", "chat"), {}, "A scope in the list does not exist"),
         (("keys", "create", "--admin", "--model", "m"), {}, "A key of the operator has no models"),
-        (("prefixes", "delete", "prefix_x"), {}, "Not found: prefix_x. `headgate prefixes list` shows what there is."),
+        (("prefixes", "remove", "prefix_x"), {}, "Not found: prefix_x. `headgate prefixes list` shows what there is."),
         (("adapters", "remove", "x"), {}, "Not found: x. `headgate adapters list` shows what there is."),
         (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),
         (("prices", "show", "none@1"), {}, "Not found: none@1. `headgate prices list` shows what there is."),

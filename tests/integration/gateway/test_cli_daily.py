@@ -173,7 +173,7 @@ def test_a_home_in_the_working_directory_counts(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("HEADGATE_")}
     done = subprocess.run([HEADGATE, "status"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == FAILED
-    assert f"Nothing runs in {tmp_path}/.headgate" in done.stderr
+    assert f"There is no home in {tmp_path}/.headgate" in done.stderr
 
 
 SHELLS = {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
+import socket
+import struct
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +25,8 @@ from gateway.metering.metering import METERING
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
 
+SO_ATTACH_FILTER = 26
+"""Of Linux; Python does not name it."""
 MESSAGES: list[Any] = [{"role": "user", "content": "hello there"}]
 
 
@@ -322,6 +327,36 @@ async def test_a_reader_that_stalls_parks_its_sequence_and_is_dropped(tmp_path: 
         [(kind, outcome, _)] = await outcomes(gateway)
         assert (kind, outcome) == ("settle", "client_gone")
         writer.close()
+
+
+async def test_a_clients_host_that_vanishes_stops_the_engine(tmp_path: Path, redis_url: str) -> None:
+    """Its connection stays open and acknowledges nothing. The stream would fit into what the system keeps for it."""
+    async with (
+        running_gateway(tmp_path / "home", redis_url, write_timeout_s=0.2) as gateway,
+        slow(tmp_path, redis_url) as worker,
+    ):
+        await gateway.workers(1)
+        data = json.dumps(body(stream=True, max_tokens=1900)).encode()
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+        )
+        _, writer = await gateway.socket()
+        writer.write(head.encode() + data)
+        await until(lambda: worker.num_tokens_sent >= 5)
+        hears_nothing(writer.get_extra_info("socket"))
+        await until(lambda: not worker.engine.attempts, 10)
+        assert worker.num_tokens_sent < 1900
+        [(kind, outcome, _)] = await outcomes(gateway)
+        assert (kind, outcome) == ("settle", "client_gone")
+        writer.close()
+
+
+def hears_nothing(connection: socket.socket) -> None:
+    """The system drops every packet to this socket before it is acknowledged: a filter of one instruction, `return 0`."""
+    instruction = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HP", 1, ctypes.addressof(instruction))
+    connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 async def test_what_two_prompts_took_is_given_back_when_the_second_is_refused(

@@ -9,9 +9,9 @@ from typing import Any
 import anthropic
 import pytest
 import pytest_asyncio
-from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
-from inline_grammars import InlineGrammars
+from fakes import ScriptedRunner
+from gateways import MODEL, RunningGateway
+from served import served
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -31,14 +31,7 @@ FIELDS: dict[str, Any] = {"model": MODEL, "max_tokens": 300, "tools": [WEATHER]}
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
-    vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
-    worker = ScriptedWorker(
-        directory / "w0.sock", redis_url=redis_url, runner=RUNNER, grammars=InlineGrammars(vocabulary)
-    )
-    async with running_gateway(directory / "home", redis_url) as gateway, worker:
-        await gateway.workers(1)
+    async with served(tmp_path_factory.mktemp("gateway"), redis_socket, RUNNER) as gateway:
         yield gateway
 
 

@@ -7,7 +7,9 @@ import time
 
 import openai
 import pytest
+from console_pages import signed_in
 from gateways import MODEL, running_gateway
+from yarl import URL
 
 MODEL_LIMIT = f"rl-{MODEL}"
 
@@ -16,15 +18,6 @@ MODEL_LIMIT = f"rl-{MODEL}"
 async def gateway(tmp_path, redis_url):
     async with running_gateway(tmp_path, redis_url) as running:
         yield running
-
-
-@pytest.fixture
-async def organization(gateway):
-    """`client.admin.organization`, with the operator's key."""
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:
-        yield client.admin.organization
 
 
 async def test_a_projects_life(organization):
@@ -248,6 +241,70 @@ async def test_the_same_surface_on_postgresql(tmp_path, redis_url, database_url)
         assert [key.id for key in keys] == [account.api_key.id]
         seen = [project.id async for project in projects.list(limit=3)]
         assert {project.id for project in made} <= set(seen)
+        # PostgreSQL takes no null character. Neither the API nor a page of the console fails over one.
+        async with gateway.session(gateway.keys.admin_key) as admin:
+            for path in (
+                "/v1/organization/projects/%00",
+                "/v1/organization/audit_logs?actor_ids=%00",
+                "/admin/v1/batches?after=%00",
+            ):
+                async with admin.get(URL(path, encoded=True)) as answer:
+                    assert answer.status in {200, 400, 404}, (path, await answer.text())
+            async with admin.post("/v1/organization/projects", json={"name": "a\0b"}) as answer:
+                assert answer.status in {200, 400}, await answer.text()
+        async with signed_in(gateway, gateway.keys.admin_key) as operator:
+            for path in ("/audit?actor_ids=%00", "/keys?project_id=%00", "/usage?model=%00", "/prices?tenant_id=%00"):
+                assert (await operator.get(path)).status in {200, 400, 404}, path
+        await refuses_null_characters(gateway, made[0].id)
+        await keeps_changes_of_one_moment(gateway, made[0].id)
+
+
+async def keeps_changes_of_one_moment(gateway, project_id):
+    """Changes fields of one profile at one time: all are taken, and none is lost."""
+    wanted = {name: f"{name} 1" for name in ("street", "street_more", "city", "region", "phone", "tax_reason")}
+    async with gateway.session(gateway.keys.admin_key) as operator:
+
+        async def change(path, name):
+            async with operator.patch(path, json={name: wanted[name]}) as answer:
+                return answer.status
+
+        for path in ("/admin/v1/issuer", f"/admin/v1/tenants/{project_id}/billing"):
+            assert await asyncio.gather(*(change(path, name) for name in wanted)) == [200] * len(wanted)
+            async with operator.get(path) as answer:
+                assert (await answer.json()).items() >= wanted.items()
+
+
+async def refuses_null_characters(gateway, project_id):
+    """Asks with null characters wherever a statement compares or keeps a client's text. PostgreSQL takes none."""
+    null, project = "a\0b", f"/v1/organization/projects/{project_id}"
+    bodies = {
+        "/v1/organization/projects": {"name": null},
+        f"{project}/service_accounts": {"name": null},
+        "/admin/v1/budgets": {"project_id": null, "limit_micro_units": 1, "period": "day"},
+        "/admin/v1/webhooks": {"url": "https://example.com/", "project_id": null},
+        "/v1/batches": {
+            "input_file_id": "file-1",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"k": null},
+        },
+    }
+    lists = ("/v1/organization/projects?after=%00", "/v1/organization/costs?start_time=1&project_ids=%00")
+    objects = ("/admin/v1/tenants/%00", "/admin/v1/budgets/a%00", "/admin/v1/webhooks/%00/deliveries")
+    async with gateway.session(gateway.keys.admin_key) as operator, gateway.session() as tenant:
+        for path, body in bodies.items():
+            session = tenant if path == "/v1/batches" else operator
+            async with session.post(path, json=body) as answer:
+                assert (answer.status, (await answer.json())["error"]["code"]) == (400, "invalid_value"), path
+        for path in lists:
+            async with operator.get(path) as answer:
+                assert answer.status == 400, path
+        for session, paths in ((operator, objects), (tenant, ("/v1/batches/%00", "/v1/files/a%00/content"))):
+            for path in paths:
+                async with session.get(path) as answer:
+                    assert answer.status == 404, path
+        async with operator.post("/v1/organization/projects", json={"name": r"a\u0000"}) as answer:
+            assert answer.status == 200  # six characters, none of them null
 
 
 async def test_a_finance_key_is_made_reads_everything_and_changes_nothing(gateway, organization):

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,16 +47,6 @@ async def ask(session: aiohttp.ClientSession, model: str = MODEL) -> tuple[int, 
     content = {"model": model, "messages": messages, "max_tokens": 2}
     async with session.post("/v1/chat/completions", json=content) as answer:
         return answer.status, (await answer.json()).get("error", {}).get("code")
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
-    directory = tmp_path / "redis"
-    directory.mkdir()
-    server = OwnRedis(directory)
-    server.start()
-    yield server
-    server.kill()
 
 
 @contextlib.asynccontextmanager

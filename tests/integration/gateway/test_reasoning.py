@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
-from inline_grammars import InlineGrammars
+from fakes import ScriptedRunner
+from gateways import MODEL, RunningGateway
+from served import served
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: "
@@ -25,20 +25,7 @@ RUNNER = ScriptedRunner()
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
-    vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
-    async with (
-        running_gateway(directory / "home", redis_url, template=TEMPLATE) as gateway,
-        ScriptedWorker(
-            directory / "w0.sock",
-            redis_url=redis_url,
-            runner=RUNNER,
-            grammars=InlineGrammars(vocabulary),
-            journal_dir=directory / "w0",
-        ),
-    ):
-        await gateway.workers(1)
+    async with served(tmp_path_factory.mktemp("gateway"), redis_socket, RUNNER, template=TEMPLATE) as gateway:
         yield gateway
 
 

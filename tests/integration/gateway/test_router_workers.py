@@ -67,7 +67,7 @@ async def test_the_next_turn_finds_the_one_before_on_its_worker(pair):
         for (cached, _, reason), (_, before, _) in zip(told[1:], told, strict=False):
             assert cached >= before // 64 * 64 > 0 or reason == "other_worker"
     assert all(worker.num_tokens_sent > 0 for worker in workers), "both worked"
-    assert counts(gateway).choices["affinity"] >= 16
+    assert counts(gateway).choices[MODEL, "affinity"] >= 16
     assert counts(gateway).num_cached_tokens >= 0.9 * counts(gateway).num_predicted_tokens > 0
     await gateway.balanced()
 
@@ -116,6 +116,8 @@ async def test_metrics_tell_reasons_and_guesses(pair):
         await talk(client, 5)
     await gateway.settled()
     page = gateway.app[METRICS].page("").body.decode()
-    assert 'headgate_router_choices_total{gateway="0",reason="affinity"} 3.0' in page
+    of_model = f'model="{MODEL}"'
+    assert f'headgate_router_choices_total{{gateway="0",{of_model},reason="affinity"}} 3.0' in page
+    assert f'headgate_router_ttft_seconds_total{{gateway="0",kind="predicted",{of_model}}}' in page
     assert 'headgate_router_cached_tokens_total{gateway="0",kind="real"}' in page
     assert 'headgate_router_index_groups{gateway="0",worker="worker-1"}' in page

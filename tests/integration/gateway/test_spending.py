@@ -31,14 +31,6 @@ async def gateway(tmp_path, redis_url):
         yield running
 
 
-@pytest.fixture
-async def organization(gateway):
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:
-        yield client.admin.organization
-
-
 async def spend(gateway, tenant: str, micro_units: int, request_id: str = "req_spent") -> None:
     now_ms = time.time_ns() // 1_000_000
     charge = Charge(micro_units, 0, 0, 0, micro_units)

@@ -10,9 +10,8 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from fakes import VOCAB_SIZE, ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
-from inline_grammars import InlineGrammars
+from gateways import MODEL, RunningGateway
+from served import served
 
 MESSAGES: Any = [{"role": "user", "content": "say it"}]
 SCHEMA = {
@@ -33,14 +32,7 @@ JSON_SCHEMA: Any = {"type": "json_schema", "json_schema": {"name": "city", "stri
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
-    vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
-    async with (
-        running_gateway(directory / "home", redis_url) as gateway,
-        ScriptedWorker(directory / "w0.sock", redis_url=redis_url, grammars=InlineGrammars(vocabulary)),
-    ):
-        await gateway.workers(1)
+    async with served(tmp_path_factory.mktemp("gateway"), redis_socket) as gateway:
         yield gateway
 
 

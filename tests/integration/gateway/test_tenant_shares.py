@@ -101,6 +101,7 @@ async def test_what_is_absent_stays_and_null_is_the_default(gateway):
     [
         {"weight": 0},
         {"weight": 1000},
+        {"weight": 1e308},
         {"cache_floor_blocks": -1},
         {"cache_floor_blocks": 9, "cache_quota_blocks": 8},
         {"cache_ttl_s": 3601},

@@ -11,11 +11,11 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
-from inline_grammars import InlineGrammars
+from fakes import ScriptedRunner
+from gateways import MODEL, RunningGateway
 from lark import Lark
 from pydantic import BaseModel
+from served import served
 
 from gateway.schema.tools import read_tools
 
@@ -36,20 +36,7 @@ RUNNER = ScriptedRunner()
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
-    directory = tmp_path_factory.mktemp("gateway")
-    redis_url = f"unix://{redis_socket}?db=3"
-    vocabulary = [bytes([i]) for i in range(256)] + [b""] * (VOCAB_SIZE - 256)
-    async with (
-        running_gateway(directory / "home", redis_url) as gateway,
-        ScriptedWorker(
-            directory / "w0.sock",
-            redis_url=redis_url,
-            runner=RUNNER,
-            grammars=InlineGrammars(vocabulary),
-            journal_dir=directory / "w0",
-        ),
-    ):
-        await gateway.workers(1)
+    async with served(tmp_path_factory.mktemp("gateway"), redis_socket, RUNNER) as gateway:
         yield gateway
 
 
@@ -149,6 +136,24 @@ async def test_a_call_that_was_cut_ends_with_length(shared_gateway: RunningGatew
     says(PARIS)
     reply = await chat(shared_gateway, max_tokens=70)
     assert reply.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("behind", ["\n<", "\n<tool_call>", '\n<tool_call>\n{"na', '\n<tool_call>\n{"name": "get_'])
+async def test_a_cut_in_front_of_the_second_call_s_name_shows_no_mark(
+    shared_gateway: RunningGateway, says: Any, behind: str, mode: str
+) -> None:
+    says(f"{PARIS}\n{ROME}")
+    fields: Any = {"max_tokens": len(PARIS + behind), "tool_choice": mode}
+    (whole,) = (await chat(shared_gateway, **fields)).choices
+    assert (whole.finish_reason, whole.message.content) == ("length", None)
+    assert [json.loads(call.function.arguments)["city"] for call in whole.message.tool_calls] == ["Paris"]
+    fields |= {"model": MODEL, "messages": [USER], "tools": [WEATHER, NOW], "stream": True}
+    async with shared_gateway.client() as client:
+        stream = await client.chat.completions.create(**fields)
+        chunks = [chunk.choices[0] async for chunk in stream if chunk.choices]
+    assert not any(choice.delta.content for choice in chunks)
+    assert [choice.finish_reason for choice in chunks if choice.finish_reason] == ["length"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import sqlite3
 import pytest
 from click.testing import CliRunner
 from gateways import running_gateway
+from sqlalchemy import update
 from webhook_receiver import Receiver, Verifier, receiving
 
 from accounting.access import api_keys
+from accounting.tables.outbox_models import Webhook
+from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
 from workers.jobs.base.settings import JobsSettings
@@ -102,6 +105,52 @@ async def test_what_cannot_be_is_refused_with_its_name(gateway, body, param):
     status, error = await call(gateway, "POST", body=body)
     assert (status, error["error"]["param"]) == (400, param)
     assert "10.0.0.1" not in error["error"]["message"]
+
+
+async def test_a_tenants_own_webhook_goes_to_public_addresses_only(gateway):
+    """The operator's networks are closed to it when it is made, and at each connect, whatever its name says then."""
+    tenant, key = await gateway.new_tenant("hooks", ("keys", "usage:read"))
+    async with receiving(Receiver()) as receiver, sending(gateway):
+        status, error = await call(gateway, "POST", "/v1/webhooks", {"url": receiver.url}, key)
+        assert (status, error["error"]["param"]) == (400, "url")
+        made = (await call(gateway, "POST", "/v1/webhooks", {"url": "https://hook.example.com/"}, key))[1]
+        # As if the name had been of a public address when it was given, and of this machine when it is connected to.
+        async with gateway.app[DATABASE].write() as conn:
+            await conn.execute(update(Webhook).where(Webhook.id == made["id"]).values(url=receiver.url))
+        await call(gateway, "POST", f"/v1/webhooks/{made['id']}/test", key=key)
+        deliveries = f"/v1/webhooks/{made['id']}/deliveries"
+        async with asyncio.timeout(20):
+            while not (found := (await call(gateway, "GET", deliveries, key=key))[1]["data"])[0]["last_error"]:  # noqa: ASYNC110 - the state is the server's
+                await asyncio.sleep(0.05)
+        assert found[0]["last_error"] == "refused"
+        assert receiver.came == []
+        operators = (await call(gateway, "POST", body={"url": receiver.url, "project_id": tenant}))[1]
+        await call(gateway, "POST", f"{PATH}/{operators['id']}/test")
+        async with asyncio.timeout(20):
+            while not receiver.came:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+
+
+async def test_a_tenant_has_few_webhooks_of_its_own_and_none_of_the_operators(gateway):
+    tenant, key = await gateway.new_tenant("few", ("keys", "usage:read"))
+    operators = (await call(gateway, "POST", body={"url": "https://example.com/op", "project_id": tenant}))[1]
+    url = {"url": "https://example.com/own"}
+    statuses = [(await call(gateway, "POST", "/v1/webhooks", url, key))[0] for _ in range(4)]
+    assert statuses == [200, 200, 200, 409]
+    listed = (await call(gateway, "GET", "/v1/webhooks", key=key))[1]["data"]
+    assert operators["id"] not in {one["id"] for one in listed}
+    for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/test"), ("GET", "/deliveries")):
+        assert (await call(gateway, method, f"/v1/webhooks/{operators['id']}{tail}", key=key))[0] == 404
+    assert (await call(gateway, "POST", body={"url": "https://example.com/2", "project_id": tenant}))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "bound", [{"expires_at": 4_000_000_000}, {"addresses": ("127.0.0.0/8",)}, {"limits": Limits(concurrency=4)}]
+)
+async def test_a_key_that_is_bound_makes_no_webhook(gateway, bound):
+    _, key = await gateway.new_tenant("bound", ("keys", "usage:read"), **bound)
+    status, _ = await call(gateway, "POST", "/v1/webhooks", {"url": "https://example.com/"}, key)
+    assert status == 403
 
 
 async def test_an_unknown_project_and_a_tenants_key_find_nothing(gateway):

@@ -1,13 +1,11 @@
-"""A Redis of one test's own (it will be killed, stopped, emptied), and a migrated ledger with a price."""
+"""A migrated ledger with a price, and requests for admission."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
-from own_redis import OwnRedis
 
 from accounting.database.db import Database
 from accounting.database.migrate import upgrade
@@ -17,16 +15,6 @@ from gateway.metering.admission import AdmissionRequest
 
 RATES = Rates(cache_read=1_000_000, cache_write=4_000_000, uncached=4_000_000, output=10_000_000)
 """1, 4, 4 and 10 micro-units per token: charges that a person can check."""
-
-
-@pytest.fixture
-def own_redis(tmp_path: Path) -> Iterator[OwnRedis]:
-    directory = tmp_path / "redis"
-    directory.mkdir()
-    server = OwnRedis(directory)
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture

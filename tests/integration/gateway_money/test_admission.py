@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import os
 import signal
@@ -135,7 +134,7 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
 
 def line_of(ask: AdmissionRequest, line_no: int) -> AdmissionRequest:
     facts = msgspec.structs.replace(ask.facts, tier="batch", batch_id="batch_1", line_no=line_no)
-    return dataclasses.replace(ask, facts=facts)
+    return msgspec.structs.replace(ask, facts=facts)
 
 
 async def test_an_unknown_price_is_refused_before_any_work(metered: Metering, ask) -> None:

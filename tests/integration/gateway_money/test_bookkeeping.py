@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
 from accounting.books import day_hashes
+from accounting.books.books import any_ended, verify_ended
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
@@ -42,6 +43,15 @@ async def test_honest_books_are_ok(books, keeper, registry):
     await post(books, "req_1", Usage(16, 32, 5, 100))
     await keeper.once(NOON_MS + QUIET_MS + 1)
     assert registry.get_sample_value("headgate_books_ok") == 1
+
+
+async def test_a_span_is_empty_exactly_where_nothing_of_it_would_be_checked(books):
+    await post(books, "req_1", Usage(16, 32, 5, 100))
+    for since_ms, until_ms in ((NOON_MS - 9, NOON_MS), (NOON_MS, NOON_MS + 1), (NOON_MS + 1, NOON_MS + 9)):
+        async with books.read() as conn:
+            report = await verify_ended(conn, since_ms, until_ms)
+            num_checked = sum(equation.num_checked for equation in report.equations)
+            assert await any_ended(conn, since_ms, until_ms) == (num_checked > 0) == (since_ms == NOON_MS)
 
 
 async def test_tokens_that_nobody_counted_are_an_alarm_after_two_minutes(books, keeper, registry):

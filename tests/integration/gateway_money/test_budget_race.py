@@ -91,7 +91,7 @@ async def client(admission: Admission, ask: AdmissionRequest, rng: random.Random
     for attempt in range(100):
         try:
             facts = msgspec.structs.replace(ask.facts, request_id=f"{ask.facts.request_id}_{attempt}")
-            admitted = await admission.admit(dataclasses.replace(ask, facts=facts), "r")
+            admitted = await admission.admit(msgspec.structs.replace(ask, facts=facts), "r")
             break
         except ApiError as error:
             if error.status == 429:

@@ -195,7 +195,7 @@ async def test_s4_a_gateway_with_a_clock_ahead_does_not_hold_up_a_rebuild(
         await limiter_state.join(conn, 7, clocks.books())
         epoch = (await limiter_state.incidents(conn, 0))[-1].epoch
         await limiter_state.raise_for_tenants(conn, {"proj_1": epoch}, later_ms)
-    await limiter.rebuilder.follow()
+    await limiter.incidents.follow()
     try:
         verdict = await limiter.reserve(holder(2, clocks.books()), 1, 5, LADDER)
     except LimiterUnavailable:

@@ -10,6 +10,7 @@ import pytest
 
 from accounting.limits import budgets
 from accounting.limits.budgets import NewBudget
+from accounting.requests import request_postings
 from accounting.tenants import tenants
 from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base import ids
@@ -103,6 +104,25 @@ async def test_an_ending_that_the_books_lost_is_a_drift(books, metered, ask):
     await metered.limiter.settle(admitted._holder, 7, 10, 5)
     assert (await check(metered, books)).failures == (row(ask),)
     await admitted.void("internal")
+
+
+async def test_a_charge_that_was_taken_back_is_no_drift(books, metered, ask):
+    """The limiter still has it, under an epoch that is over, until the tenant's next request."""
+    asked = ask()
+    admitted = await metered.admission.admit(asked, "r")
+    await admitted.settle("ok", Usage(0, 0, 10, 5), True)
+    await metered.admission.drain()
+    await metered.shipper.caught_up()
+    assert (await check(metered, books)).num_checked == 1
+    async with books.write() as conn:
+        await request_postings.reverse(conn, [asked.facts.request_id], "sdk_retry")
+    await metered.limiter.incidents.follow()
+    found = await check(metered, books)
+    assert (found.failures, found.num_checked) == ((), 0)
+    await served(metered, ask)
+    await metered.admission.drain()
+    found = await check(metered, books)
+    assert (found.failures, found.num_checked) == ((), 1)
 
 
 async def test_without_redis_it_is_left_out(books, metered, ask, own_redis):

@@ -12,6 +12,7 @@ from load import stretched
 from sqlalchemy import func, select
 
 from accounting.database.db import Database
+from accounting.limits import limiter_state
 from accounting.tables.limiter_models import LimiterBuilt
 from accounting.values.types import Limits, Principal
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
@@ -32,10 +33,12 @@ class Clock:
         return self.now_ms
 
 
-def holder(number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0) -> LimitSubject:
+def holder(
+    number: int, tenant: Limits | None = None, slot: str = "", now_ms: int = 0, tenant_id: str = "proj_1"
+) -> LimitSubject:
     principal = Principal(
         "tenant",
-        "proj_1",
+        tenant_id,
         "key_1",
         frozenset(),
         tenant_limits=tenant or Limits(tokens_per_minute=10**9),
@@ -264,7 +267,7 @@ async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(asking, own_r
     for upkeep in upkeeps:
         await upkeep.start()
     limits, asks = Limits(concurrency=2), limiters[asking]
-    epoch = await asks.rebuilder.epoch("proj_1")
+    epoch = await asks.incidents.epoch("proj_1")
     async with sqlite_books.write():
         await limiters[0].reserve(holder(0, limits), 100, 7, LADDER)
         assert await claims_of(sqlite_books) == 0
@@ -274,26 +277,54 @@ async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(asking, own_r
         assert not asked.done()
     verdict = await asked
     assert list(verdict.running.values()) == [2]
-    assert await asks.rebuilder.epoch("proj_1") == epoch + 1
+    assert await asks.incidents.epoch("proj_1") == epoch + 1
     for link, upkeep in zip(links, upkeeps, strict=True):
         await upkeep.close()
         await link.close()
 
 
+async def test_sqls_writer_holds_up_nobody_but_those_whose_lists_are_missing(link, limiter_of, sqlite_books) -> None:
+    """A tenant's state is damaged or a charge of it was taken back, and SQLite's writer is held. What the gateway has to
+    list for it waits; a new tenant does not.
+    """
+    limiter = limiter_of(link, 0)
+    await limiter.reserve(holder(0), 100, 7, LADDER)
+    epoch = await limiter.incidents.epoch("proj_1")
+    await kept(limiter)
+    async with sqlite_books.write() as conn:
+        await limiter_state.raise_for_tenants(conn, {"proj_1": epoch}, time.time_ns() // 1_000_000)
+    async with sqlite_books.write():
+        upkeep = asyncio.create_task(limiter.incidents.follow())
+        until = time.monotonic() + stretched(5)
+        while await limiter.incidents.epoch("proj_1") == epoch:
+            assert time.monotonic() < until
+            await asyncio.sleep(0.01)
+        anew = asyncio.create_task(limiter.reserve(holder(1), 100, 7, LADDER))
+        for number in range(3):
+            newcomer = holder(number, tenant_id=f"newcomer_{number}")
+            verdict = await asyncio.wait_for(limiter.reserve(newcomer, 100, 7, LADDER), stretched(2))
+            assert verdict.windows[TOKENS].sum == 164
+        assert not anew.done()
+    await upkeep
+    assert (await anew).windows[TOKENS].sum == 2 * 164
+    await limiter.rebuilder.leave()
+
+
 async def test_claims_of_a_process_that_was_killed_reach_sql(link, limiter_of, sqlite_books) -> None:
     killed = limiter_of(link, 0)
-    await killed.rebuilder.follow()
+    await killed.incidents.follow()
     async with sqlite_books.write():
         await killed.reserve(holder(0), 100, 7, LADDER)
         killed.rebuilder._claims._keeping.cancel()
     assert await claims_of(sqlite_books) == 0
     successor = limiter_of(link, 0)
-    await successor.rebuilder.follow()
+    upkeep = Upkeep(successor, link, sqlite_books)
+    await upkeep.start()
     until = time.monotonic() + stretched(5)
     while await claims_of(sqlite_books) != 1 or await link.command("HLEN", CLAIMS_KEY):
         assert time.monotonic() < until
         await asyncio.sleep(0.05)
-    await successor.rebuilder.leave()
+    await upkeep.close()
 
 
 async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books) -> None:
@@ -337,7 +368,7 @@ async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_o
     # It was only stalled: what it holds is listed late, and everything is built once more.
     late = asyncio.create_task(dead.extend(holder(1), 1, LADDER, 0))
     await asyncio.sleep(0.3)
-    await living.rebuilder.follow()
+    await living.incidents.follow()
     await late
     await living.extend(holder(0), 1, LADDER, 0)
     assert (await counters(links[0]))["run"] == 3
@@ -350,13 +381,13 @@ async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(own
     """An append-only file may lack its last second: what it says is not believed."""
     limiter = limiter_of(link, 0)
     await limiter.reserve(holder(0), 100, 7, LADDER)
-    epoch, life = await limiter.rebuilder.epoch("proj_1"), link.life
+    epoch, life = await limiter.incidents.epoch("proj_1"), link.life
     await asyncio.sleep(1.1)  # appendfsync everysec
     own_redis.kill()
     own_redis.start()
     verdict = await limiter.reserve(holder(1), 100, 7, LADDER)
     assert link.life != life
-    assert await limiter.rebuilder.epoch("proj_1") > epoch
+    assert await limiter.incidents.epoch("proj_1") > epoch
     assert verdict.windows[TOKENS].sum == 328  # nothing is counted twice
     assert (await counters(link))["run"] == 2
 

@@ -21,8 +21,8 @@ from accounting.ledger import ledger
 from accounting.requests import request_postings
 from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.values.types import Opened, Posting
+from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.journal import Journal, open_journal
-from gateway.journal.poster import DEAD_LETTERS
 from gateway.journal.poster_process import NotPosted, PosterProcess
 from gateway.journal.shipper import Shipper
 from workers.protocol.counts import EngineRecord, EngineRecords, ResidencyReport, TenantHour, TokenUsage

@@ -189,7 +189,7 @@ async def test_damaged_states_of_many_tenants_are_rebuilt_together(books: Databa
         verdicts = await admit(limiter, tenants, 1, now_ms)
     assert found["statements"] < 80
     assert {v.windows["t:tokens:1"].sum for v in verdicts} == {2 * 15 + 2 * 74}
-    assert len({await limiter.rebuilder.epoch(t) for t in damaged}) == len(damaged)
+    assert len({await limiter.incidents.epoch(t) for t in damaged}) == len(damaged)
     await limiter.rebuilder.leave()
 
 
@@ -242,8 +242,8 @@ async def test_engine_records_stand_for_a_dead_gateway_until_its_journal_is_repl
     async with books.write() as conn:
         await request_postings.post(conn, 1, 2, [ended])
     successor = Limiter(link, 1, books, caught_up=nothing_to_ship)
-    await successor.rebuilder.follow()
-    await living.rebuilder.follow()
+    await successor.incidents.follow()
+    await living.incidents.follow()
     verdict = await patiently(living, holder(tenant_id, 3, now_ms))
     assert verdict.money[row].used == 107 + 3
     assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 15 + 3 * 74
@@ -313,15 +313,43 @@ async def test_a_reversal_frees_the_budget_and_no_rate(books: Database, link: Re
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
     before = await limiter.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
     assert [money.used for money in before.money.values()] == [107]
-    epochs = [await limiter.rebuilder.epoch(one) for one in (tenant_id, other)]
+    epochs = [await limiter.incidents.epoch(one) for one in (tenant_id, other)]
     for _ in range(2):  # the second changes nothing
         async with books.write() as conn:
             await request_postings.reverse(conn, [f"req_m_{tenant_id}"], "sdk_retry")
-    await limiter.rebuilder.follow()
+    await limiter.incidents.follow()
     after = await limiter.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
     assert [money.used for money in after.money.values()] == [7]
     assert [money.held for money in after.money.values()] == [2 * 645]
     assert after.windows["t:tokens:1"].sum == before.windows["t:tokens:1"].sum + 74
-    found = [await limiter.rebuilder.epoch(one) for one in (tenant_id, other)]
+    found = [await limiter.incidents.epoch(one) for one in (tenant_id, other)]
     assert found == [epochs[0] + 1, epochs[1]]
     await limiter.rebuilder.leave()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_gateway_that_lists_late_holds_up_no_new_tenant(books: Database, link: RedisLink, is_known) -> None:
+    """A charge was taken back: its tenant's state is built from every gateway's list, a new tenant's is not."""
+    now_ms = time.time_ns() // 1_000_000
+    waiting, newcomer = (await make_tenants(books, now_ms))[:2]
+    limiter, late = (Limiter(link, slot, books, caught_up=nothing_to_ship) for slot in range(2))
+    for one in (late, limiter):
+        await one.incidents.follow()
+    if is_known:
+        await limiter.reserve(holder(waiting, 0, now_ms), 10, 5, LADDER)
+    async with books.write() as conn:
+        await request_postings.reverse(conn, [f"req_m_{waiting}"], "sdk_retry")
+    if is_known:
+        await limiter.incidents.follow()
+    anew = asyncio.create_task(limiter.reserve(holder(waiting, 1, now_ms), 10, 5, LADDER))
+    while not limiter.rebuilder._unlisted.newest.asked:
+        assert not anew.done()
+        await asyncio.sleep(0.01)
+    verdict = await limiter.reserve(holder(newcomer, 0, now_ms), 10, 5, LADDER)
+    assert not anew.done()
+    assert [money.used for money in verdict.money.values()] == [108]
+    await late.incidents.follow()
+    verdict = await anew
+    assert [(money.used, money.held) for money in verdict.money.values()] == [(7, (1 + is_known) * 645)]
+    for one in (limiter, late):
+        await one.rebuilder.leave()

@@ -16,8 +16,9 @@ from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.tables.models import EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.values.types import Opened, Posting, Rates, Usage
+from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.journal import Journal, open_journal
-from gateway.journal.poster import DEAD_LETTERS, Poster
+from gateway.journal.poster import Poster
 from gateway.journal.shipper import Shipper
 from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
 
@@ -142,6 +143,19 @@ async def _until(condition) -> None:
             return
         await asyncio.sleep(0.01)
     pytest.fail("waited 4 s in vain")
+
+
+async def test_a_shipper_at_rest_hears_of_a_record_at_once(sqlite_books, journal: Journal, quick, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.journal.shipper.REST_AFTER", 1)
+    monkeypatch.setattr("gateway.journal.shipper.REST_EVERY_S", 3600.0)
+    shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
+    await shipper.start()
+    for number in range(3):
+        await _until(lambda: shipper._num_empty > 1)
+        await write(journal, number)
+        await _until(lambda: not shipper.num_unshipped)
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(*range(3))
 
 
 async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:

@@ -20,6 +20,7 @@ import pytest
 import pytest_asyncio
 import redis
 from aiohttp import web
+from gateways import RunningGateway
 
 from accounting.access import api_keys, principals
 from accounting.batches import batches, files
@@ -377,6 +378,7 @@ async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncItera
         "HEADGATE_TEST_TIME_SCALE": "0.05",
         "HEADGATE_JOBS_CHUNK_LINES": "16",
         "PYTHONFAULTHANDLER": "1",
+        "AUTOSCALE_KEEPALIVE": "2",  # Celery's seconds from the last work to the end of a child
     }
     made = Jobs(home.path, env)
     made.start()
@@ -391,3 +393,20 @@ async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncItera
 def broker_client(broker: Path) -> Iterator[redis.Redis]:
     with redis.Redis(unix_socket_path=str(broker), db=1) as client:
         yield client
+
+
+@pytest.fixture
+def jobs_process(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The jobs of a whole gateway."""
+    env = {
+        **os.environ,
+        "HEADGATE_HOME": str(gateway.settings.home),
+        "HEADGATE_URL": gateway.url,
+        "HEADGATE_BROKER_URL": broker_url,
+        "HEADGATE_TEST_TIME_SCALE": "0.05",
+    }
+    with (gateway.settings.home / "jobs.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.wait(40)

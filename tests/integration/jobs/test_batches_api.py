@@ -5,12 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import openai
@@ -52,22 +48,6 @@ async def client(gateway: RunningGateway) -> AsyncIterator[openai.AsyncOpenAI]:
         yield client
 
 
-@pytest.fixture
-def jobs(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen]:
-    env = {
-        **os.environ,
-        "HEADGATE_HOME": str(gateway.settings.home),
-        "HEADGATE_URL": gateway.url,
-        "HEADGATE_BROKER_URL": broker_url,
-        "HEADGATE_TEST_TIME_SCALE": "0.05",
-    }
-    with (gateway.settings.home / "jobs.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
-    yield process
-    process.send_signal(signal.SIGTERM)
-    process.wait(40)
-
-
 def line(number: int, **body) -> dict:
     body = {"model": MODEL, "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 4} | body
     return {"custom_id": f"line-{number}", "method": "POST", "url": ENDPOINT, "body": body}
@@ -97,7 +77,7 @@ async def results(client: openai.AsyncOpenAI, file_id: str | None) -> list[dict]
     return [json.loads(text) for text in (await client.files.content(file_id)).text.splitlines()]
 
 
-async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gateway, client, jobs):
+async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gateway, client, jobs_process):
     """Half of the bad lines are bad in the file, half in their body."""
     lines: list = [line(i) for i in range(100)]
     for i in range(3, 100, 20):
@@ -160,7 +140,7 @@ def completion_line(number: int, prompt, **body) -> dict:
     return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
 
 
-async def test_b4_lines_of_v1_completions_run_and_are_charged_once(gateway, client, jobs):
+async def test_b4_lines_of_v1_completions_run_and_are_charged_once(gateway, client, jobs_process):
     prompts = ["say 0", [1, 2, 3], ["say 2"], "say 3", ["two", "prompts"], ""]
     lines = [completion_line(i, prompt) for i, prompt in enumerate(prompts)]
     lines[3] = completion_line(3, "say 3", n=2, echo=True)
@@ -193,7 +173,7 @@ async def test_b4_lines_of_v1_completions_run_and_are_charged_once(gateway, clie
     assert shown["charge_micro_units"] == sum(row.charge for row in rows) > 0
 
 
-async def test_a_batch_of_embeddings_has_one_charge_for_the_inputs_of_a_line(gateway, client, jobs):
+async def test_a_batch_of_embeddings_has_one_charge_for_the_inputs_of_a_line(gateway, client, jobs_process):
     def of(number: int, given) -> dict:
         body = {"model": MODEL, "input": given}
         return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/embeddings", "body": body}
@@ -218,7 +198,7 @@ async def test_a_batch_of_embeddings_has_one_charge_for_the_inputs_of_a_line(gat
     assert batch.usage.total_tokens == 14
 
 
-async def test_a_batch_of_responses_is_charged_once_a_line_and_each_is_stored(gateway, client, jobs):
+async def test_a_batch_of_responses_is_charged_once_a_line_and_each_is_stored(gateway, client, jobs_process):
     def of(number: int, **more) -> dict:
         body = {"model": MODEL, "input": f"say {number}", "instructions": "Be brief.", "max_output_tokens": 4} | more
         return {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/responses", "body": body}
@@ -279,7 +259,7 @@ async def test_b4_a_batch_of_completions_needs_the_scope_of_its_endpoint(gateway
             await create(narrow, [completion_line(0, "x")], endpoint="/v1/completions")
 
 
-async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs, worker):
+async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, client, jobs_process, worker):
     batch = await ended(client, (await create(client, [line(0), b"", line(2), b"{"])).id)
     assert batch.status == "failed"
     assert [(e.code, e.line) for e in batch.errors.data] == [("invalid_json_line", 2), ("invalid_json_line", 4)]
@@ -335,7 +315,7 @@ async def test_nobody_but_a_batch_may_use_its_keys(gateway, client):
         )
 
 
-async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, client, jobs):
+async def test_a_deleted_input_is_read_to_the_end_and_then_purged(gateway, client, jobs_process):
     batch = await create(client, [line(i) for i in range(5)])
     await client.files.delete(batch.input_file_id)
     batch = await ended(client, batch.id)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +36,6 @@ async def client(gateway: RunningGateway) -> AsyncIterator[anthropic.AsyncAnthro
         yield client
 
 
-@pytest.fixture
-def jobs(gateway: RunningGateway, broker_url: str) -> Iterator[subprocess.Popen[bytes]]:
-    env = {
-        **os.environ,
-        "HEADGATE_HOME": str(gateway.settings.home),
-        "HEADGATE_URL": gateway.url,
-        "HEADGATE_BROKER_URL": broker_url,
-        "HEADGATE_TEST_TIME_SCALE": "0.05",
-    }
-    with (gateway.settings.home / "jobs.log").open("wb") as log:
-        process = subprocess.Popen([sys.executable, "-m", "workers.jobs"], env=env, stdout=log, stderr=log)
-    yield process
-    process.send_signal(signal.SIGTERM)
-    process.wait(40)
-
-
 def request(number: int, **params: Any) -> Any:
     messages = [{"role": "user", "content": f"say {number}"}]
     return {"custom_id": f"line-{number}", "params": {"model": MODEL, "max_tokens": 4, "messages": messages} | params}
@@ -69,7 +50,7 @@ async def ended(client: anthropic.AsyncAnthropic, batch_id: str, limit_s: float 
 
 
 async def test_a_batch_from_its_creation_to_its_deletion(
-    gateway: RunningGateway, client: anthropic.AsyncAnthropic, jobs: subprocess.Popen[bytes]
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, jobs_process: subprocess.Popen[bytes]
 ) -> None:
     requests = [request(i) for i in range(20)]
     requests[3] = request(3, max_tokens=-1)
@@ -107,7 +88,7 @@ async def test_a_batch_from_its_creation_to_its_deletion(
 
 
 async def test_a_cancelled_batch_has_a_result_for_every_request(
-    gateway: RunningGateway, client: anthropic.AsyncAnthropic, jobs: subprocess.Popen[bytes]
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, jobs_process: subprocess.Popen[bytes]
 ) -> None:
     made = await client.messages.batches.create(requests=[request(i, max_tokens=1500) for i in range(200)])
     canceled = await client.messages.batches.cancel(made.id)

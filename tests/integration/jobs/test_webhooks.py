@@ -11,9 +11,10 @@ import time
 import pytest
 from load import stretched
 from prometheus_client import CollectorRegistry
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from webhook_receiver import DRIP, ENDLESS_BODY, ENDLESS_HEADERS, SILENT, Forged, Receiver, Verifier, hostile, receiving
 
+from accounting.database.db import Database
 from accounting.events import outbox, webhooks
 from accounting.events.egress import Egress, networks
 from accounting.events.events import Event
@@ -37,6 +38,38 @@ def settings(home):
         webhook_allowed_networks=LOOPBACK,
         test_time_scale=0.1,
     )
+
+
+class Counted(Database):
+    """A database that counts its snapshots."""
+
+    num_reads = 0
+
+    @contextlib.asynccontextmanager
+    async def read(self):
+        self.num_reads += 1
+        async with super().read() as conn:
+            yield conn
+
+
+async def test_sql_is_not_read_again_while_no_delivery_waits_and_nobody_commits(settings, home):
+    database = Counted(home.url)
+    sender = Sender(settings, database)
+    async with home.database.write() as conn:
+        await conn.execute(delete(Outbox))
+    assert [await sender._claim() for _ in range(3)] == [[], [], []]
+    assert database.num_reads == 1
+    tenant_id, _ = await listen(home, "http://127.0.0.1:9999/")
+    await tell(home, tenant_id, "one")
+    await asyncio.sleep(0.01)  # it is due in the next millisecond
+    claimed = await sender._claim()
+    assert [one.event_id for one in claimed] == [f"{tenant_id}/one"]
+    before = database.num_reads
+    assert [await sender._claim() for _ in range(3)] == [[], [], []]
+    assert database.num_reads == before + 3, "a delivery waits, and becomes due without a commit"
+    async with home.database.write() as conn:
+        await conn.execute(delete(Outbox))
+    await database.close()
 
 
 @contextlib.asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 
 from kernels.cpu import compiled, instructions
 from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.device.thread_count import ThreadCount
 from workers.engine.layers import linear
 from workers.engine.values.plan import Row, SampleSpec
 from workers.protocol.messages import SamplingParams
@@ -47,7 +49,7 @@ def test_greedy_tokens_are_equal_between_ways_but_near_ties(monkeypatch: pytest.
         assert (gaps <= NEAR).all(), name
 
 
-@pytest.mark.skipif(instructions.kind() == "avx2", reason="no compiled ways")
+@pytest.mark.skipif(not instructions.has("avx512"), reason="no compiled ways")
 def test_the_log_names_the_way(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO"):
         ModelRunner(RunnerSettings(str(DEMO), device="cpu", dtype="float32", num_blocks=4))
@@ -55,6 +57,36 @@ def test_the_log_names_the_way(caplog: pytest.LogCaptureFixture) -> None:
     way = "compiled panels in float32" if compiled.functions() else "oneDNN"
     assert way in told.getMessage()
     assert ("all layers in one compiled call" in told.getMessage()) is (compiled.functions() is not None)
+
+
+@pytest.mark.skipif(not instructions.has("avx512"), reason="no compiled ways")
+def test_draws_and_logprobs_are_equal_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number may change at every step (device/thread_count.py), and nobody may see it."""
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for pattern in ([1], [2], [2, 1, 2]):
+            torch.set_num_threads(2)
+            runner = ModelRunner(RunnerSettings(str(DEMO), device="cpu", num_blocks=1 + NUM_ROWS * BLOCKS))
+            asked = itertools.cycle(pattern)
+            monkeypatch.setattr(ThreadCount, "of", lambda *_, asked=asked: next(asked))
+            found.append(drawn(runner))
+            assert torch.get_num_threads() in pattern
+        assert found[0] == found[1] == found[2]
+    finally:
+        torch.set_num_threads(before)
+
+
+def drawn(runner: ModelRunner) -> list[list[tuple[object, ...]]]:
+    params = SamplingParams(seed=5, top_p=0.95, logprobs=5, presence_penalty=0.5)
+    tokens = [[300 + 7 * number + place for place in range(PROMPT)] for number in range(NUM_ROWS)]
+    steps, start = [], 0
+    for _ in range(12):
+        results = runner.execute([row(number, given, start, params) for number, given in enumerate(tokens)])
+        steps.append([result.drawn for result in results])
+        start += len(tokens[0])
+        tokens = [[result.drawn[0].token] for result in results]
+    return steps
 
 
 def logits(dtype: str, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +107,9 @@ def logits(dtype: str, given: torch.Tensor | None) -> tuple[torch.Tensor, torch.
     return torch.stack(seen), torch.stack(fed)
 
 
-def row(number: int, tokens: list[int], start: int) -> Row:
+GREEDY = SamplingParams(seed=0, temperature=0.0)
+
+
+def row(number: int, tokens: list[int], start: int, params: SamplingParams = GREEDY) -> Row:
     table = list(range(1 + number * BLOCKS, 1 + (number + 1) * BLOCKS))
-    params = SamplingParams(seed=0, temperature=0.0)
     return Row(tokens, start, table, (SampleSpec(params, number, start + len(tokens), [], []),))

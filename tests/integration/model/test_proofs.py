@@ -17,7 +17,8 @@ from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 FAMILY = ("llama", "llama-tied-biased", "qwen2", "qwen3", "mistral")
-WHERE_COMPILED = ("phi3", "gemma", "gemma2", "gemma3")
+WHERE_COMPILED = ("phi3", "gemma", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi", "starcoder2", "mixtral")
+"""The experts of this Qwen3-MoE do not fill whole panels."""
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -27,7 +28,7 @@ def test_some_families_run_on_hand_written_layers_and_the_others_on_their_own(
     model = tiny_model(name).runner().loaded.model
     written = [module for module in model.modules() if isinstance(module, llama.LlamaLayer)]
     expected = FAMILY if compiled.functions() is None else FAMILY + WHERE_COMPILED
-    assert len(written) == (3 if name in expected else 0)
+    assert len(written) == (model.config.num_hidden_layers if name in expected else 0)
     assert not [module for module in model.modules() if type(module) is nn.Linear]
 
 

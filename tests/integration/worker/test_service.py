@@ -12,10 +12,11 @@ from fakes import MODEL, ROOT, Fault, ScriptedWorker, encode, expected_output, g
 from gateway_link import GatewayLink, until
 from load import stretched
 
-from workers.engine.journal.journal import CRASH_REASON, EngineJournal
+from workers.engine.journal.journal import EngineJournal
 from workers.engine.service import Service
 from workers.protocol import registry
 from workers.protocol.counts import EngineAck, EngineRecords
+from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import Cancel, Failed, Finished, Hello, StepFrame
 from workers.protocol.reports import WorkerStatus

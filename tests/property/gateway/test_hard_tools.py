@@ -39,8 +39,9 @@ def is_object(schema: Any) -> bool:
     return False
 
 
+@pytest.mark.parametrize("num_calls", [3, pytest.param(100, marks=pytest.mark.rest)])
 @pytest.mark.parametrize("name", BY_NAME)
-def test_arguments_satisfy_a_hard_schema(name: str) -> None:
+def test_arguments_satisfy_a_hard_schema(name: str, num_calls: int) -> None:
     case = BY_NAME[name]
     schema, wrap = case.schema, "%s"
     if not is_object(schema):
@@ -54,7 +55,7 @@ def test_arguments_satisfy_a_hard_schema(name: str) -> None:
     for text in case.bad:
         assert not matches(form.grammar, f"{BEGIN}{wrap % text}{END}"), text[:80]
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    for seed in range(3):
+    for seed in range(num_calls):
         output = walk(form.grammar, seed, 1000)
         if output is None:
             continue

@@ -8,7 +8,8 @@ import pytest
 from accounting.access import delegation
 from accounting.values.budget_types import Budget, Quota
 from accounting.values.errors import NotAllowedError
-from accounting.values.types import ApiKeyInfo, Limits
+from accounting.values.tenant_types import ApiKeyInfo
+from accounting.values.types import Limits
 
 HOLDER = ApiKeyInfo(
     id="key_h",

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from accounting.values.types import ApiKeyInfo, Limits, Principal, Usage
+from accounting.values.tenant_types import ApiKeyInfo
+from accounting.values.types import Limits, Principal, Usage
 
 
 def principal(**changes) -> Principal:

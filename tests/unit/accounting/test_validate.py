@@ -53,6 +53,7 @@ def test_both_line_endings_and_a_missing_last_one_are_fine(ending, last):
         (line(1, custom_id=7), "missing_custom_id"),
         (line(1, custom_id=""), "missing_custom_id"),
         (line(1, custom_id="x" * 513), "missing_custom_id"),
+        (line(1, custom_id="x\0"), "missing_custom_id"),
         (line(1, custom_id="c0"), "duplicate_custom_id"),
         (line(1, method="GET"), "invalid_method"),
         (line(1, url="/v1/batches"), "mismatched_url"),

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from command_words import COMMANDS, needed
 
 from accounting.values.setting_names import NAMES
 from gateway.base import settings as gateway_settings
@@ -39,17 +40,6 @@ WORDS = (
 PLACES = (*WORDS, "/dev/null", "/proc/nothing/here", "http://", "ftp://h:x/", "redis://h:99999", "true", "[1", "a=b=c")
 
 
-def leaves(group: click.Group, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
-    context = click.Context(group)
-    found: dict[tuple[str, ...], click.Command] = {}
-    for name in group.list_commands(context):
-        at, command = (*path, name), group.get_command(context, name)
-        assert command is not None
-        found |= leaves(command, at) if isinstance(command, click.Group) else {at: command}
-    return found
-
-
-COMMANDS = leaves(main)
 REFUSED = (gateway_settings.SettingsError, jobs_settings.SettingsError, StartError)
 NEEDED = {
     "HEADGATE_HOME": "/tmp",
@@ -91,22 +81,6 @@ def judged(words: list[str], home: Any) -> None:
     assert "Traceback" not in done.output, (words, done.output)
     if done.exit_code:
         assert re.search(r"\w", done.output), words
-
-
-def needed(command: click.Command) -> list[str]:
-    """The words without which a command says only what is missing."""
-    words = [_right(param) for param in command.params if isinstance(param, click.Argument) and param.required]
-    for param in command.params:
-        if isinstance(param, click.Option) and param.required:
-            words += [param.opts[0], _right(param)]
-    return words + (["--yes"] if any(param.name == "yes" for param in command.params) else [])
-
-
-def _right(param: click.Parameter) -> str:
-    if isinstance(param.type, click.Choice):
-        return str(param.type.choices[0])
-    words = {"TIME": "2026-10-01", "AMOUNT": "1.00", "YYYY-MM": "2026-10", "integer": "1", "integer range": "1"}
-    return words.get(param.type.name, "2026-10" if param.name == "period" else "word")
 
 
 def takes_a_value(param: click.Parameter) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from gateway.base.home import HomeError
 from gateway.base.settings import GatewaySettings, SettingsError
+from gateway.base.settings import load as load_gateway
 from gateway.cli import config_commands, configuration, up
 from gateway.cli import main as cli
 from gateway.cli.first_prices import first_rates
@@ -20,6 +22,9 @@ from gateway.cli.setting_rows import read as setting_rows
 from gateway.configuration import model_sources
 from gateway.configuration.file import read
 from gateway.configuration.place import CONFIG, CONFIG_NAMES, find
+from workers.engine.settings import load as load_worker
+from workers.jobs.base.settings import load as load_jobs
+from workers.process import refused_settings, setting_forms
 
 FILE = """
 port = 8099
@@ -252,15 +257,79 @@ def test_what_is_shown_has_value_unit_and_origin_and_no_secret(home):
     assert found["models"]["big"]["engine_max_running"] == "8"
 
 
-def test_the_example_is_a_file_and_every_line_of_it_is_one_too(home):
+def _example():
+    """Returns the lines of the example's settings without their sign of a comment, and those of its model."""
     text = CliRunner().invoke(cli.main, ["config", "example"]).output
     assert tomllib.loads(text) == {}
-    settings = [line[2:] for line in text.partition("# --- ")[2].splitlines() if " = " in line and line[2:3].islower()]
+    settings, models = (
+        [line[2:] for line in part.splitlines() if re.match(r"# [a-z0-9_]+ = ", line)]
+        for part in text.split("# [models.demo]")
+    )
+    return settings, models
+
+
+def _faults_here(home, text):
+    """Returns what the command and the gateway say of a file, in this process; the others are asked for the whole."""
+    file = read(write(home, text))
+    environ = {"HEADGATE_HOME": str(home), **file.added_to({})}
+    found = [one.message for one in refused_settings.refused(setting_forms.COMMANDS, environ)]
+    needed = {"HEADGATE_URL": "http://h", "HEADGATE_BROKER_URL": "memory://", "HEADGATE_MODEL": "m"}
+    for load in (load_gateway, load_jobs):
+        load({**needed, **environ})
+    os.environ.update({**needed, **environ})
+    load_worker()
+    for name in environ:
+        del os.environ[name]
+    return found
+
+
+def test_the_example_is_a_file_and_every_line_of_it_is_one_too(home):
+    settings, models = _example()
     assert len(settings) > 80
-    assert tomllib.loads("\n".join(settings))
-    head = text.partition("# --- ")[0].partition("# [models.demo]")
-    write(home, "[models.demo]\n" + "\n".join(line[2:] for line in head[2].splitlines() if " = " in line))
-    assert read(home / "headgate.toml").models["demo"].told.replicas == 1
+    for line in settings:
+        assert _faults_here(home, line) == [], line
+    for line in models:
+        path = "" if line.startswith("path") else 'path = "org/name"\n'
+        assert _faults_here(home, f"[models.demo]\n{path}{line}") == [], line
+
+
+def test_the_whole_example_can_be_used(home):
+    settings, models = _example()
+    write(home, "\n".join([*settings, "[models.demo]", *models]))
+    done = run(home, "config", "check", "--json")
+    assert (done.exit_code, json.loads(done.output)) == (0, {"ok": True, "problems": []}), done.output
+
+
+def test_the_check_lists_every_fault_as_json_before_and_after_the_command(home):
+    path = write(home, "port = 99999\nlog_form = 'xml'")
+    for words in (("config", "check", "--json"), ("--json", "config", "check")):
+        done = run(home, *words)
+        found = json.loads(done.output)
+        assert (done.exit_code, found["ok"]) == (78, False)
+        assert [(one["setting"], one["source"], one["value"]) for one in found["problems"]] == [
+            ("HEADGATE_PORT", str(path), "99999"),
+            ("HEADGATE_LOG_FORM", str(path), "xml"),
+        ]
+        assert found["problems"][0]["message"].startswith(f"Cannot use the setting port of {path}")
+
+
+def test_up_refuses_what_the_check_refuses_and_an_empty_url_is_not_set(home, monkeypatch):
+    given = []
+
+    async def starts(options):
+        given.append(options.redis_url)
+
+    monkeypatch.setattr(up, "run", starts)
+    for command in (("config", "check"), ("up",)):
+        done = run(home, *command, HEADGATE_GATEWAYS="-1")
+        assert (done.exit_code, "HEADGATE_GATEWAYS = '-1': it should be a whole number" in done.output) == (78, True)
+    assert run(home, "up", HEADGATE_REDIS_URL="").exit_code == 0
+    assert given == [None]
+
+
+def test_backticks_of_a_default_stay(home):
+    done = run(home, "config", "show", "--all")
+    assert "HEADGATE_LOG_FORM = `text` on a terminal, else `json`  (default)\n" in done.output
 
 
 def test_every_row_has_a_text():

@@ -46,7 +46,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def packed(home: Home, path: Path) -> Path:
     with home_archive.held_sources(home) as sources:
         sources.note()
-        home_archive.pack(path, manifest(), sources.names.items())
+        home_archive.pack(path, manifest(), sources.members)
     return path
 
 
@@ -69,9 +69,24 @@ def test_a_segment_that_is_deleted_while_the_backup_is_taken_is_still_in_it(home
         segment.unlink()
         (segment.parent / f"{9:020}.journal").write_bytes(b"newer")
         sources.note()
-        told = home_archive.pack(tmp_path / "b.tar", manifest(), sources.names.items())
+        told = home_archive.pack(tmp_path / "b.tar", manifest(), sources.members)
     kept = {name.rpartition("/")[2] for name in told.sha256 if name.startswith("state/")}
     assert kept == {f"{1:020}.journal", f"{9:020}.journal"}
+
+
+def test_a_journal_is_packed_as_long_as_it_was_when_it_was_noted_last(home, tmp_path):
+    segment = home.state / "gateway-0" / "journal" / f"{1:020}.journal"
+    with home_archive.held_sources(home) as sources:
+        sources.note()
+        with segment.open("ab") as file:
+            file.write(b" and more")
+        segment.rename(tmp_path / "moved")  # it is gone, and has grown before
+        sources.note()
+        with (tmp_path / "moved").open("ab") as file:
+            file.write(b", and what came after")
+        home_archive.pack(tmp_path / "b.tar", manifest(), sources.members)
+    with tarfile.open(tmp_path / "b.tar") as tar:
+        assert tar.extractfile(f"state/gateway-0/journal/{1:020}.journal").read() == b"records and more"
 
 
 def test_where_links_cannot_be_made_the_second_look_copies_what_has_grown(home, tmp_path, monkeypatch):
@@ -85,7 +100,7 @@ def test_where_links_cannot_be_made_the_second_look_copies_what_has_grown(home, 
         segment.write_bytes(b"records and more")
         sources.note()
         monkeypatch.undo()
-        home_archive.pack(tmp_path / "b.tar", manifest(), sources.names.items())
+        home_archive.pack(tmp_path / "b.tar", manifest(), sources.members)
     with tarfile.open(tmp_path / "b.tar") as tar:
         assert tar.extractfile(f"state/gateway-0/journal/{1:020}.journal").read() == b"records and more"
 
@@ -128,6 +143,6 @@ def test_what_is_no_backup_is_one_sentence(tmp_path, content):
 
 def test_a_later_form_is_refused(home, tmp_path):
     with home_archive.held_sources(home) as sources:
-        home_archive.pack(tmp_path / "b.tar", manifest(format=2), sources.names.items())
+        home_archive.pack(tmp_path / "b.tar", manifest(format=2), sources.members)
     with pytest.raises(HomeError, match="has form 2"), home_archive.opened(tmp_path / "b.tar"):
         pass

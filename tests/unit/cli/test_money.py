@@ -114,4 +114,4 @@ def test_o7_every_command_that_takes_money_takes_it_in_that_spelling(command, tm
         assert done.exit_code == 2, (text, done.output)
         assert said in " ".join(done.output.split()), (text, done.output)
     done = CliRunner().invoke(main, [*command, f"{prefix}25.00", "--home", str(tmp_path)])
-    assert "Nothing runs in" in done.output  # understood, and nobody to send it to
+    assert "There is no home in" in done.output  # understood, and nobody to send it to

@@ -80,7 +80,7 @@ def test_an_archive_tells_of_its_bytes(tmp_path):
     heard: list[tuple[int, int]] = []
     manifest = Manifest(format=FORMAT, headgate="1", taken_at=0, database="sqlite", revision=None, sha256={})
     path = Path(tmp_path / "b.tar")
-    home_archive.pack(path, manifest, [("home/a", source)], lambda *numbers: heard.append(numbers))
+    home_archive.pack(path, manifest, [home_archive.Member("home/a", source)], lambda *numbers: heard.append(numbers))
     assert heard[-1] == (300_000, 300_000)
     heard.clear()
     with home_archive.opened(path) as (tar, told_of):

@@ -103,7 +103,7 @@ def test_o9_an_empty_home_is_no_home(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments in (("tenants", "list"), ("up",), ("migrate",)):
         status, output = said(*arguments, HEADGATE_HOME="")
-        assert status == 2
+        assert status == 78
         assert "HEADGATE_HOME is empty" in output
         status, output = said(*arguments, "--home", "")
         assert status == 2

@@ -6,9 +6,10 @@ from fakes import ROOT, ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
 from workers.engine.journal import journal as journal_module
-from workers.engine.journal.journal import CRASH_REASON, EngineJournal
+from workers.engine.journal.journal import EngineJournal
 from workers.engine.values.errors import StartError
 from workers.protocol.counts import EngineAck
+from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.journal import Kind, scan, segment_name
 from workers.protocol.messages import Cancel
 from workers.protocol.segments import list_segments

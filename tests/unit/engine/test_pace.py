@@ -128,6 +128,25 @@ def test_a_step_kept_short_is_as_short_as_fixed_costs_allow():
     assert budget_after(MIN_STEPS - 1).num_short == 1024
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_that_are_all_large_and_noisy_do_not_make_a_short_step_long(seed: int) -> None:
+    """After small steps there are large ones alone, as at the start of a flood. Noise in them looks like fixed costs."""
+    rng = random.Random(seed)
+    budget = TokenBudget(2048, 0.05)
+    for _ in range(200):
+        budget.step_ran(256, 256, 0.008 * rng.uniform(0.95, 1.1))
+        for position in range(30):
+            budget.step_ran(1, 256 + position, 0.0015 * rng.uniform(0.95, 1.1))
+        budget.step_time.rest()
+    short = []
+    for _ in range(300):
+        num_tokens, num_kv_tokens = rng.randint(600, 760), rng.randint(20_000, 28_000)
+        seconds = 0.0015 + 40e-6 * num_tokens + 1e-7 * num_kv_tokens
+        budget.step_ran(num_tokens, num_kv_tokens, seconds * rng.uniform(0.8, 1.3))
+        short.append(budget.num_short)
+    assert sorted(short[MIN_STEPS:])[280] < 2 * 3 * 0.0015 / 40e-6
+
+
 # --- what is out of date ---
 
 

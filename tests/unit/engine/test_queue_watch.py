@@ -60,5 +60,7 @@ def test_a_scrape_shows_them_and_the_tokens_of_each_tier():
     assert computed["decode", "interactive"] == computed["decode", "batch"] == 3
     assert value("headgate_active_tenants") == 0
     assert value("headgate_preemptions_total", {"cause": "blocks", "tier": "batch"}) == 0
+    for tier in ("interactive", "batch"):
+        assert value("headgate_oldest_wait_seconds", {"model_name": "m", "engine": "0", "tier": tier}) == 0
     assert value("headgate_cache_match_seconds_count") == 2
     assert value("headgate_cache_nodes") >= 1

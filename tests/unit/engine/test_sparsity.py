@@ -49,10 +49,6 @@ def run(drive, *requests):
     return drive.check_idle()
 
 
-def decode_rows(drive):
-    return [row for step in drive.runner.steps for row in step if row.start >= len(PROMPT)]
-
-
 # --- what stays ---
 
 

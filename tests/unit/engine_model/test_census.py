@@ -94,6 +94,11 @@ def test_the_counted_bytes_of_rounded_experts_are_those_held(tmp_path: Path, qua
         for module in runner.loaded.model.modules()
         for numbers in rounded_in(module)
     )
+    held += sum(
+        packed.gate_up.tensor.nbytes + packed.down.tensor.nbytes
+        for module in runner.loaded.model.modules()
+        if (packed := getattr(module, "packed", None)) is not None
+    )
     taken = census.take(CONFIGS["mixtral"](), torch.bfloat16, None, quant, 1, True)
     assert taken.rank.weight_bytes == runner._weights == held
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +22,8 @@ from workers.protocol.messages import SamplingParams
 
 TinyModels = Callable[[str], TinyModel]
 FAMILY = ["llama", "llama-tied-biased", "qwen2", "qwen3", "mistral"]
-COMPILED = [*FAMILY, "phi3", "gemma", "gemma2", "gemma3"]
+EXPERTS = ["mixtral", "qwen3_moe"]
+COMPILED = [*FAMILY, "phi3", "gemma", "gemma2", "gemma3", "gpt2", "gpt_neox", "phi", "starcoder2", *EXPERTS]
 """Models whose layers are compiled."""
 PROMPT = list(range(20, 45))
 
@@ -30,7 +32,10 @@ PROMPT = list(range(20, 45))
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
     def make(name: str) -> TinyModel:
         # Whole panels, so that there are compiled layers.
-        model = TinyModel.make(name, tmp_path_factory.mktemp(name), intermediate_size=128)
+        changes = {"intermediate_size": 128}
+        if name == "qwen3_moe":
+            changes["moe_intermediate_size"] = 64
+        model = TinyModel.make(name, tmp_path_factory.mktemp(name), **changes)
         if name in FAMILY:
             return model
         # Norms of a new model are all one or zero: here they differ.
@@ -50,6 +55,11 @@ def test_these_families_take_it_and_say_the_tokens_of_transformers(tiny_model: T
     runner = model.runner()
     takes_it = name in FAMILY or not compiled.refusal()
     assert isinstance(runner.loaded.hidden_states, CpuPass) is takes_it
+    check_tokens(model, runner)
+
+
+def check_tokens(model: TinyModel, runner: ModelRunner) -> None:
+    """Checks that the tokens are those of transformers."""
     sequence = Driven(PROMPT)
     drive(runner, [sequence], 20)
     ids = torch.tensor([PROMPT])
@@ -57,6 +67,26 @@ def test_these_families_take_it_and_say_the_tokens_of_transformers(tiny_model: T
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, min_new_tokens=20, do_sample=False
     )
     assert sequence.output == expected[0, len(PROMPT) :].tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "takes_it"),
+    [
+        ("gpt_neox", {"use_parallel_residual": False}, True),
+        ("gpt_neox", {"hidden_act": "gelu_new", "attention_bias": False}, True),
+        ("gpt_neox", {"hidden_act": "relu"}, False),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 96}, True),
+        ("phi", {"qk_layernorm": True}, False),
+    ],
+    ids=str,
+)
+def test_what_such_layers_may_be_besides_is_seen(
+    tmp_path: Path, name: str, changes: dict[str, object], takes_it: bool
+) -> None:
+    model = TinyModel.make(name, tmp_path, **changes)
+    runner = model.runner()
+    assert isinstance(runner.loaded.hidden_states, CpuPass) is (takes_it and not compiled.refusal())
+    check_tokens(model, runner)
 
 
 @pytest.mark.parametrize("name", FAMILY)

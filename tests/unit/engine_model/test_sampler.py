@@ -224,3 +224,24 @@ def test_choice_0_has_the_seed_of_the_request_and_the_others_have_their_own() ->
     assert all(0 <= seed < 2**64 for seed in seeds)
     # Fixed for ever: a stream resumed by a newer worker has to go on with the same choice.
     assert choice_seed(123, 1) == 451625611639108020
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_a_large_vocabulary_is_drawn_from_alike_with_one_thread_and_with_two(rows: int) -> None:
+    """Sums over 151,936 tokens are long enough that torch shares them among its threads if it may."""
+    logits = torch.randn((rows, 151_936), generator=torch.Generator().manual_seed(1)) * 3
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            drawn = []
+            for params in (
+                SamplingParams(seed=3, logprobs=5),
+                SamplingParams(seed=3, top_p=0.9, logprobs=5, repetition_penalty=1.2),
+                SamplingParams(seed=3, top_k=40, min_p=0.01, logprobs=5, frequency_penalty=0.3),
+            ):
+                drawn += SAMPLER.draw(logits.clone(), [draw(params)] * rows)
+            found.append(drawn)
+    finally:
+        torch.set_num_threads(before)
+    assert found[0] == found[1]

@@ -15,14 +15,14 @@ TODAY = NOW - NOW % DAY
 
 def test_without_a_start_a_span_ends_with_the_bucket_of_now():
     assert span_of("", "", "", NOW) == Span("day", TODAY - 29 * DAY, TODAY + DAY)
-    assert span_of("hour", "", "", NOW).num_bars == 24
+    assert len(span_of("hour", "", "", NOW).starts) == 24
     assert span_of("minute", "", "", NOW).end == NOW - NOW % 60 + 60
 
 
 def test_a_click_on_a_day_is_its_24_hours():
     start = spans.written(TODAY)
     assert span_of("hour", start, spans.written(TODAY + DAY), NOW) == Span("hour", TODAY, TODAY + DAY)
-    assert span_of("hour", "2026-11-20", "", NOW).num_bars == 24
+    assert len(span_of("hour", "2026-11-20", "", NOW).starts) == 24
 
 
 def test_whole_buckets_are_shown():
@@ -50,7 +50,7 @@ def test_a_time_that_cannot_be_is_refused_with_a_sentence(start, end):
 
 
 def test_a_start_in_the_future_is_an_empty_bucket_and_no_error():
-    assert span_of("day", "2030-01-01", "", NOW).num_bars == 1
+    assert len(span_of("day", "2030-01-01", "", NOW).starts) == 1
 
 
 def test_line_items_are_read_from_the_right():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from typing import Any
@@ -140,6 +142,19 @@ def test_lark_grammars_are_bounded_together() -> None:
     with pytest.raises(ApiError) as fault:
         read_tools(tools, None, None)
     assert (fault.value.param, fault.value.code, fault.value.status) == ("tools", "unsupported_schema", 400)
+
+
+QUIET = """
+from gateway.structured import terminal
+for pattern in ("[[]", "[a~~b]", "[a&&b]", "[a||b]", "[b[]"):
+    terminal.read(pattern)
+"""
+
+
+def test_a_class_that_python_may_read_otherwise_one_day_is_no_news() -> None:
+    """In a process of its own, because the tests make an error of every warning, and set that anew for each test."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", QUIET], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

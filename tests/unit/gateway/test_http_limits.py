@@ -6,7 +6,7 @@ import ipaddress
 
 from gateway.http.http_limits import Addresses, ConnectionLimits
 
-LIMITS = ConnectionLimits(1, 1, 1, 5, 2, (ipaddress.ip_network("10.0.0.0/8"),))
+LIMITS = ConnectionLimits(1, 1, 1, 5, 2, (ipaddress.ip_network("10.0.0.0/8"),), 1)
 
 
 def test_an_address_holds_so_many_and_a_trusted_one_as_many_as_there_are() -> None:

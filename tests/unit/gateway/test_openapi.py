@@ -31,6 +31,13 @@ def test_every_route_is_described_with_its_scope_and_parameters(route):
     assert ("requestBody" in described) == (route.takes is not None)
 
 
+@pytest.mark.parametrize("route", api_routes(), ids=lambda route: f"{route.method} {route.path}")
+def test_every_operation_has_a_sentence_of_its_handlers_docstring_as_its_summary(route):
+    summary = operation(route)["summary"]
+    assert re.fullmatch(r"[A-Z][a-z]+s [^\n]+\.", summary), summary
+    assert (route.handler.__doc__ or "").startswith(summary)
+
+
 def test_whatever_reads_a_body_says_what_it_takes():
     readers = ("json_object(request)", "convert(", "_fields(")
     silent = [

@@ -194,3 +194,68 @@ def test_the_reasoning_s_range_has_its_tags() -> None:
     assert list(one.reasoning) == [(0, len("<think>\nab\n</think>"))]
     _, one = parsed(Transcript("", "hermes", "ab", style="think", is_open=True))
     assert list(one.reasoning) == [(0, None)]
+
+
+ONLY_LIKE_A_CALL = "pythonic, no literal"
+"""This transcript is a call with its name up to nearly its end, and whole it is a text: a cut one has the call."""
+
+
+def cut(given: Transcript, place: int, *, one_by_one: bool) -> Folded:
+    """What a client has of a transcript that ends at `place` because no more tokens were allowed."""
+    one, output = parser(given), given.output[:place]
+    parts = [part for piece in (output if one_by_one else [output]) for part in one.push(piece)]
+    return Folded.of([*parts, *one.end(is_cut=True)])
+
+
+@ALL
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["whole", "streamed"])
+def test_an_answer_that_was_cut_is_a_prefix_of_the_whole_one(given: Transcript, one_by_one: bool) -> None:
+    whole = Folded.of(parsed(given)[0])
+    for place in range(len(given.output) + 1):
+        found = cut(given, place, one_by_one=one_by_one)
+        assert whole.text.startswith(found.text), (given.output[:place], found.text)
+        assert whole.reasoning.startswith(found.reasoning), (given.output[:place], found.reasoning)
+        if given.name == ONLY_LIKE_A_CALL:
+            continue
+        assert len(found.calls) <= len(whole.calls)
+        for i, (begin, arguments) in enumerate(found.calls):
+            name, complete = whole.calls[i][0].name, whole.calls[i][1]
+            assert begin.name == name and complete.startswith(arguments), (given.output[:place], arguments)
+            assert arguments == complete or i == len(found.calls) - 1, given.output[:place]
+
+
+@ALL
+def test_a_cut_behind_the_last_character_takes_no_call(given: Transcript) -> None:
+    found = cut(given, len(given.output), one_by_one=True)
+    assert [(begin.name, json.loads(text)) for begin, text in found.calls] == given.calls
+
+
+@pytest.mark.parametrize(
+    ("dialect", "output"),
+    [
+        ("hermes", '<tool_call>\n{"name": "get_weather"'),
+        ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": "{'),
+        ("llama", '<|python_tag|>get_weather.call(city="Pa'),
+        ("pythonic", "[get_weather(city='Pa"),
+        ("mistral_named", "[TOOL_CALLS]get_weather[ARGS]"),
+        ("minimax_m2", '<minimax:tool_call>\n<invoke name="get_weather"'),
+        ("glm", "<tool_call>get_weather\n"),
+        ("gemma4", "<|tool_call>call:get_weather{"),
+    ],
+)
+def test_a_call_that_was_cut_behind_its_name_is_begun(dialect: str, output: str) -> None:
+    given = Transcript("", dialect, output)
+    found = cut(given, len(output), one_by_one=False)
+    assert [begin.name for begin, _ in found.calls] == ["get_weather"] and not found.text
+
+
+def test_a_cut_in_what_was_no_call_begins_none() -> None:
+    """The name of an offered tool is forgotten with the text that only looked like a call."""
+    given = Transcript("", "hermes", '<tool_call>{"name": "now", "x": 1} and then')
+    found = cut(given, len(given.output), one_by_one=True)
+    assert (found.text, found.calls) == (given.output, [])
+
+
+def test_white_space_before_a_cut_stays_where_no_call_may_follow() -> None:
+    one = parser(Transcript("", "hermes", "", style="think"), Tools((), "none", frozenset()))
+    assert Folded.of([*one.push("<think>Hm.</think>So \n"), *one.end(is_cut=True)]).text == "So \n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 from cache.tree.hashing import group_hashes
@@ -12,7 +13,7 @@ from gateway.base.errors import ApiError
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.router import Prompt, Router
 from workers.protocol.counts import TokenUsage
-from workers.protocol.messages import CacheEvent, CacheReport, Finished, Hello, Region
+from workers.protocol.messages import CacheEvent, CacheReport, Finished, Hello, Region, TimelineEvent
 from workers.protocol.registry import Registration
 from workers.protocol.reports import AdapterState, WorkerStatus
 
@@ -158,9 +159,22 @@ def test_predictions_are_counted_against_what_was() -> None:
     router.sent(choice)
     router.ended(choice, finished("", 240))
     counts = router.counts
-    assert counts.choices == {"only": 1}
+    assert counts.choices == {(prompt().model, "only"): 1}
     assert (counts.num_predicted_tokens, counts.num_cached_tokens) == (256, 240)
     assert (counts.num_over_tokens, counts.num_under_tokens) == (16, 0)
+
+
+def test_times_to_the_first_token_and_choices_are_counted_for_each_model() -> None:
+    router, links = Router(), [Link("a"), Link("b", model="slow")]
+    for model, first_us in (("m", 250_000), ("slow", 9_000_000), ("m", 250_000)):
+        choice = router.choose(links, Prompt(model, TOKENS, (ANNA,)))
+        router.sent(choice)
+        final = msgspec.structs.replace(finished("cold"), timeline=(TimelineEvent("first_token", first_us),))
+        router.ended(choice, final)
+    counts = router.counts
+    assert counts.choices == {("m", "only"): 2, ("slow", "only"): 1}
+    assert counts.ttft_s == {"m": 0.5, "slow": 9.0}
+    assert counts.predicted_ttft_s["m"] == 2 * counts.predicted_ttft_s["slow"] > 0
 
 
 def test_only_workers_that_have_the_adapter_are_asked_and_its_kv_is_its_own() -> None:

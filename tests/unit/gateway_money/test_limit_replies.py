@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from accounting.values.budget_types import Budget
 from accounting.values.types import Limits, Principal

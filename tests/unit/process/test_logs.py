@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 from typing import Any
@@ -32,6 +33,23 @@ def test_attack_F05_a_hostile_value_is_one_harmless_line(value: str) -> None:
     shown = line(client=value)["client"]
     assert len(shown) <= 1024
     assert shown.isprintable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "duplicate key\nDETAIL:  Key (name)=(a tenant's words) already exists.",
+        "null value\nDETAIL:  Failing row contains (a tenant's words,\nand more).\n[SQL: INSERT INTO x]",
+    ],
+)
+def test_the_values_of_a_row_that_postgresql_refused_are_in_no_line(text: str) -> None:
+    try:
+        raise ValueError("outer") from ValueError(text)
+    except ValueError as error:
+        written = line(exc_info=(type(error), error, error.__traceback__))["error"]
+    assert ("words" in written, "and more" in written) == (False, False)
+    assert text.partition("\n")[0] in written
+    assert ("[SQL" in text) == ("[SQL" in written)
 
 
 @pytest.mark.parametrize("text", [KEY, f"Bearer {KEY}", "Cookie: session=abc", f"x{KEY}y"])
@@ -107,6 +125,62 @@ def test_a_process_writes_its_lines_and_pythons_warnings_to_stderr() -> None:
         ("WARNING", "py.warnings", "w"),
     ]
     assert "beware" in told[1]["event"]
+
+
+class Screen(io.StringIO):
+    """A stream that says of itself whether it is a terminal."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "form", "text"),
+    [(True, None, True), (False, None, False), (True, "json", False), (False, "text", True)],
+)
+def test_a_person_at_a_terminal_reads_text_and_programs_read_json_unless_the_operator_chooses(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, form: str | None, text: bool
+) -> None:
+    screen, root = Screen(is_terminal=is_terminal), logging.getLogger()
+    monkeypatch.setattr(sys, "stderr", screen)
+    for flag in ("logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, flag, getattr(logging, flag))
+    monkeypatch.delenv(logs.FORM, raising=False)
+    if form is not None:
+        monkeypatch.setenv(logs.FORM, form)
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in ("root", *logs.QUIET)}
+    try:
+        logs.configure("INFO", worker="worker-1")
+        logging.getLogger("x").info("hello %s", "you", extra={"event": "link_lost", "link": 3})
+    finally:
+        logging.captureWarnings(False)
+        root.handlers[:] = handlers
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+    (written,) = screen.getvalue().splitlines()
+    if text:
+        assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3} INFO    link_lost - hello you worker=worker-1 link=3", written)
+    else:
+        assert json.loads(written)["event"] == "link_lost"
+
+
+def test_text_for_a_person_is_as_harmless_as_json_and_has_places_below() -> None:
+    try:
+        raise ValueError(f"bad {KEY}")
+    except ValueError as error:
+        caught = (type(error), error, error.__traceback__)
+    record = logging.makeLogRecord(
+        {"name": "x", "levelname": "ERROR", "msg": "failed", "client": "a\nb\x1b[31m", "exc_info": caught}
+    )
+    first, *places = logs.TextFormatter().format(record).split("\n")
+    assert KEY not in first
+    assert "error=ValueError: bad [redacted]" in first
+    assert "client=a\\u000ab\\u001b[31m" in first
+    assert [place.startswith("    ") and "test_logs.py" in place for place in places] == [True]
 
 
 def test_lines_of_one_pass_are_one_write_in_their_order() -> None:

@@ -16,7 +16,8 @@ import pytest
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.reader import Reader
-from workers.engine.journal.journal import CRASH_REASON, EngineJournal
+from workers.engine.journal.journal import EngineJournal
+from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.journal import Kind, segment_name
 from workers.protocol.segments import list_segments, recover
 

@@ -1,6 +1,6 @@
 """A model directory on disk: its location, its content, and the identity of its KV.
 
-Knows files. Does not know architectures or tensors' meaning. Only safetensors are read: they hold no code.
+It knows files. It does not know architectures or tensors' meaning. Only safetensors are read: they hold no code.
 """
 
 from __future__ import annotations

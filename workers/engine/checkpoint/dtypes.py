@@ -1,6 +1,6 @@
 """Chooses the dtype of a model's computation and of its KV, from settings, checkpoint and device.
 
-Knows what a device computes fast. Does not know layers.
+It knows what a device computes fast. It does not know layers.
 """
 
 from __future__ import annotations

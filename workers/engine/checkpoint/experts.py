@@ -1,7 +1,7 @@
 """Reads checkpoints that hold experts one by one into models that hold them stacked: transformers 5 reads and writes
 both.
 
-Knows the names of Mixtral's and Qwen's experts. If a model's stacks have another layout, no tensor is taken.
+It knows the names of Mixtral's and Qwen's experts. If a model's stacks have another layout, no tensor is taken.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Loads a checkpoint into a model.
 
-Knows transformers' classes and tensor names. Does not know attention or KV. Every name of the checkpoint is
+It knows transformers' classes and tensor names. It does not know attention or KV. Every name of the checkpoint is
 consumed and every parameter is filled, or the load fails. No code of a checkpoint is ever run.
 """
 
@@ -16,8 +16,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from kernels.cpu.pages import give_back, in_large_pages
 from kernels.dispatch import TWINS, Ops
+from kernels.pages import give_back, in_large_pages
 from workers.engine.checkpoint import stored, wrappers
 from workers.engine.checkpoint.checkpoint import Checkpoint, Part, Stored, cause_of, read_json
 from workers.engine.checkpoint.experts import Stacks

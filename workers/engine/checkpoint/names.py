@@ -1,7 +1,7 @@
 """The names of tensors: from those of a checkpoint to those of the model that is built here.
 
-Knows patterns only. transformers has a table of renamings for each model type, which this module applies; the tensors
-themselves are read elsewhere.
+It knows patterns only. transformers has a table of renamings for each model type, which this module applies; the
+tensors themselves are read elsewhere.
 """
 
 from __future__ import annotations

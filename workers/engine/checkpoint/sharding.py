@@ -1,7 +1,7 @@
 """Splits one model over several ranks: which part of each tensor a rank has, and where the ranks' outputs are joined.
 
-Knows transformers' tensor-parallel plans (names to styles) and what they mean here. Does not read weights. A model with
-a missing or unknown plan is refused; `probe` checks that the split model computes what the whole one does.
+It knows transformers' tensor-parallel plans (names to styles) and what they mean here. It does not read weights. A
+model with a missing or unknown plan is refused; `probe` checks that the split model computes what the whole one does.
 
 Two of the plans' styles join and divide inside a layer, because its projections are packed or normed as one (Phi-3,
 OLMo 2, GLM-4): "gather the output" and "take a part of the input". They are done as they say. If they are used around

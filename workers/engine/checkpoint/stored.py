@@ -1,6 +1,6 @@
 """Checkpoints whose linear layers are stored quantized: the formats that are read, and the module that reads each.
 
-Knows settings of quantized checkpoints. Each method has its own module, which knows its tensors. Numbers stay as the
+It knows settings of quantized checkpoints. Each method has its own module, which knows its tensors. Numbers stay as the
 checkpoint has them; nothing is rounded again.
 """
 

@@ -1,8 +1,8 @@
 """Reads compressed-tensors checkpoints: 4 or 8 packed bits by group, int8 and e4m3 with or without activations of 8
 bits.
 
-Knows that format's settings and tensors. Does not know which layers a model has: a layer that the checkpoint leaves
-exact is recognised by its tensors.
+It knows that format's settings and tensors. It does not know which layers a model has: a layer that the checkpoint
+leaves exact is recognised by its tensors.
 
 Packed numbers lie along the inputs, lowest bits first, increased by half their range; zero points lie along the outputs
 and are increased too. Scales are `[out, groups]`, `[out, 1]`, or one for all.

@@ -1,8 +1,8 @@
 """Reads checkpoints whose linear layers are stored in 4 or 8 bits: GPTQ's and AWQ's tensors, repacked once for
 `linear_w4`.
 
-Knows the two layouts and the names of their tensors. Does not know products or which layers a model has. Numbers stay
-as the checkpoint has them, bit for bit; nothing is rounded again.
+It knows the two layouts and the names of their tensors. It does not know products or which layers a model has. Numbers
+stay as the checkpoint has them, bit for bit; nothing is rounded again.
 
 GPTQ (arXiv 2210.17323) packs eight inputs of a column (four of 8 bits) into an int32, lowest bits first; zero points
 pack eight outputs and are stored one too low in the first version of the format. `g_idx` holds each input's group: with

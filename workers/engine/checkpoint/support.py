@@ -1,7 +1,7 @@
 """Judges by the configuration alone whether a model can be served correctly. Everything else is refused here, with the
 reason.
 
-Knows transformers' configurations. Does not read weights; `probe` checks what only a forward pass can show.
+It knows transformers' configurations. It does not read weights; `probe` checks what only a forward pass can show.
 """
 
 from __future__ import annotations

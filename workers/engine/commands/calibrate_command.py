@@ -1,8 +1,8 @@
 """`python -m workers.engine.commands.calibrate_command`, which users call as `headgate calibrate`: measures the largest
 activations of a model.
 
-Reads a text, runs transformers' own model over it, and writes the file that `model/smoothing.py` reads. The exit status
-is 1, with one sentence, if that cannot be done.
+It reads a text, runs transformers' own model over it, and writes the file that `model/smoothing.py` reads. The exit
+status is 1, with one sentence, if that cannot be done.
 """
 
 from __future__ import annotations

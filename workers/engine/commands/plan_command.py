@@ -1,8 +1,8 @@
 """`python -m workers.engine.commands.plan_command`, which users call as `headgate plan`: prints what a model needs,
 what fits on a device, how fast it can be at most, and the settings to serve it with.
 
-Reads options and prints. `sizing.plan` computes the figures; `model/census.py` counts the model. The exit status is 1,
-with one sentence, if a worker could not serve the model.
+It reads options and prints. `sizing.plan` computes the figures; `model/census.py` counts the model. The exit status is
+1, with one sentence, if a worker could not serve the model.
 """
 
 from __future__ import annotations
@@ -204,8 +204,7 @@ def _cpu_path(model: str, dtype: str, settings: Mapping[str, str], num_ranks: in
 
     config = census.read_config(model)
     is_exact = settings["QUANT"] == "none" and settings["KV_DTYPE"] == "auto" and num_ranks == 1
-    in_panels = all(getattr(config, name, 1) % 32 == 0 for name in ("hidden_size", "intermediate_size"))
-    whole = is_exact and in_panels and layer_kinds.is_compiled(config.model_type)
+    whole = is_exact and layer_kinds.is_compiled(config)
     return CpuPath(cpu_path.of_products(getattr(torch, dtype)), cpu_path.of_layers(whole))
 
 

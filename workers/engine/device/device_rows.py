@@ -1,8 +1,8 @@
 """State of running sequences on the device: last token, position, block table and sampling numbers, one row each.
 
-Knows plan.py's rows and device rows. Does not know the model, nor how a step is run. The host keeps a mirror and sends
-only what differs from it: rows that joined, and block ids that were added or changed. A row that ends with PENDING
-continues from the mirror, one token further; any other row is sent whole.
+It knows plan.py's rows and device rows. It does not know the model, nor how a step is run. The host keeps a mirror and
+sends only what differs from it: rows that joined, and block ids that were added or changed. A row that ends with
+PENDING continues from the mirror, one token further; any other row is sent whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Steps over device rows, as a GPU worker runs them: the host sends differences, sampled tokens are fed back on the
 device, and the next step can be launched before the one before it has answered.
 
-Knows a loaded model, plan.py's rows, device rows and graphs. Does not know sequences or who pays. A step of decode
-rows alone runs on static buffers, recorded or called; any other one is called with the same kernels.
+It knows a loaded model, plan.py's rows, device rows and graphs. It does not know sequences or who pays. A step of
+decode rows alone runs on static buffers, recorded or called; any other one is called with the same kernels.
 """
 
 from __future__ import annotations

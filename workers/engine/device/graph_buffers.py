@@ -1,6 +1,6 @@
 """The buffers of a decode step stay at one address, so that a recorded step reads and writes them again and again.
 
-Knows shapes. Does not know which rows are in a step, nor what a pass computes.
+It knows shapes. It does not know which rows are in a step, nor what a pass computes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decode steps that are recorded once and then replayed: their sizes, how they are recorded, and what that cost.
 
-Knows functions that launch work on a device, and buckets of rows. Does not know what the functions compute. If nothing
-can be recorded (on a CPU, or with an op that needs the host), the same functions are called instead.
+It knows functions that launch work on a device, and buckets of rows. It does not know what the functions compute. If
+nothing can be recorded (on a CPU, or with an op that needs the host), the same functions are called instead.
 """
 
 from __future__ import annotations

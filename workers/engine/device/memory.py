@@ -1,6 +1,6 @@
 """The memory of a GPU that KV may take: what is left after the largest steps were run and measured.
 
-Knows bytes and how to run steps. Does not know the model. The log names each term of the sum.
+It knows bytes and how to run steps. It does not know the model. The log names each term of the sum.
 """
 
 from __future__ import annotations

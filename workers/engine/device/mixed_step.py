@@ -1,7 +1,7 @@
 """A step with prefill in it, as it is sent to the device: decode rows by their device rows, chunks with all their
 tokens.
 
-Knows plan.py's rows and the paged layout. Does not know the model; nothing here outlives its step.
+It knows plan.py's rows and the paged layout. It does not know the model; nothing here outlives its step.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """The model of a worker: it takes the rows of a step and returns drawn tokens. It implements `plan.StepRunner`.
 
-Owns the weights and the KV tensor, and chooses how its steps run. Does not know sequences, tenants or who pays: all
-state of a sequence comes with its row.
+It owns the weights and the KV tensor, and chooses how its steps run. It does not know sequences, tenants or who pays:
+all state of a sequence comes with its row.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,7 @@ from workers.engine.device.device_steps import DeviceSteps
 from workers.engine.device.graphs import Capture, CudaCapture
 from workers.engine.device.guarded import current, device_of, guarded
 from workers.engine.device.steps import LoadedModel, PlainSteps, Steps
+from workers.engine.device.thread_count import ThreadCount
 from workers.engine.kv.kv_store import KVShape, KVStore, plan_num_blocks
 from workers.engine.kv.offload import HostStore
 from workers.engine.layers import cpu_path, moe, quant
@@ -174,6 +176,7 @@ class ModelRunner:
             self._steps = self._ready(settings, capture)
             trial.run(self._steps, config.model_type, self.block_size, self.store.num_blocks, self.max_model_len)
         self.num_blocks = self.store.num_blocks
+        self._thread_count = self._choice_of_threads()
 
     @property
     def adapters(self) -> Mapping[str, LoadedAdapter]:
@@ -204,7 +207,16 @@ class ModelRunner:
         return self._steps.lag
 
     def launch(self, rows: Sequence[Row]) -> Ticket:
-        return guarded(self._device, lambda: self._steps.launch(rows))
+        if self._thread_count is None:
+            return guarded(self._device, lambda: self._steps.launch(rows))
+        num_tokens, began = sum(len(row.tokens) for row in rows), time.perf_counter()
+        threads = self._thread_count.of(num_tokens)
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        ticket = guarded(self._device, lambda: self._steps.launch(rows))
+        now = time.perf_counter()
+        self._thread_count.add(num_tokens, threads, now - began, now)
+        return ticket
 
     def execute(self, rows: Sequence[Row]) -> list[RowResult]:
         """Runs one step and waits for its results."""
@@ -272,6 +284,15 @@ class ModelRunner:
             min_tokens=min_tokens,
             leads=self._parallel.leads,
         )
+
+    def _choice_of_threads(self) -> ThreadCount | None:
+        """Returns None where all steps keep their threads: other layers than the compiled ones may have other bits with
+        another number, ranks wait for the slowest of them, and on a GPU threads only launch."""
+        layers = self.loaded.hidden_states
+        compiled = isinstance(layers, cpu_pass.CpuPass) and layers.is_compiled
+        if not compiled or self._device.type != "cpu" or self._parallel.size > 1 or torch.get_num_threads() == 1:
+            return None
+        return ThreadCount(torch.get_num_threads())
 
     def _places(self, model: PreTrainedModel, ops: Ops, settings: RunnerSettings) -> Adapters | None:
         """Returns memory for adapters, or None if there is none; on a CPU without a given number it is taken with the

@@ -1,7 +1,7 @@
 """At start every kernel is compared with its plain-torch twin, on the device, at the model's own shapes.
 
-Knows ops and what they need as input. Does not know the model beyond its sizes. A kernel that gives another result, or
-raises, is replaced by its twin; a wrong token is worse than a slow one.
+It knows ops and what they need as input. It does not know the model beyond its sizes. A kernel that gives another
+result, or raises, is replaced by its twin; a wrong token is worse than a slow one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Finds the decode rows of a step that begin with the same blocks. Rows that matched one prefix node hold that node's
-own blocks, so equal ids show what the tree would show. Knows block ids, but no tree and no tensors."""
+own blocks, so equal ids show what the tree would show. It knows block ids, but no tree and no tensors."""
 
 from __future__ import annotations
 

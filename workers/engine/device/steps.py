@@ -1,6 +1,6 @@
 """Steps whose rows carry all their state, as a CPU worker runs them: packed, run, drawn, and answered at once.
 
-Knows plan.py's rows and a loaded model. Keeps nothing between two steps.
+It knows plan.py's rows and a loaded model. It keeps nothing between two steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs real steps of a served model, after everything in it was packed, fused, compiled and recorded.
 
-The probe (`model/probe.py`) compares a small copy before that. Knows rows; does not know what runs them.
+The probe (`model/probe.py`) compares a small copy before that. It knows rows; does not know what runs them.
 """
 
 from __future__ import annotations

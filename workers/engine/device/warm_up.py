@@ -1,7 +1,7 @@
 """Made-up decode rows, for what happens before the first request: recordings, their comparison, and the measurement of
 memory.
 
-Knows device rows, static buffers and KV blocks. Does not know what a pass computes from them.
+It knows device rows, static buffers and KV blocks. It does not know what a pass computes from them.
 """
 
 from __future__ import annotations

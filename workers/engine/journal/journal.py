@@ -20,19 +20,18 @@ from pathlib import Path
 
 import msgspec
 
-from workers.engine.journal.replay import Begun, Counts, Ended, Totals, replay
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.errors import StartError
 from workers.engine.values.record import StepTotals
 from workers.protocol.ballast import BALLAST_BYTES, is_full
-from workers.protocol.counts import EngineRecord, TokenUsage
+from workers.protocol.counts import EngineRecord
+from workers.protocol.engine_journal import Begun, Counts, Ended, Totals, replay
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
 from workers.protocol.segments import Log, SlotTaken, drop_old, recover, take_slot
 
 logger = logging.getLogger(__name__)
 
 KEPT_SEGMENTS = 8
-CRASH_REASON = "worker_crash"
 LOOK_EVERY_S = 1.0
 """Seconds between two checks of a full disk."""
 UNWRITTEN = 2**32
@@ -226,26 +225,8 @@ class EngineJournal:
 
     def _end_crashed(self) -> None:
         """Ends the attempts of the process before this one. Their last counts are their ending."""
-        for number, begun in list(self._state.open.items()):
-            counts = self._state.counts.get(number)
-            usage = TokenUsage()
-            bound = begun.lease_bound
-            if counts is not None:
-                usage = TokenUsage(
-                    counts.cache_read, counts.cache_write, counts.uncached, counts.output, 0, counts.recomputed
-                )
-                bound = counts.lease_bound
-            record = EngineRecord(
-                self._log.chain.next_seq,
-                begun.request_id,
-                begun.attempt,
-                begun.tenant,
-                begun.root,
-                usage,
-                bound,
-                CRASH_REASON,
-            )
-            self._end(number, record)
+        for number in list(self._state.open):
+            self._end(number, self._state.crashed(number, self._log.chain.next_seq))
         self.flush()
 
 

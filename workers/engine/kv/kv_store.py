@@ -1,8 +1,8 @@
 """The KV tensor of a worker: its possible size, one view per layer, copies of whole blocks. 8-bit KV has a second
 tensor, which holds scales.
 
-Knows bytes and block ids. Does not know which sequence owns a block, nor what is in one. Block 0 is the null block: it
-never holds tokens of a sequence.
+It knows bytes and block ids. It does not know which sequence owns a block, nor what is in one. Block 0 is the null
+block: it never holds tokens of a sequence.
 """
 
 from __future__ import annotations

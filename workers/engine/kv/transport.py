@@ -1,7 +1,7 @@
 """Moves values between host and device without a wait, with one copy in each direction.
 
-Knows integers and tensors. Does not know what they mean. On a GPU both directions use pinned memory, whose allocator
-reuses a buffer only after the copy that uses it is done; on a CPU nothing is copied twice.
+It knows integers and tensors. It does not know what they mean. On a GPU both directions use pinned memory, whose
+allocator reuses a buffer only after the copy that uses it is done; on a CPU nothing is copied twice.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The way in which this CPU computes linear layers of a dtype, in words: for the log of a worker and for `headgate plan`.
 
-Knows what is chosen (`linear`), and says why. Chooses nothing.
+It knows what is chosen (`linear`), and says why. It chooses nothing.
 """
 
 from __future__ import annotations
@@ -43,4 +43,7 @@ def of_layers(whole: bool) -> str:
         return f"torch's operations: {reason}"
     if whole:
         return "all layers in one compiled call"
-    return "torch's operations between products: compiled layers are those of Llama, Phi-3 and Gemma in whole panels"
+    return (
+        "torch's operations between products: compiled layers are those of Llama, Mixtral, Qwen3-MoE, Phi, Gemma, "
+        "GPT-2, GPT-NeoX and StarCoder2 in whole panels"
+    )

@@ -1,6 +1,7 @@
 """A linear layer with LoRA adapters (arXiv 2106.09685): each token may have its own low-rank addition.
 
-Owns the adapters' weights for this layer, in slots of a fixed number and rank. Does not know names, files or tenants.
+It owns the adapters' weights for this layer, in slots of a fixed number and rank. It does not know names, files or
+tenants.
 """
 
 from __future__ import annotations

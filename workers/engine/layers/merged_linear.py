@@ -1,6 +1,6 @@
 """Joins linear layers with the same input into one product.
 
-Knows inputs and outputs. Does not know whose layers they are, nor in which order they are called.
+It knows inputs and outputs. It does not know whose layers they are, nor in which order they are called.
 """
 
 from __future__ import annotations

@@ -1,30 +1,40 @@
 """Mixture-of-experts blocks on the kernels' ops: the choice of experts and their products in a few launches.
 
-Knows blocks of transformers by their parts: a router, and experts with stacked weights. Does not know which layer it is
-in. A block whose replacement gives other outputs is kept, and the log says why. Experts are rounded if the format
+It knows blocks of transformers by their parts: a router, and experts with stacked weights. It does not know which layer
+it is in. A block whose replacement gives other outputs is kept, and the log says why. Experts are rounded if the format
 rounds weights alone; routers never are.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from kernels.cpu import compiled
 from kernels.dispatch import Ops
 from kernels.reference.moe import MAX_TOP_K
+from workers.engine.layers import linear
 from workers.engine.layers.quant import Format, Numbers, rounded
+
+if TYPE_CHECKING:
+    from kernels.cpu.panels import Panels
 
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """Tolerances relative to the largest output of a block: the rounding of one operation more or less."""
 _TOKENS = 8
+_PANEL = 32
+"""Outputs of a panel (`kernels.cpu.product`, which needs numba)."""
+_TIE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 3e-2}
+"""Distance of two scores, relative to how far a token's scores are spread, that roundings of this dtype may turn round."""
 FORMATS = ("int8", "int4")
 """Formats of linear layers that experts are rounded to as well."""
 
@@ -86,20 +96,59 @@ class RoundedExperts:
         return gate_up, down, experts
 
 
+class PackedExperts:
+    """Experts and their router in a CPU's panels (`kernels.cpu.panels`), the experts one behind the other. A token's
+    result has the same bits whatever experts other tokens take."""
+
+    def __init__(self, router: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> None:
+        from kernels.cpu import panels  # needs numba
+
+        kind = linear.kind_of(down[0])
+        self.router, self.gate_up, self.down = (
+            panels.pack(weight.reshape(-1, weight.shape[-1]).contiguous(), kind) for weight in (router, gate_up, down)
+        )
+        self._product, self._number = panels.product, len(router)
+
+    def scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the router's scores of all experts, float32."""
+        return self._product(x.to(self.router.input_dtype), self.router)
+
+    def run(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Does the same as the op `moe`."""
+        products = torch.zeros((*experts.shape, x.shape[1]))
+        for expert in experts.unique().tolist():
+            token, choice = (experts == expert).nonzero(as_tuple=True)
+            gate, up = self._of(self.gate_up, expert, x[token]).chunk(2, dim=-1)
+            products[token, choice] = self._of(self.down, expert, F.silu(gate).mul_(up))
+        return (products * weights[:, :, None]).sum(1).to(x.dtype)
+
+    def _of(self, weight: Panels, expert: int, rows: torch.Tensor) -> torch.Tensor:
+        outputs = weight.out_features // self._number
+        first, size = expert * outputs // _PANEL, outputs // _PANEL
+        own = dataclasses.replace(weight, tensor=weight.tensor[first : first + size], out_features=outputs)
+        return self._product(rows.to(weight.input_dtype), own)
+
+
 class MoeBlock(nn.Module):
     """A block that takes the softmax over all experts, chooses the best of them, and sums their outputs. It shares the
-    tensors of the block it replaces, until its experts are rounded."""
+    tensors of the block it replaces, until its experts are rounded or packed."""
 
     def __init__(self, block: ExpertBlock, ops: Ops) -> None:
         super().__init__()
         router, experts = block.gate, block.experts
-        self._router = router.weight.detach()
+        self.router = router.weight.detach()
         self._gate_up, self._down = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        self._top_k = router.top_k
+        self.top_k = router.top_k
         # Mixtral's router has no such setting: it always divides by the sum.
-        self._renormalise = bool(getattr(router, "norm_topk_prob", True))
+        self.renormalises = bool(getattr(router, "norm_topk_prob", True))
         self._ops = ops
         self.rounded: RoundedExperts | None = None
+        self.packed: PackedExperts | None = None
+
+    def pack(self) -> None:
+        """Brings the weights into a CPU's panels, which `has_panels` allows; they exist once."""
+        self.packed = PackedExperts(self.router, self._gate_up, self._down)
+        self._gate_up = self._down = self._down.new_empty(0)
 
     def round(self, kind: Format) -> None:
         """Rounds each expert's matrices to nearest, as linear layers are. Raises ModelError if int4 cannot group
@@ -120,14 +169,18 @@ class MoeBlock(nn.Module):
 
     def route(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns for `[num_tokens, hidden]` the weights and the experts, each `[num_tokens, top_k]`."""
-        chosen = (len(x), self._top_k)
+        chosen = (len(x), self.top_k)
         weights = torch.empty(chosen, dtype=torch.float32, device=x.device)
         experts = torch.empty(chosen, dtype=torch.int32, device=x.device)
-        logits = F.linear(x, self._router)
-        self._ops.weights.route_experts(weights, experts, logits, self._renormalise)
+        self._ops.weights.route_experts(weights, experts, self._scores(x), self.renormalises)
         return weights, experts
 
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.router) if self.packed is None else self.packed.scores(x)
+
     def run(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        if self.packed is not None:
+            return self.packed.run(x, weights, experts)
         gate_up, down = self._gate_up, self._down
         if self.rounded is not None:
             gate_up, down, experts = self.rounded.stacks(experts, waits=x.device.type == "cpu")
@@ -141,6 +194,7 @@ def install(model: nn.Module, ops: Ops, kind: Format = "none") -> int:
     Others stay as they are, and the log says so."""
     number = 0
     for path, block in list(model.named_modules()):
+        in_panels = has_panels(block)
         if not fits(block):
             continue
         mine = MoeBlock(block, ops)
@@ -150,6 +204,8 @@ def install(model: nn.Module, ops: Ops, kind: Format = "none") -> int:
         model.set_submodule(path, mine)
         if kind in FORMATS:
             mine.round(kind)
+        elif in_panels:
+            mine.pack()
         number += 1
     return number
 
@@ -175,6 +231,40 @@ def fits(block: nn.Module) -> TypeGuard[ExpertBlock]:
         and 0 < getattr(router, "top_k", 0) <= MAX_TOP_K
         and stacks_experts(experts)
     )
+
+
+def has_panels(block: nn.Module) -> bool:
+    """Returns whether this CPU's compiled products take the experts of a block, in whole panels."""
+    if not fits(block) or block.gate.weight.device.type != "cpu" or compiled.functions() is None:
+        return False
+    stacks = (block.experts.gate_up_proj, block.experts.down_proj)
+    return all(
+        stack.dtype in (torch.float32, torch.bfloat16) and all(size % _PANEL == 0 for size in stack.shape[1:])
+        for stack in stacks
+    )
+
+
+def called(block: nn.Module | None, call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns what a call of a layer gives, `[1, num_tokens, hidden]`, and which tokens have the same experts in its
+    block if numbers are rounded otherwise: both choices of the others are right. Without a block these are all."""
+    if block is None:
+        found = call()
+        return found, torch.ones(found.shape[1], dtype=torch.bool)
+    seen: list[torch.Tensor] = []
+    hook = block.register_forward_pre_hook(lambda _, args: seen.append(args[0][0]))
+    found = call()
+    hook.remove()
+    router, top_k = (block.router, block.top_k) if isinstance(block, MoeBlock) else _choice_of(block)
+    scores = F.linear(seen[0].float(), router.float())
+    if top_k == scores.shape[1]:
+        return found, torch.ones(len(scores), dtype=torch.bool)
+    best = scores.topk(top_k + 1).values
+    return found, best[:, -2] - best[:, -1] > _TIE[router.dtype] * scores.std(dim=-1)
+
+
+def _choice_of(block: nn.Module) -> tuple[torch.Tensor, int]:
+    assert fits(block)
+    return block.gate.weight, block.gate.top_k
 
 
 def _fault(block: ExpertBlock, mine: MoeBlock) -> str:

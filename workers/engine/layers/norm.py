@@ -1,6 +1,6 @@
 """RMSNorm on a CPU.
 
-Knows rows and a weight. Does not know which model it is in.
+It knows rows and a weight. It does not know which model it is in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Linear layers with quantized weights: rounded to nearest when the model is loaded, or stored that way in a
 checkpoint.
 
-Knows formats, each with its numbers and its product. Does not know which layer it is in. On a CPU the ops are plain
-torch and widen most weights at every call: this saves memory there, not time.
+It knows formats, each with its numbers and its product. It does not know which layer it is in. On a CPU the ops are
+plain torch and widen most weights at every call: this saves memory there, not time.
 """
 
 from __future__ import annotations

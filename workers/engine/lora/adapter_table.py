@@ -1,7 +1,7 @@
 """The adapters that are loaded and unloaded while the worker serves: those that are loaded, those that failed, and
 those that wait for their last sequence.
 
-Owned by the engine thread; files are read elsewhere and arrive as values. Every call is idempotent, because every
+The engine thread owns them; files are read elsewhere and arrive as values. Every call is idempotent, because every
 gateway sends the same commands. An adapter is removed only when no attempt and no step in flight can still use it.
 """
 

@@ -1,8 +1,8 @@
 """The LoRA adapters of a worker: PEFT's directories are read into slots next to the hand-written layers.
 
-Owns the mapping of names to slots. Knows PEFT's names and the layers of `llama`; a model with other layers takes no
-adapters. Does not know tenants, or who may use which adapter. A feature that an adapter needs and that is not supported
-is refused by its name, because the tokens would differ from the trained ones.
+It owns the mapping of names to slots. It knows PEFT's names and the layers of `llama`; a model with other layers takes
+no adapters. It does not know tenants, or who may use which adapter. A feature that an adapter needs and that is not
+supported is refused by its name, because the tokens would differ from the trained ones.
 """
 
 from __future__ import annotations

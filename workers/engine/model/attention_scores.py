@@ -1,7 +1,7 @@
 """Measures how much attention the blocks of a row receive from its last tokens, in addition to a pass. It is plain torch, on
 any device, because kernels do not return these sums. It reads the keys again, so it is meant for few tokens.
 
-Knows packed queries and paged keys. Does not know who asked for the sums. Every layer and head counts the same.
+It knows packed queries and paged keys. It does not know who asked for the sums. Every layer and head counts the same.
 """
 
 from __future__ import annotations

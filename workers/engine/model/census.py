@@ -1,7 +1,7 @@
 """Counts the size of a model on meta: the model is built as a worker builds it, without its weights.
 
-Knows transformers' modules and their tensors. Does not know devices' speeds, nor what fits (`capacity`). What a worker
-would refuse is refused here, with the same messages.
+It knows transformers' modules and their tensors. It does not know devices' speeds, nor what fits (`capacity`). What a
+worker would refuse is refused here, with the same messages.
 """
 
 from __future__ import annotations

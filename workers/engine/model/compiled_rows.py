@@ -1,20 +1,21 @@
 """Runs rows of a step through the compiled layers (`kernels.cpu`).
 
-Knows the hand-written layers and paged rows. Does not know what else is in the step.
+It knows the hand-written layers and paged rows. It does not know what else is in the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from kernels.arguments.batch import PagedBatch
 from workers.engine.layers.linear import PackedLinear, PanelProduct
-from workers.engine.model.layer_kinds import GELU, norm_eps, norm_weight
+from workers.engine.layers.moe import MoeBlock
+from workers.engine.model.layer_kinds import EXACT_GELU, GELU, norm_bias, norm_eps, norm_weight
 from workers.engine.model.llama import LlamaLayer
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ def build(layers: Sequence[LlamaLayer], turns: Mapping[str | None, torch.Tensor]
     `turns` has the table of each type of angles (`fused.rope_table`)."""
     if not all(_in_panels(linear) for layer in layers for linear in layer.linears):
         return None
-    from kernels.cpu.layers import fits  # needs numba
+    from kernels.cpu.layers import alike, fits  # need numba
 
     weights = [_weights(layer, turns[layer.turns_type]) for layer in layers]
-    if not all(fits(each, layer.paged.kv[0]) for each, layer in zip(weights, layers, strict=True)):
+    if not alike(weights) or not all(fits(w, layer.paged.kv[0]) for w, layer in zip(weights, layers, strict=True)):
         return None
     return CompiledRows(layers, weights)
 
@@ -68,18 +69,16 @@ def _weights(layer: LlamaLayer, turns: torch.Tensor) -> LayerWeights:
     before, behind = layer.norms
     attended, fed = layer.added_norms or (None, None)
     plus_one = layer.kind.plus_one
-    qkv, output, gate_up, down = layer.linears
+    qkv, output = layer.linears[:2]
     return LayerWeights(
         qkv=_panels(qkv),
         output=_panels(output),
-        gate_up=_panels(gate_up),
-        down=_panels(down),
         qkv_bias=_bias(qkv),
         output_bias=_bias(output),
-        gate_up_bias=_bias(gate_up),
-        down_bias=_bias(down),
         norm_before=norm_weight(before, plus_one).contiguous(),
+        norm_before_bias=norm_bias(before),
         norm_behind=norm_weight(behind, plus_one).contiguous(),
+        norm_behind_bias=norm_bias(behind),
         norm_attended=None if attended is None else norm_weight(attended, plus_one).contiguous(),
         norm_fed=None if fed is None else norm_weight(fed, plus_one).contiguous(),
         norm_query=None if query is None else _wide(query),
@@ -93,8 +92,24 @@ def _weights(layer: LlamaLayer, turns: torch.Tensor) -> LayerWeights:
         scale=layer.scale,
         window=layer.window,
         softcap=layer.softcap,
-        gate=pointwise.GELU if layer.gate is GELU else pointwise.SILU,
+        gate={GELU: pointwise.GELU, EXACT_GELU: pointwise.EXACT_GELU}.get(layer.gate, pointwise.SILU),
+        gated=layer.kind.is_gated,
+        parallel=layer.is_parallel,
+        **_feed_weights(layer),
     )
+
+
+def _feed_weights(layer: LlamaLayer) -> dict[str, Any]:
+    """Returns the weights of the part behind attention."""
+    if isinstance(layer.experts, MoeBlock):
+        experts, packed = layer.experts, layer.experts.packed
+        assert packed is not None, "`cpu_pass.build` looks for others"
+        weights = {"gate_up": packed.gate_up, "down": packed.down, "router": packed.router}
+        how = {"chosen": experts.top_k, "renormalised": experts.renormalises}
+        return {**weights, **how, "gate_up_bias": None, "down_bias": None}
+    gate_up, down = layer.gate_up, layer.down
+    biases = {"gate_up_bias": _bias(gate_up), "down_bias": _bias(down)}
+    return {"gate_up": _panels(gate_up), "down": _panels(down), **biases}
 
 
 def _panels(linear: nn.Module) -> Panels:

@@ -1,16 +1,17 @@
 """A pass over hand-written layers on a CPU: its own loop, with as few operations as torch allows.
 
-Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
-only if each agrees with itself called by transformers. If products are computed in float32, weights and KV may have 16
-bits, and everything between them is float32. If there are compiled layers (`kernels.cpu`), rows run through them.
-Torch's operations then do only what those layers cannot: token trees, adapters, and rows whose attention is measured.
+It knows the hand-written layers and ops. It does not know loading: it runs over layers that `llama.install` put in
+place, and only if each agrees with itself called by transformers. If products are computed in float32, weights and KV
+may have 16 bits, and everything between them is float32. If there are compiled layers (`kernels.cpu`), rows run through
+them. Torch's operations then do only what those layers cannot: token trees, adapters, and rows whose attention is
+measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -20,13 +21,14 @@ from transformers import PreTrainedModel
 from kernels.arguments.batch import PagedBatch, Slots
 from kernels.dispatch import Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
+from workers.engine.layers import moe
 from workers.engine.layers.linear import MIN_ROWS, PackedLinear, Product
 from workers.engine.layers.norm import RmsNorm
 from workers.engine.model import compiled_rows
 from workers.engine.model.fused import rope_table
 from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
-from workers.engine.model.layer_kinds import LayerKind, norm_eps, norm_weight
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, decoder_of, rotary_of
+from workers.engine.model.layer_kinds import LayerKind, layers_of, norm_bias, norm_eps, norm_weight
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, Rotary, angles_of, decoder_of, rotary_of, rotated_by
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -41,7 +43,7 @@ class CpuPass:
 
     def __init__(self, model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> None:
         base = decoder_of(model)
-        self._embed, self.layers = base.embed_tokens, list(base.layers)
+        self._embed, self._places, self.layers = base.embed_tokens, base.places, list(base.layers)
         self._ops, self._step = ops, step
         products = [product for layer in self.layers for product in _products(layer)]
         wide = all(product.is_wide for product in products)
@@ -55,7 +57,7 @@ class CpuPass:
         ]
         self._qk = [_qk_weight(layer, self.dtype) for layer in self.layers]
         rotaries = {layer.turns_type: rotary_of(model, layer) for layer in self.layers}
-        tables = {kind: rope_table(of, max_positions, torch.device("cpu")) for kind, of in rotaries.items()}
+        tables = {kind: _table(of, max_positions) for kind, of in rotaries.items()}
         self._angles = {kind: _angles(table, self.dtype) for kind, table in tables.items()}
         self._compiled = compiled_rows.build(self.layers, tables)
 
@@ -66,6 +68,8 @@ class CpuPass:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden = self._embed(token_ids).float()
+        if self._places is not None:
+            hidden += self._places(positions)
         self.run(range(len(self.layers)), hidden, positions)
         return self._norm(hidden).to(self.dtype)
 
@@ -98,10 +102,11 @@ class CpuPass:
             layer, (before, behind) = self.layers[index], self._norms[index]
             attended, fed = self._added_norms[index] or (None, None)
             qkv = layer.qkv(before(hidden).to(self.dtype))
+            both = behind(hidden).to(self.dtype) if layer.is_parallel else None
             added = layer.output(self._attend(layer, self._qk[index], qkv, turns[layer.turns_type]))
             hidden += added if attended is None else attended(added.float())
-            gate, up = layer.gate_up(behind(hidden).to(self.dtype)).chunk(2, dim=-1)
-            added = layer.down(layer.gate(gate).mul_(up))
+            x = behind(hidden).to(self.dtype) if both is None else both
+            added = layer.feed(x)
             hidden += added if fed is None else fed(added.float())
 
     def _attend(
@@ -120,9 +125,8 @@ class CpuPass:
         if qk_weight is not None:
             assert layer.qk_norms is not None
             qk = F.rms_norm(qk, (layer.head_dim,), None, layer.qk_norms[2]) * qk_weight
-        cos, sin = turns
-        # rotate_half is a roll by half a head; its sign is in the sine.
-        qk = torch.addcmul(qk * cos, qk.roll(layer.head_dim // 2, dims=-1), sin)
+        if layer.kind.rotates:
+            qk = rotated_by(qk, *turns)
         query, key, value = qk[:, : layer.num_heads], qk[:, layer.num_heads :], heads[:, rotated:]
         if scales is None and kv.dtype != self.dtype:
             key, value = key.to(kv.dtype), value.to(kv.dtype)
@@ -145,8 +149,12 @@ def _products(layer: LlamaLayer) -> Iterator[Product]:
         yield linear.product
 
 
-def _norm(norm: nn.Module, kind: LayerKind) -> RmsNorm:
-    return RmsNorm(norm_weight(norm, kind.plus_one), norm_eps(norm))
+def _norm(norm: nn.Module, kind: LayerKind) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a norm of rows in float32."""
+    weight, eps, bias = norm_weight(norm, kind.plus_one), norm_eps(norm), norm_bias(norm)
+    if bias is None:
+        return RmsNorm(weight, eps)
+    return lambda x: F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
@@ -158,8 +166,14 @@ def _qk_weight(layer: LlamaLayer, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.cat(weights).detach().to(dtype)
 
 
+def _table(rotary: Rotary | None, max_positions: int) -> torch.Tensor:
+    """Returns the table of a type of angles (`fused.rope_table`); without any it has no columns."""
+    cpu = torch.device("cpu")
+    return torch.empty((max_positions, 0)) if rotary is None else rope_table(rotary, max_positions, cpu)
+
+
 def _angles(table: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns two tables, `[max_positions, head_dim]` each: cosines twice, and sines that carry the sign of
+    """Returns two tables, `[max_positions, turned]` each: cosines twice, and sines that carry the sign of
     rotate_half."""
     cos, sin = table.chunk(2, dim=-1)
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
@@ -167,13 +181,15 @@ def _angles(table: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) -> CpuPass | None:
     """Returns None on another device, if a layer or a product is not ours, or if a layer differs."""
-    layers = getattr(model.base_model, "layers", ())
+    layers = layers_of(model)
     if ops.device.type != "cpu" or not layers:
         return None
     for layer in layers:
         if not isinstance(layer, LlamaLayer):
             return None
         if not all(isinstance(linear, PackedLinear) for linear in layer.linears):
+            return None
+        if layer.experts is not None and not (isinstance(layer.experts, moe.MoeBlock) and layer.experts.packed):
             return None
     trial = StepSlot()
     mine = CpuPass(model, ops, trial, max_positions)
@@ -199,8 +215,9 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
     table = [3, 1]
     whole = pack([Row([0] * number, 0, table)], _TRIAL_BLOCK, weight.device)
     trial.context = whole.context
-    embeddings = rotary_of(model, layer)(x[None], whole.positions[None])
-    expected = layer(x[None], position_embeddings=embeddings)[0].float()
+    embeddings = angles_of(model, layer, x[None], whole.positions)
+    expected, sure = moe.called(layer.experts, lambda: layer(x[None], **embeddings))
+    expected = expected[0].float()
     errors = []
     for run in (mine.run, mine.run_plain):
         found = x.to(torch.float32, copy=True)
@@ -208,6 +225,6 @@ def _difference(model: PreTrainedModel, mine: CpuPass, index: int, ops: Ops, tri
             packed = pack([Row([0] * (end - start), start, table)], _TRIAL_BLOCK, weight.device)
             trial.context = packed.context
             run(range(index, index + 1), found[start:end], packed.positions)
-        errors.append((found - expected).norm() / expected.norm())
+        errors.append((found - expected)[sure].norm() / expected[sure].norm())
     layer.paged = served
     return float(torch.stack(errors).max())  # NaN stays NaN

@@ -1,7 +1,8 @@
 """A pass of the Llama family in few launches: norms with their residual, rotation with the KV write, gated products.
 
-Knows the hand-written layers and ops. Does not know loading: it runs over layers that `llama.install` put in place, and
-only if each agrees with its unfused self on random input. A layer takes ten launches, with attention counted as two.
+It knows the hand-written layers and ops. It does not know loading: it runs over layers that `llama.install` put in
+place, and only if each agrees with its unfused self on random input. A layer takes ten launches, with attention counted
+as two.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kernels.dispatch import TWINS, Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
 from workers.engine.model.hf import Call, PagedLayer, StepSlot
 from workers.engine.model.layer_kinds import PLAIN_KINDS
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, Rotary, decoder_of
+from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, Rotary, angles_of, decoder_of, rotary_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -35,7 +36,9 @@ class FusedPass:
         self._embed, self._norm, self.layers = base.embed_tokens, base.norm, list(base.layers)
         self._ops = ops
         self._step = step
-        self._table = rope_table(base.rotary_emb, max_positions, self._embed.weight.device)
+        rotary = rotary_of(model, self.layers[0])
+        assert rotary is not None, "layers of the Llama family rotate"
+        self._table = rope_table(rotary, max_positions, self._embed.weight.device)
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         hidden, residual = self._embed(token_ids), None
@@ -109,16 +112,16 @@ def difference(model: PreTrainedModel, mine: FusedPass, layer: LlamaLayer, ops: 
     packed = pack([Row([0], 0, [3]), Row([0] * 5, 0, [1, 2])], 4, weight.device)
     trial.context = packed.context
     served, layer.paged = (layer.paged, PagedLayer(KVStore(shape, 4, weight.device, ops), 0, ops, trial))
-    embeddings = decoder_of(model).rotary_emb(x[None], packed.positions[None])
-    expected: torch.Tensor = layer(x[None], position_embeddings=embeddings)[0]
+    expected: torch.Tensor = layer(x[None], **angles_of(model, layer, x[None], packed.positions))[0]
     added, residual = mine.run(layer, x.clone(), None, packed.positions)
     layer.paged = served
     return ((residual + added - expected).abs().max() / expected.abs().max()).item()
 
 
 def rope_table(rotary: Rotary, max_positions: int, device: torch.device) -> torch.Tensor:
-    """Returns `[max_positions, head_dim]` float32: the cosines of a position's angles, then their sines. They are
-    computed as transformers does, but are not rounded to the model's dtype."""
+    """Returns `[max_positions, turned]` float32, for as many columns of a head as are rotated: the cosines of a
+    position's angles, then their sines. They are computed as transformers does, but are not rounded to the model's
+    dtype."""
     positions = torch.arange(max_positions, device=device)
     cos, sin = rotary(torch.empty(1, dtype=torch.float32, device=device), positions[None])
     half = cos.shape[-1] // 2

@@ -1,9 +1,9 @@
 """Fuses operations inside transformers' own layers, for models without hand-written layers.
 
-Knows modules by their parts, never by a model's class: siblings with the same input, gated products, norms, GPT-2's
+It knows modules by their parts, never by a model's class: siblings with the same input, gated products, norms, GPT-2's
 transposed weights and its spelling of GELU. Each change is tried in place, during one pass of random tokens in the
 dtype that is served: the changed module has to give the output that it gave before, or it stays as it was and the log
-says why. Does not know weights' formats: joined layers are built by the maker that builds all linear layers.
+says why. It does not know weights' formats: joined layers are built by the maker that builds all linear layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """transformers' models on paged attention: the registered attention function, the object attached to each attention
 module, and one packed pass.
 
-Knows modules and packed tensors. Does not know sequences: the step context says which token belongs to which row.
+It knows modules and packed tensors. It does not know sequences: the step context says which token belongs to which row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kernels.arguments.batch import PagedBatch, Slots
 from kernels.arguments.shared import SharedGroups
-from kernels.dispatch import SUPPORTED_HEAD_DIMS, Ops
+from kernels.checks import SUPPORTED_HEAD_DIMS
+from kernels.dispatch import Ops
 from workers.engine.kv.kv_store import KVStore, LayerKV
 from workers.engine.model.attention_scores import MassProbe
 from workers.engine.values.errors import ModelError

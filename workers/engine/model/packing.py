@@ -1,6 +1,6 @@
 """Packs the rows of a step into the tensors of one pass.
 
-Knows plan.py's rows and the paged layout. Does not know the model.
+It knows plan.py's rows and the paged layout. It does not know the model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks at load time that a packed, paged and chunked pass gives what transformers computes for one sequence at a
 time.
 
-Runs on a small copy of the model: its own weights and widths, the first layers of every kind, few tokens, windows so
+It runs on a small copy of the model: its own weights and widths, the first layers of every kind, few tokens, windows so
 small that they have an effect, float32. A model that differs is refused, because it would serve wrong tokens.
 """
 

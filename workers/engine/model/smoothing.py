@@ -1,9 +1,9 @@
 """Smoothing of activations: large channels are divided by a factor, and their weights are multiplied by it, before
 rounding.
 
-Knows the layers of the Llama family, and statistics: the largest magnitude of every channel of a norm's output. Does
-not know how they were measured (`calibrate`). In exact arithmetic nothing changes (arXiv 2211.10438): a norm's weight
-is divided by the factor, and the linear layers after it are multiplied by it.
+It knows the layers of the Llama family, and statistics: the largest magnitude of every channel of a norm's output. It
+does not know how they were measured (`calibrate`). In exact arithmetic nothing changes (arXiv 2211.10438): a norm's
+weight is divided by the factor, and the linear layers after it are multiplied by it.
 """
 
 from __future__ import annotations

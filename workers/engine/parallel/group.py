@@ -1,7 +1,7 @@
 """The ranks of a worker from the model's side: which one this is, and what they compute together.
 
-Knows tensors and torch.distributed. It uses gloo on a CPU and NCCL on GPUs; there is no other difference. Does not know
-layers, steps or processes. Every method is called by all ranks, in the same order.
+It knows tensors and torch.distributed. It uses gloo on a CPU and NCCL on GPUs; there is no other difference. It does
+not know layers, steps or processes. Every method is called by all ranks, in the same order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The processes of the other ranks, as rank 0 sees them: it starts them, receives from them, and ends them. No torch.
+"""The processes of the other ranks, as rank 0 sees them: it starts them, receives from them, and ends them. It loads no
+torch.
 
 A worker that has lost a rank cannot compute and may hang in a collective, where nothing can wake it. So the watchers
 here end the whole process, as a crash would: the journal is written before each frame leaves, and gateways end its

@@ -1,7 +1,7 @@
 """The runner of a worker with several ranks: rank 0's own runner, which sends each step to the others before it runs
 it.
 
-Knows `StepRunner` on both sides. Does not know tensors.
+It knows `StepRunner` on both sides. It does not know tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages between rank 0 and the other ranks: frames on one socket pair per rank.
 
-Knows plan.py's rows; a draw is sent only as a flag, because only rank 0 draws. No torch. A socket reports at once that
-its other end is dead, and waits for work without a time limit; a collective does neither.
+It knows plan.py's rows; a draw is sent only as a flag, because only rank 0 draws. It loads no torch. A socket reports
+at once that its other end is dead, and waits for work without a time limit; a collective does neither.
 """
 
 from __future__ import annotations

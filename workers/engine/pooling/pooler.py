@@ -1,6 +1,6 @@
 """Vectors and scores are made of hidden states here: pooling, the layers after it, cutting, normalising.
 
-Knows tensors and a recipe. Does not know how the hidden states were computed. The formulas are those of
+It knows tensors and a recipe. It does not know how the hidden states were computed. The formulas are those of
 sentence-transformers: the mean over all tokens of an input, special ones included, or the first or the last of them. A
 score of labels is the softmax over two logits of the last token (Qwen3-Reranker's model card).
 """

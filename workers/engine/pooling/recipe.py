@@ -1,7 +1,7 @@
 """The recipe of a model's vectors or scores, as its directory says it: the task, the pooling, and the layers after it.
 
-Reads the files that sentence-transformers writes (`modules.json` and the folders it names) and the configuration. Does
-not read weights. A module that would change a vector and is not known here is refused.
+It reads the files that sentence-transformers writes (`modules.json` and the folders it names) and the configuration.
+It does not read weights. A module that would change a vector and is not known here is refused.
 """
 
 from __future__ import annotations

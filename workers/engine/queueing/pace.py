@@ -57,6 +57,7 @@ Sums = tuple[float, ...]
 _NOTHING: Sums = (0.0,) * 9
 _PRODUCTS = ((0, 1, 2), (1, 3, 4), (2, 4, 5))
 _RESULTS = (6, 7, 8)
+_TIME = _RESULTS[0]
 
 
 class StepTime:
@@ -121,6 +122,18 @@ class StepTime:
                 terms.remove(worst)
             self._fit = (found[0], found[1] / UNITS[1], found[2] / UNITS[2])
         return self._fit
+
+    @property
+    def costs(self) -> tuple[float, float]:
+        """Fixed seconds of a step, and seconds of a token. Steps that are all large and nearly alike leave it to chance
+        how the fit divides their time. But a step of any size has the fixed costs, so they are no more than the mean of
+        the quickest size, and what is more belongs to the tokens."""
+        fixed, token, _ = self.fit
+        most = min((sums[_TIME] / sums[0] for sums in self._of_size.values()), default=fixed)
+        if fixed > most:
+            mean_tokens = UNITS[1] * self._sums[1] / self._sums[0]
+            fixed, token = most, token + (fixed - most) / mean_tokens
+        return fixed, token
 
     def predict(self, num_tokens: int, num_kv_tokens: int) -> float:
         a, b, c = self.fit
@@ -203,7 +216,7 @@ class TokenBudget:
         half = -(-self.num_tokens // 2)
         if self.step_time.num_steps < MIN_STEPS:
             return half
-        fixed_s, token_s, _ = self.step_time.fit
+        fixed_s, token_s = self.step_time.costs
         if token_s <= 0:
             return half
         return min(half, max(LEAST_SHORT, int((SHORT_COSTS - 1) * fixed_s / token_s)))

@@ -67,7 +67,7 @@ class AttemptMetrics:
 
     def _took(self, attempt: Attempt) -> None:
         at: dict[str, float] = {}
-        for event in attempt.timeline:
+        for event in attempt.report.timeline:
             at.setdefault(event.name, event.offset_us / 1e6)
         traced = exemplar(attempt.message.traceparent)
         end = at["finished"]

@@ -77,7 +77,7 @@ class CacheMetrics:
         self._tenants = _Tenants(registry) if by_tenant else None
 
     def ended(self, attempt: Attempt) -> None:
-        report = attempt.cache_report
+        report = attempt.report.cache
         self._cached.labels("public").inc(report.public_tokens)
         self._cached.labels("tenant").inc(report.cached_tokens - report.public_tokens)
         if report.miss_reason:

@@ -1,4 +1,5 @@
-"""The report of a worker to gateways for its operator: the last steps, who has what, evictions, kernels. Pure.
+"""The report of a worker to gateways for its operator: the last steps, who has what, evictions, kernels. The module is
+pure.
 
 It is given what the engine thread reports once a step, and makes one value of it for each heartbeat.
 """

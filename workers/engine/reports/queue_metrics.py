@@ -1,18 +1,21 @@
 """Metric families of the queues, updated each second. The module knows no socket.
 
 No family carries a tenant, because a series per tenant costs the operator memory. What fairness promises can be seen
-without names: who waits, for how long, and how far the tenants that wait are apart.
+without names: who waits, for how long, and how far the tenants that wait are apart. The oldest wait names the model,
+because workers are scaled by it, model by model.
 """
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import Counter, Gauge
 
+from workers.engine.reports.families import Families
 from workers.engine.values.queue_figures import QueueFigures, TierFigures
 
 
 class QueueMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, families: Families) -> None:
+        registry, self._labels = families.registry, families.labels
         self._before = QueueFigures()
         self._running = Gauge(
             "headgate_running_sequences", "Sequences that hold blocks now.", ["tier"], registry=registry
@@ -23,7 +26,7 @@ class QueueMetrics:
         self._oldest = Gauge(
             "headgate_oldest_wait_seconds",
             "Seconds for which the oldest request that never ran has waited.",
-            ["tier"],
+            [*families.labels, "tier"],
             registry=registry,
         )
         self._waiting_tenants = Gauge(
@@ -47,7 +50,7 @@ class QueueMetrics:
         for name, tier in now.tiers.items():
             self._running.labels(name).set(tier.num_running)
             self._waiting.labels(name).set(tier.num_waiting)
-            self._oldest.labels(name).set(tier.oldest_wait_s)
+            self._oldest.labels(**self._labels, tier=name).set(tier.oldest_wait_s)
             self._waiting_tenants.labels(name).set(tier.num_tenants_waiting)
             earlier = before.tiers.get(name, TierFigures())
             for cause, number in tier.num_preempted.items():

@@ -1,8 +1,8 @@
 """Penalties, bias and bans of rows whose last output tokens the host does not know yet: counts live on the device.
 
-Knows plan.py's rows and the op `logits`. A penalized device row owns the line of its number in two tables: which tokens
-its prompt holds, and how often its output holds each token. A row that is sent whole has its line rewritten; after each
-draw the token is counted on the device.
+It knows plan.py's rows and the op `logits`. A penalized device row owns the line of its number in two tables: which
+tokens its prompt holds, and how often its output holds each token. A row that is sent whole has its line rewritten;
+after each draw the token is counted on the device.
 """
 
 from __future__ import annotations

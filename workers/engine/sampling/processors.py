@@ -1,7 +1,7 @@
 """The changes that a draw makes to its logits, as the tables that the op `logits` reads.
 
-Knows draws and the order of `kernels.reference.logits`: penalties, bias, bans. Builds the tables of one step from the
-ids on the host; only rows that use a table have a line in it.
+It knows draws and the order of `kernels.reference.logits`: penalties, bias, bans. It builds the tables of one step from
+the ids on the host; only rows that use a table have a line in it.
 """
 
 from __future__ import annotations

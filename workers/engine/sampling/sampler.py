@@ -1,6 +1,6 @@
 """Draws tokens from logits: one token per draw, with logprobs if they are asked for.
 
-Knows draws (plan.py) and ops. Does not know sequences or KV. A drawn token depends on its own row only, never on
+It knows draws (plan.py) and ops. It does not know sequences or KV. A drawn token depends on its own row only, never on
 the other rows of the batch.
 """
 

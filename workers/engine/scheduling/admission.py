@@ -183,8 +183,8 @@ class Admission:
             self._counters.charge(attempt.message.tenant, cached=num_new)
         if attempt.wants_prompt_logprobs:
             attempt.prompt_logprobs = [None]
-        attempt.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
-        attempt.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
+        attempt.report.admitted(handle, self._age_ms(handle.evicted_age, plan.now))
+        attempt.report.event("resumed" if resumed else "matched", plan.now, plan.step, handle.num_tokens)
 
     def take_restored(self, plan: StepPlan) -> list[Sequence]:
         """Returns the sequences whose blocks are filled. They continue after those blocks, and the restored part of the
@@ -200,14 +200,16 @@ class Admission:
             self._counters.charge(tenant, cached=num_new)
             if first and num_new:
                 self._report(sequence, num_new)
-            attempt.event("swapped_in" if was_swapped else "restored", plan.now, plan.step, sequence.num_computed)
+            attempt.report.event(
+                "swapped_in" if was_swapped else "restored", plan.now, plan.step, sequence.num_computed
+            )
         return [sequence for sequence, _ in restored]
 
     def _report(self, sequence: Sequence, num_new: int) -> None:
         handle, end = sequence.handle, sequence.num_computed
         assert handle is not None
         num_missed, size = len(sequence.tokens) - end, self._block_tables.cache.block_size
-        sequence.attempt.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
+        sequence.attempt.report.restored(num_new, behind(handle.miss_reason, end, num_missed, size))
 
     def _age_ms(self, age: int, now: float) -> int:
         """Returns the age in milliseconds. The cache counts in steps, and a report counts in time. For an age beyond

@@ -185,10 +185,10 @@ class BlockTables:
         attempt: Attempt = sequence.attempt
         assert sequence.handle is not None
         if attempt.message.pinned:
-            attempt.pinned(self.cache.pin(sequence.handle))
+            attempt.report.pinned(self.cache.pin(sequence.handle))
             return
         kept = [self.cache.pin_for(sequence.handle, one.end, one.ttl_ms) for one in attempt.ranges if one.ttl_ms]
-        attempt.pinned(max(kept, default=0))
+        attempt.report.pinned(max(kept, default=0))
 
     # --- steps, and giving back ---
 
@@ -247,7 +247,7 @@ class BlockTables:
 
     def _swap_out(self, sequence: Sequence, restores: Restores, *, needed: bool) -> None:
         if restores.swap_out(sequence, needed=needed):
-            sequence.attempt.event("swapped_out", self.cache.now_ms() / 1000, num_tokens=sequence.num_computed)
+            sequence.attempt.report.event("swapped_out", self.cache.now_ms() / 1000, num_tokens=sequence.num_computed)
 
     def _count(self, attempt: Attempt, num_blocks: int) -> None:
         if num_blocks:

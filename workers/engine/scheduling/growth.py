@@ -70,7 +70,7 @@ class Growth:
         ):
             return False
         if not dropped:
-            sequence.attempt.event("thinned", plan.now, plan.step, self._layout.num_dropped(sequence))
+            sequence.attempt.report.event("thinned", plan.now, plan.step, self._layout.num_dropped(sequence))
         return True
 
     def _victim(self, sequence: Sequence) -> Sequence:

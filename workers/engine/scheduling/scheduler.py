@@ -7,8 +7,8 @@ except for what it had committed, which stays in the tree.
 
 A step is counted twice. `launched` moves what the next plan builds on: positions scheduled, draws pending. `advance`
 moves what is known: positions computed, tokens in the tree. A plan may be made ahead, with a step in flight whose
-tokens are unknown. The bounds of length, lease and context are known all the same. Only an end token is not, and then
-one row too many is dropped (`drop`). `retract` takes back what a failed step did.
+tokens are unknown. The bounds of length, lease and context are known all the same. Whether a token ends its sequence is
+not: then one row too many was planned, and it is dropped (`drop`). `retract` takes back what a failed step did.
 
 The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
 most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of

@@ -81,7 +81,7 @@ class SequenceQueues:
             step = plan.step
             plan.num_preempted += 1
             sequence.num_preempted += 1
-        sequence.attempt.event("preempted", now, step, sequence.num_computed)
+        sequence.attempt.report.event("preempted", now, step, sequence.num_computed)
         self._stop(sequence)
         self._block_tables.make_room(sequence, needed=plan is not None)
         if sequence.attempt.at_bound:
@@ -115,13 +115,13 @@ class SequenceQueues:
         spends the last of the lease."""
         if attempt.lease.in_flight == 0 and attempt.lease.park(now):
             self._parked[attempt.key] = attempt
-            attempt.event("parked", now, step)
+            attempt.report.event("parked", now, step)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
         lease, was_parked = attempt.lease, attempt.lease.parked_at is not None
         lease.extend(message, now)
         if was_parked and lease.parked_at is None:
-            attempt.event("unparked", now)
+            attempt.report.event("unparked", now)
         if lease.left < lease.stride:
             return
         for sequence in attempt.sequences:

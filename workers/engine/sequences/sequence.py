@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import msgspec
-
 from cache.blocks.worth import Range
 from cache.tree.handle import Handle
-from cache.tree.misses import Miss
 from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, begin
 from workers.engine.grammars.library import Compiled
+from workers.engine.sequences.attempt_report import AttemptReport
 from workers.engine.sequences.bans import Bans
 from workers.engine.sequences.inputs import MAX_OPEN, Inputs
 from workers.engine.sequences.lease import Lease
@@ -29,11 +27,7 @@ from workers.engine.values.plan import LoadedAdapter
 from workers.engine.values.record import InputsAccount, PromptAccount, Residency
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.counts import TokenUsage
-from workers.protocol.messages import CacheReport, FinishReason, GenerateRequest, TimelineEvent, TokenLogprob
-
-MAX_TIMELINE_EVENTS = 256
-"""Largest number of events of an attempt's timeline. Even a request that is preempted for ever ends with a frame of
-bounded size."""
+from workers.protocol.messages import FinishReason, GenerateRequest, TokenLogprob
 
 
 class Status(Enum):
@@ -243,9 +237,7 @@ class Attempt:
         """Number of proposals that were wrong, or stood after an end."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_sent = False
-        self.cache_report = CacheReport()
-        self._reported = False
-        self._events: list[TimelineEvent] = []
+        self.report = AttemptReport(now, len(self.prompt))
         self.bans = bans
         self.grammar: Compiled | None = None
         self.drawn = bool(message.resume)
@@ -369,43 +361,5 @@ class Attempt:
         from the cache."""
         return self.message.prompt_logprobs >= 0 and not self.account.closed
 
-    @property
-    def timeline(self) -> tuple[TimelineEvent, ...]:
-        return tuple(self._events)
-
-    def event(self, name: str, now: float, step: int = -1, num_tokens: int = 0) -> None:
-        """Adds an event to the timeline, which is in the order of time although its callers read different clocks."""
-        if len(self._events) < MAX_TIMELINE_EVENTS or name == "finished":
-            offset_us = int((now - self.arrived_at) * 1e6)
-            if self._events:
-                offset_us = max(offset_us, self._events[-1].offset_us)
-            self._events.append(TimelineEvent(name, offset_us, step, num_tokens))
-
     def seeds(self, indices: list[int]) -> list[int]:
         return [choice_seed(self.message.sampling.seed, index) for index in indices]
-
-    def pinned(self, num_blocks: int) -> None:
-        self.cache_report = msgspec.structs.replace(self.cache_report, num_pinned_blocks=num_blocks)
-
-    def restored(self, num_tokens: int, miss: Miss) -> None:
-        """Records that more of its prompt was cached than the device had."""
-        self.cache_report = msgspec.structs.replace(
-            self.cache_report,
-            cached_tokens=self.cache_report.cached_tokens + num_tokens,
-            miss_reason=miss.reason,
-            diverged_at_token=miss.diverged_at_token,
-        )
-
-    def admitted(self, handle: Handle, evicted_age_ms: int) -> None:
-        """Records the first admission's match as the request's cache report. Its own blocks that a later admission
-        finds again do not change the report."""
-        if self._reported:
-            return
-        self._reported = True
-        self.cache_report = CacheReport(
-            cached_tokens=min(handle.num_tokens, len(self.prompt)),
-            public_tokens=min(handle.public_tokens, len(self.prompt)),
-            miss_reason=handle.miss_reason,
-            diverged_at_token=handle.diverged_at_token,
-            evicted_age_ms=evicted_age_ms,
-        )

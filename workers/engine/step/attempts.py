@@ -121,9 +121,9 @@ class Attempts:
         )
         self.by_key[attempt.key] = attempt
         self._beams.begin(attempt)
-        attempt.event("queued", now, step, len(attempt.prompt))
+        attempt.report.event("queued", now, step, len(attempt.prompt))
         if message.grammar:
-            attempt.event("compiling" if attempt.grammar is None else "compiled", now, step)
+            attempt.report.event("compiling" if attempt.grammar is None else "compiled", now, step)
         self._ask_shared(attempt, now, step)
         self._scheduler.add(attempt)
 
@@ -168,14 +168,14 @@ class Attempts:
         for sequence in waiting:
             sequence.status = Status.FETCHING
         if waiting:
-            attempt.event("fetching", now, step)
+            attempt.report.event("fetching", now, step)
 
     def take_shared(self, now: float) -> None:
         """Lets attempts run that need not wait for others' KV any more."""
         for attempt in self.shared.take(now) if self.shared is not None else ():
             waits = any(s.status is Status.FETCHING for s in attempt.sequences)
             if waits and self.by_key.get(attempt.key) is attempt:
-                attempt.event("fetched", now)
+                attempt.report.event("fetched", now)
                 self._scheduler.release(attempt)
 
     def _leave_grammar(self, attempt: Attempt) -> None:
@@ -208,7 +208,7 @@ class Attempts:
                     logger.exception("a grammar cannot begin", extra=log_fields("request_broken", attempt.message))
                     self.broken(attempt)
                 else:
-                    attempt.event("compiled", now)
+                    attempt.report.event("compiled", now)
                     self._scheduler.release(attempt)
 
     def extend(self, link: int, message: ExtendLease, now: float) -> None:
@@ -304,7 +304,7 @@ class Attempts:
 
     def _finished(self, attempt: Attempt, reason: FinishReason) -> Finished:
         message = attempt.message
-        return Finished(message.request_id, message.attempt, attempt.usage, reason, attempt.cache_report)
+        return Finished(message.request_id, message.attempt, attempt.usage, reason, attempt.report.cache)
 
     def fail(self, attempt: Attempt, code: FailCode, text: str, *, retryable: bool = False) -> None:
         message = attempt.message
@@ -326,14 +326,16 @@ class Attempts:
         self._leave_grammar(attempt)
         self._beams.leave(attempt)
         del self.by_key[attempt.key]
-        attempt.event("finished", self._clock())
+        attempt.report.event("finished", self._clock())
         attempt.end_reason = reason
         if self._journal is not None:
             self._records.append(self._journal.end(attempt))
         self._ended.append(attempt)
         if ending is not None:
             attempt.residency.change(0, self._scheduler.cache.now_ms())
-            told = msgspec.structs.replace(ending, timeline=attempt.timeline, held_block_ms=attempt.residency.block_ms)
+            told = msgspec.structs.replace(
+                ending, timeline=attempt.report.timeline, held_block_ms=attempt.residency.block_ms
+            )
             self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:

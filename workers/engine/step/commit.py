@@ -75,7 +75,7 @@ class Commit:
         if result.probed is not None and attempt.inputs is None:
             self._scheduler.layout.probed(sequence, result.probed)
         if self._scheduler.advance(work, record):
-            attempt.event("chunk", now, record.step, num_tokens)
+            attempt.report.event("chunk", now, record.step, num_tokens)
         if attempt.inputs is not None:
             sequence.pooled = result.probed
             if sequence.num_computed == len(sequence.tokens):
@@ -141,7 +141,7 @@ class Commit:
     def _close_prompt(self, attempt: Attempt, sequence: Sequence, step: int, now: float) -> None:
         attempt.account.close()
         if attempt.message.max_tokens:
-            attempt.event("first_token", now, step)
+            attempt.report.event("first_token", now, step)
         if attempt.message.pinned or attempt.ranges:
             self._scheduler.block_tables.pin(sequence)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the arithmetic of `capacity` needs the standard library only
+    from workers.process.refused_settings import Problem
     from workers.protocol.messages import FailCode
 
 
 class StartError(Exception):
-    """The process cannot start. The message is the sentence to print."""
+    """The process cannot start. The message is the sentence to print, about the first of the problems with settings."""
+
+    def __init__(self, sentence: str = "", problems: Sequence[Problem] = ()) -> None:
+        super().__init__(sentence)
+        self.problems = problems
 
 
 class ModelError(StartError):

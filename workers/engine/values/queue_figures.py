@@ -1,4 +1,4 @@
-"""Figures of the queues: who waits, for how long, how far tenants are apart, and what steps cost. Values only.
+"""Figures of the queues: who waits, for how long, how far tenants are apart, and what steps cost. It holds values only.
 
 They show whether scheduling is fair. Metrics read the sums, because they do not carry every tenant; gateways are told
 of each tenant.

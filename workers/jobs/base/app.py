@@ -64,4 +64,6 @@ CONFIG: dict[str, Any] = {
     "worker_send_task_events": False,
     "worker_hijack_root_logger": False,
     "worker_enable_remote_control": False,
+    # Seconds until a new child counts as stuck and is killed. On a busy machine a fork alone may take Celery's four.
+    "worker_proc_alive_timeout": 60,
 }

@@ -6,41 +6,46 @@ Times are explained in docs/design/jobs.md section 1; `test_time_scale` shortens
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 import pydantic
-import pydantic_settings
 
 from accounting.events.egress import Egress, Network, networks
 from accounting.values import environment
-from workers.process import refused_settings
+from workers.process import refused_settings, setting_forms
+from workers.process.refused_settings import Problem
 
 PREFIX = "HEADGATE_"
 
 
 class SettingsError(Exception):
-    """A setting cannot be used. The message is one sentence for the operator."""
+    """A setting cannot be used. The message is one sentence for the operator, about the first of the problems."""
+
+    def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(sentence)
+        self.problems = problems
 
 
-class JobsSettings(pydantic_settings.BaseSettings):
-    model_config = pydantic_settings.SettingsConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+class JobsSettings(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
 
     home: Path
     """The state directory: secrets and files."""
-    url: str
+    url: setting_forms.BaseUrl
     """Base URL of the gateways."""
-    broker_url: str
+    broker_url: setting_forms.BrokerUrl
     """Celery's broker: `redis://host:port/db` or `redis+socket:///path?virtual_host=0`."""
-    database_url: str | None = None
+    database_url: setting_forms.DatabaseUrl | None = None
     """The URL of the gateways' database; unset: SQLite in the state directory."""
     jobs_concurrency: int = pydantic.Field(default=2, ge=1, le=256)
-    """The most child processes of the Celery worker. One waits for work, and the others start when there is more."""
+    """The most child processes of the Celery worker. They start when there is work, and end half a minute after it."""
     jobs_tenant_chunks: int = pydantic.Field(default=8, ge=1)
     """The most chunks of one tenant that may be claimed at once, over all jobs processes."""
     jobs_chunk_lines: int = pydantic.Field(default=64, ge=1, le=512)
@@ -49,11 +54,11 @@ class JobsSettings(pydantic_settings.BaseSettings):
     """The name of the jobs process that the claims of its children belong to. The process draws it at its start."""
     jobs_pulse: Path | None = None
     """A file that is touched whenever a message is received."""
-    ops_bind: str = pydantic.Field(default="", pattern=r"^(.+:\d+|)$")
+    ops_bind: setting_forms.Bind = ""
     """The address on which `/metrics` listens; empty: nowhere."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """The file descriptor of a socket that listens already, used instead of an address."""
-    webhook_allowed_networks: Annotated[tuple[Network, ...], pydantic_settings.NoDecode] = ()
+    webhook_allowed_networks: tuple[Network, ...] = ()
     """The operator's own networks that webhooks may go to. Without them they go only to public addresses."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
     """A factor for tests that shortens every time."""
@@ -68,9 +73,7 @@ class JobsSettings(pydantic_settings.BaseSettings):
 
     @pydantic.field_validator("url")
     @classmethod
-    def _is_url(cls, value: str) -> str:
-        if urlsplit(value).scheme not in ("http", "https"):
-            raise ValueError("must begin with http:// or https://")
+    def _without_slash(cls, value: str) -> str:
         return value.rstrip("/")
 
     @pydantic.field_validator("webhook_allowed_networks", mode="before")
@@ -175,23 +178,24 @@ SOFT_LIMIT_S, HARD_LIMIT_S, VISIBILITY_TIMEOUT_S = 240, 300, 600
 
 def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
     """Read the settings. Raises `SettingsError`."""
-    environ = os.environ if environ is None else environ
+    environ = setting_forms.given(os.environ if environ is None else environ)
     names = JobsSettings.model_fields
     known = {PREFIX + name.upper() for name in names}
     if (sentence := environment.unknown(environ, known)) is not None:
         raise SettingsError(sentence)
     values = {name: environ[PREFIX + name.upper()] for name in names if PREFIX + name.upper() in environ}
-    try:
-        return JobsSettings.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise SettingsError(refused_settings.sentence(error.errors()[0], environ)) from None
+    found = refused_settings.read(JobsSettings, values, setting_forms.OF_ALL, environ)
+    if isinstance(found, list):
+        raise SettingsError(found[0].message, found)
+    return found
 
 
 def check() -> int:
-    """Read the settings of this process's environment, and say what is wrong with them."""
+    """Read the settings of this process's environment, and say what is wrong with them: a sentence, and all as JSON."""
     try:
         load()
     except SettingsError as error:
+        print(json.dumps([asdict(one) for one in error.problems]))
         print(error, file=sys.stderr)
         return os.EX_CONFIG
     return 0

@@ -38,13 +38,16 @@ class Poster:
         self._timeout = aiohttp.ClientTimeout(total=limit_s)
         self._lookup = lookup
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> int:
-        """Return the status. Raises `NotSpokenTo`, aiohttp.ClientError, OSError, TimeoutError, ValueError."""
-        self._egress.check(url)
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, only_public: bool = False) -> int:
+        """Return the status. With `only_public` the operator's own networks are closed, too. Raises `NotSpokenTo`,
+        aiohttp.ClientError, OSError, TimeoutError, ValueError.
+        """
+        egress = Egress() if only_public else self._egress
+        egress.check(url)
         is_encrypted = urlsplit(url).scheme == "https"
         resolver = _Resolver(self._threads, self._lookup)
         connector = aiohttp.TCPConnector(
-            resolver=resolver, socket_factory=self._guard(is_encrypted), use_dns_cache=False, force_close=True
+            resolver=resolver, socket_factory=_guard(egress, is_encrypted), use_dns_cache=False, force_close=True
         )
         try:
             async with (
@@ -62,14 +65,15 @@ class Poster:
         finally:
             await resolver.finished()
 
-    def _guard(self, is_encrypted: bool) -> Callable[[Any], socket.socket]:
-        def connect_to(info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
-            family, kind, protocol, _, address = info
-            if not self._egress.permits(address[0], address[1], encrypted=is_encrypted):
-                raise NotSpokenTo("An address that is not spoken to.")
-            return socket.socket(family, kind, protocol)
 
-        return connect_to
+def _guard(egress: Egress, is_encrypted: bool) -> Callable[[Any], socket.socket]:
+    def connect_to(info: tuple[int, int, int, str, tuple[Any, ...]]) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if not egress.permits(address[0], address[1], encrypted=is_encrypted):
+            raise NotSpokenTo("An address that is not spoken to.")
+        return socket.socket(family, kind, protocol)
+
+    return connect_to
 
 
 class _Resolver(AbstractResolver):

@@ -24,16 +24,11 @@ from accounting.events.deliveries import Delivery, Schedule
 from accounting.values.errors import AccountingError
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.webhooks.egress import NotSpokenTo, Poster
+from workers.jobs.webhooks.places import HELD, Places, Try
 from workers.process.rounds import repeat
 
 logger = logging.getLogger(__name__)
 
-AT_ONCE = 64
-"""The most tries of less than `SLOW_S` seconds at once in one jobs process, over all tenants."""
-SLOW_S = 1.0
-"""A try that takes longer has a slow receiver and makes room for another one: receivers that hang hold up nobody else."""
-HELD = 256
-"""The most tries at once, slow ones included."""
 TIDY_S = 60.0
 TELL_S = 60.0
 """The least seconds between two log lines about one failing webhook. `headgate webhooks deliveries` shows every try."""
@@ -67,9 +62,10 @@ class Sender:
             self._tries.labels(outcome)
         self._told: dict[str, float] = {}
         """The time of the last log line that a webhook fails, by webhook id."""
-        self._under_way: list[float] = []
-        """The time at which each try began."""
+        self._places = Places()
         self._woken = asyncio.Event()
+        self._empty_at: int | None = None
+        """The version of the database in which no delivery waited: while it is the same, there is nothing to look for."""
 
     async def run(self) -> None:
         """Send until the task is cancelled. Deliveries under way then are tried again by the next sender."""
@@ -79,9 +75,8 @@ class Sender:
                 group.create_task(tidying)
                 while True:
                     for claimed in await self._claim():
-                        began = time.monotonic()
-                        self._under_way.append(began)
-                        group.create_task(self._deliver(claimed, began))
+                        begun = self._places.begin(claimed.lane, time.monotonic())
+                        group.create_task(self._deliver(claimed, begun))
                     await self._nap()
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
@@ -96,30 +91,29 @@ class Sender:
         self._woken.clear()
 
     async def _claim(self) -> list[Delivery]:
-        room = self._room()
+        room, shut_out = self._places.room(time.monotonic()), self._places.shut_out(time.monotonic())
         if room <= 0:
+            return []
+        version = self._database.data_version()
+        if version is not None and version == self._empty_at:
             return []
         try:
             # A read transaction comes first: a sender that finds nothing does not wait for the writer's lock.
             async with self._database.read() as conn:
-                if not await deliveries.any_due(conn, await claims.now_ms(conn)):
+                if not await deliveries.any_due(conn, await claims.now_ms(conn), shut_out):
+                    self._empty_at = None if await deliveries.any_waiting(conn) else version
                     return []
             async with self._database.write() as conn:
                 now = await claims.now_ms(conn)
-                return await deliveries.claim(conn, now, room, self._schedule)
+                return await deliveries.claim(conn, now, room, self._schedule, shut_out)
         except (SQLAlchemyError, OSError) as error:
             logger.error("webhook_claim_failed", exc_info=error)
             return []
 
-    def _room(self) -> int:
-        """Return how many tries may begin now."""
-        slow_before = time.monotonic() - SLOW_S
-        num_quick = sum(began > slow_before for began in self._under_way)
-        return min(AT_ONCE - num_quick, HELD - len(self._under_way))
-
-    async def _deliver(self, claimed: Delivery, began: float) -> None:
+    async def _deliver(self, claimed: Delivery, begun: Try) -> None:
         try:
             error = await self._try(claimed)
+            self._places.answered(begun, time.monotonic())
             outcome = await self._write_down(claimed, error)
             self._tries.labels(outcome).inc()
             if error is not None:
@@ -129,7 +123,7 @@ class Sender:
         except (SQLAlchemyError, OSError) as error:
             logger.error("webhook_ending_not_written", exc_info=error)
         finally:
-            self._under_way.remove(began)
+            self._places.end(begun)
             self._woken.set()
 
     def _tell(self, claimed: Delivery, error: str) -> None:
@@ -156,7 +150,8 @@ class Sender:
         try:
             key = webhooks.signing_key(self._master, claimed.webhook_id, claimed.sealed_secret)
             body = claimed.body.encode()
-            status = await self._poster.post(claimed.url, body, headers_of(claimed, key, body))
+            headers = headers_of(claimed, key, body)
+            status = await self._poster.post(claimed.url, body, headers, only_public=claimed.is_tenants)
         except (NotSpokenTo, AccountingError):
             return "refused"
         except TimeoutError:

@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.console import choices, pages
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
 FILTERS: dict[str, str] = {
@@ -29,9 +29,8 @@ async def list_entries(request: web.Request, viewer: Viewer) -> web.StreamRespon
     days = choices.number(request.query.get("days"))
     if isinstance(days, int):
         asked["effective_at[gte]"] = int(time.time()) - days * DAY_S
-    found = await viewer.get("/v1/organization/audit_logs", limit=PAGE_ROWS, after=request.query.get("after"), **asked)
-    following = {"after": found["last_id"]} if found["has_more"] else {}
-    table = Table("audit", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY, following)
+    found = await viewer.listed("/v1/organization/audit_logs", PAGE_ROWS, **asked)
+    table = Table("audit", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY, next_page(found))
     return pages.show(request, viewer, "audit.html", table=table, filters=FILTERS, days=DAYS)
 
 
@@ -59,17 +58,12 @@ def _key_page(name: str) -> Any:
     return link
 
 
-def _tenant_page(row: Mapping[str, Any]) -> str | None:
-    is_tenant = str(row["project_id"]).startswith("proj_")
-    return f"{pages.ROOT}/tenants/{row['project_id']}" if is_tenant else None
-
-
 _EMPTY = "No change was found. Widen the filters, or make a change."
 _COLUMNS: Sequence[Column] = (
     Column("effective_at", "Time", "moment"),
     Column("type", "Change"),
     Column("actor", "Who", "code", link=_key_page("actor")),
-    Column("project", "Tenant", link=_tenant_page),
+    Column("project", "Tenant", link=choices.tenant_page),
     Column("object", "Object", "code", link=_key_page("object")),
     Column("details", "Details", "code"),
     Column("id", "Entry", "code"),

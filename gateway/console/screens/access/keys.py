@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from aiohttp import web
 from multidict import MultiDict
 
 from gateway.console import choices, pages
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table
+from gateway.console.screens.access.limits import LIMITS
+from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
 SCOPES: dict[str, str] = {
@@ -22,14 +22,9 @@ SCOPES: dict[str, str] = {
     "files:read": "reading files",
     "files:write": "uploading and deleting files",
     "usage:read": "usage, costs and the request log",
-    "keys": "managing keys of this tenant that may do no more than this one",
+    "keys": "managing keys of this tenant that may do no more than this one, and its webhooks",
 }
 USUAL = tuple(name for name in SCOPES if name != "keys")
-LIMITS: dict[str, str] = {
-    "max_requests_per_1_minute": "Requests a minute",
-    "max_tokens_per_1_minute": "Tokens a minute",
-    "max_running_requests": "Requests at one time",
-}
 OVERLAPS = {0: "no longer", 3_600: "1 hour", 86_400: "1 day", 604_800: "7 days"}
 """Seconds for which an old secret works on after a rotation, with their words."""
 DAYS = {"": "never", "30": "30 days", "90": "90 days", "365": "365 days"}
@@ -42,11 +37,9 @@ async def list_keys(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     tenants = await choices.tenants(viewer)
     table = None if tenant_id or not viewer.sees_all else Table("tenants", _TENANTS, tenants, _NO_TENANT)
     if tenant_id and _reads(viewer):
-        after = request.query.get("after")
-        found = await viewer.get(_api(viewer), project_id=tenant_id, limit=PAGE_ROWS, after=after)
-        following = {"after": found["last_id"]} if found["has_more"] else {}
+        found = await viewer.listed(viewer.own("keys"), PAGE_ROWS, project_id=tenant_id)
         rows = [{**one, "state": state_of(one, time.time())} for one in found["data"]]
-        table = Table("keys", _COLUMNS, [_row(one) for one in rows], _EMPTY, following)
+        table = Table("keys", _COLUMNS, [_row(one) for one in rows], _EMPTY, next_page(found))
     return pages.show(
         request,
         viewer,
@@ -81,14 +74,10 @@ async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     if not wanted["scopes"]:
         return await _new_page(request, viewer, form, Refused(400, "Choose at least one scope."))
     try:
-        made = await viewer.post(_api(viewer), wanted)
+        made = await viewer.post(viewer.own("keys"), wanted)
     except Refused as refused:
         return await _new_page(request, viewer, form, refused)
     return _secret_page(request, viewer, made, "New key")
-
-
-async def show_key(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _key_page(request, viewer)
 
 
 async def change(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -114,7 +103,7 @@ async def rotate(request: web.Request, viewer: Viewer) -> web.StreamResponse:
             f"{_one(request, viewer)}/rotate", {"overlap_seconds": choices.number(form.get("overlap"))}
         )
     except Refused as refused:
-        return await _key_page(request, viewer, refused)
+        return await show_key(request, viewer, refused)
     return _secret_page(request, viewer, made, "New value of a key")
 
 
@@ -123,7 +112,7 @@ async def revoke(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     try:
         await viewer.delete(_one(request, viewer))
     except Refused as refused:
-        return await _key_page(request, viewer, refused)
+        return await show_key(request, viewer, refused)
     return pages.see_other("/keys", project_id=key["project_id"] if viewer.sees_all else None, done="revoked")
 
 
@@ -145,30 +134,25 @@ def _tenant_of(request: web.Request, viewer: Viewer) -> str:
     return request.query.get("project_id", "").strip() if viewer.sees_all else viewer.principal.tenant_id
 
 
-def _api(viewer: Viewer) -> str:
-    return "/admin/v1/keys" if viewer.sees_all else "/v1/keys"
-
-
 def _one(request: web.Request, viewer: Viewer) -> str:
-    return f"{_api(viewer)}/{quote(request.match_info['id'], safe='')}"
+    return f"{viewer.own('keys')}/{pages.part(request, 'id')}"
 
 
 async def _changed(request: web.Request, viewer: Viewer, wanted: Mapping[str, Any], done: str) -> web.StreamResponse:
     try:
         await viewer.patch(_one(request, viewer), wanted)
     except Refused as refused:
-        return await _key_page(request, viewer, refused)
-    return pages.see_other(f"/keys/{quote(request.match_info['id'], safe='')}", done=done)
+        return await show_key(request, viewer, refused)
+    return pages.see_other(f"/keys/{pages.part(request, 'id')}", done=done)
 
 
-async def _key_page(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
+async def show_key(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
     key = await viewer.get(_one(request, viewer))
     form: Mapping[str, Any] = await pages.fields_of(request) if request.method == "POST" else {}
     return pages.show(
         request,
         viewer,
         "key.html",
-        status=200 if refused is None else refused.status,
         found=key,
         key_state=state_of(key, time.time()),
         refused=refused,
@@ -187,7 +171,6 @@ async def _new_page(
         request,
         viewer,
         "new_key.html",
-        status=200 if refused is None else refused.status,
         form=form,
         refused=refused,
         scopes=mine,

@@ -12,6 +12,12 @@ from gateway.console.formats import count, money
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
+LIMITS: dict[str, str] = {
+    "max_requests_per_1_minute": "Requests a minute",
+    "max_tokens_per_1_minute": "Tokens a minute",
+    "max_running_requests": "Requests at one time",
+}
+"""Limits that an operator or a tenant sets, of a tenant or of a key."""
 MONEY = "budget_micro_units"
 WORDS = {
     "requests_per_minute": "requests a minute",
@@ -30,16 +36,15 @@ async def show_limits(request: web.Request, viewer: Viewer) -> web.StreamRespons
     return pages.show(request, viewer, "limits.html", table=limits_table(found["data"]), as_of=found["as_of"])
 
 
-def limits_table(found: Sequence[Mapping[str, Any]], budgets: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """Returns the limits in force. `budgets` tells their currencies, where they are known."""
-    currencies = {one["id"]: one["currency"] for one in budgets}
-    rows = [_row(one, currencies.get(one.get("budget"), "")) for one in found]
+def limits_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the limits in force."""
+    rows = [_row(one) for one in found]
     return Table("limits", _COLUMNS, sorted(rows, key=lambda row: -(row["share"] or 0)), "No limit is in force.")
 
 
-def _row(one: Mapping[str, Any], currency: str) -> dict[str, Any]:
+def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     def amount(value: int) -> str:
-        return money(value, currency) if one["dimension"] == MONEY else count(value)
+        return money(value, one["currency"]) if one["dimension"] == MONEY else count(value)
 
     taken = one["used"] + one["reserved"]
     return {

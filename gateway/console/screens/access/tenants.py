@@ -12,24 +12,14 @@ from yarl import URL
 
 from gateway.console import choices, pages
 from gateway.console.calls import Refused
-from gateway.console.screens.access.limits import limits_table
-from gateway.console.tables import Column, Table
+from gateway.console.screens.access.limits import LIMITS, limits_table
+from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
-LIMITS: dict[str, str] = {
-    "max_requests_per_1_minute": "Requests a minute",
-    "max_tokens_per_1_minute": "Tokens a minute",
-    "max_running_requests": "Requests at one time",
-}
 PERIODS = ("hour", "day", "month")
 KINDS = {"hard": "refuse requests", "soft": "tell only", "shadow": "watch only"}
 PAGE_ROWS = 100
-_CENTS = re.compile(r"([0-9]{1,10})(?:\.([0-9]{2}))?", re.ASCII)
 _MICRO_UNITS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?", re.ASCII)
-
-
-async def list_tenants(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _list_page(request, viewer)
 
 
 async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -37,12 +27,8 @@ async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     try:
         made = await viewer.post("/v1/organization/projects", {"name": form.get("name")})
     except Refused as refused:
-        return await _list_page(request, viewer, refused)
+        return await list_tenants(request, viewer, refused)
     return pages.see_other(f"/tenants/{made['id']}", done="created")
-
-
-async def show_tenant(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _tenant_page(request, viewer)
 
 
 async def limit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -60,8 +46,8 @@ async def limit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     try:
         seen = await viewer.post(f"{_admin(request)}/limits/preview", asked | {"model": model})
     except Refused as refused:
-        return await _tenant_page(request, viewer, refused)
-    return await _tenant_page(request, viewer, preview=seen)
+        return await show_tenant(request, viewer, refused)
+    return await show_tenant(request, viewer, preview=seen)
 
 
 async def suspend(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -92,7 +78,7 @@ async def add_budget(request: web.Request, viewer: Viewer) -> web.StreamResponse
 
 async def change_budget(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     form = await pages.fields_of(request)
-    path = f"/admin/v1/budgets/{quote(request.match_info['budget_id'], safe='')}"
+    path = f"/admin/v1/budgets/{pages.part(request, 'budget_id')}"
     if "delete" in form:
         return await _done(request, viewer, viewer.delete(path), "deleted")
     amount = _fraction(form.get("amount", ""), _MICRO_UNITS, 6)
@@ -115,30 +101,27 @@ async def add_alert(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 
 
 async def delete_alert(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    path = f"{_project(request)}/spend_alerts/{quote(request.match_info['alert_id'], safe='')}"
+    path = f"{_project(request)}/spend_alerts/{pages.part(request, 'alert_id')}"
     return await _done(request, viewer, viewer.delete(path), "deleted")
 
 
-async def _list_page(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
+async def list_tenants(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
     archived = request.query.get("include_archived") == "true"
-    after = request.query.get("after")
-    found = await viewer.get(
-        "/admin/v1/tenants", limit=PAGE_ROWS, after=after, include_archived="true" if archived else None
-    )
-    following = {"after": found["last_id"]} if found["has_more"] else {}
+    found = await viewer.listed("/admin/v1/tenants", PAGE_ROWS, include_archived="true" if archived else None)
     return pages.show(
         request,
         viewer,
         "tenants.html",
-        status=200 if refused is None else refused.status,
         refused=refused,
         archived=archived,
         name=(await pages.fields_of(request)).get("name", "") if refused else "",
-        table=Table("tenants", _COLUMNS, found["data"], "There is no tenant yet. Make the first one above.", following),
+        table=Table(
+            "tenants", _COLUMNS, found["data"], "There is no tenant yet. Make the first one above.", next_page(found)
+        ),
     )
 
 
-async def _tenant_page(
+async def show_tenant(
     request: web.Request, viewer: Viewer, refused: Refused | None = None, preview: Mapping[str, Any] | None = None
 ) -> web.StreamResponse:
     tenant = await viewer.get(_admin(request))
@@ -152,7 +135,6 @@ async def _tenant_page(
         request,
         viewer,
         "tenant.html",
-        status=200 if refused is None else refused.status,
         tenant=tenant,
         own_address=URL.build(path=f"{pages.ROOT}/tenants/{tenant['id']}"),
         refused=refused,
@@ -165,7 +147,7 @@ async def _tenant_page(
         spend=spend,
         periods=PERIODS,
         kinds=KINDS,
-        table=None if in_force is None else limits_table(in_force["data"], budgets["data"]),
+        table=None if in_force is None else limits_table(in_force["data"]),
         limiter_refused=limiter_refused,
     )
 
@@ -184,12 +166,12 @@ async def _done(request: web.Request, viewer: Viewer, call: Awaitable[Any], done
     except Refused as refused:
         if refused.status == 404:
             raise
-        return await _tenant_page(request, viewer, refused)
-    return pages.see_other(f"/tenants/{quote(request.match_info['id'], safe='')}", done=done)
+        return await show_tenant(request, viewer, refused)
+    return pages.see_other(f"/tenants/{pages.part(request, 'id')}", done=done)
 
 
 def _monthly(amount: str) -> dict[str, Any]:
-    return {"threshold_amount": _fraction(amount, _CENTS, 2), "currency": "USD", "interval": "month"}
+    return {"amount": amount.strip(), "interval": "month"}
 
 
 def _fraction(text: str, pattern: re.Pattern[str], places: int) -> int | str:
@@ -199,11 +181,11 @@ def _fraction(text: str, pattern: re.Pattern[str], places: int) -> int | str:
 
 
 def _admin(request: web.Request) -> str:
-    return f"/admin/v1/tenants/{quote(request.match_info['id'], safe='')}"
+    return f"/admin/v1/tenants/{pages.part(request, 'id')}"
 
 
 def _project(request: web.Request) -> str:
-    return f"/v1/organization/projects/{quote(request.match_info['id'], safe='')}"
+    return f"/v1/organization/projects/{pages.part(request, 'id')}"
 
 
 _COLUMNS: Sequence[Column] = (

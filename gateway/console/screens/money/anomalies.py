@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.console import choices, pages
 from gateway.console.formats import count, money
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
 HOURS: dict[str, str] = {"1": "this hour", "4": "4 hours", "12": "12 hours", "24": "24 hours"}
@@ -39,18 +39,21 @@ CAUSES = {
 async def list_anomalies(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     hours = request.query.get("hours") or "4"
     tenant_id = request.query.get("project_id") if viewer.sees_all else None
-    path = "/admin/v1/anomalies" if viewer.sees_all else "/v1/anomalies"
-    found = await viewer.get(path, hours=hours, project_id=tenant_id)
+    found = await viewer.get(viewer.own("anomalies"), hours=hours, project_id=tenant_id)
     tables = [
-        Table("anomalies", _columns(viewer), [_row(one) for one in found["data"]], _EMPTY),
-        Table("unusual-end-users", _user_columns(viewer), [_user_row(one) for one in found["end_users"]], _NO_USERS),
+        Table("anomalies", choices.columns_for(viewer, _columns(viewer)), [_row(one) for one in found["data"]], _EMPTY),
+        Table(
+            "unusual-end-users",
+            choices.columns_for(viewer, _USER_COLUMNS),
+            [_user_row(one) for one in found["end_users"]],
+            _NO_USERS,
+        ),
     ]
     return pages.show(
         request,
         viewer,
         "anomalies.html",
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
         hours=hours,
         windows=HOURS,
         tenant_id=tenant_id or "",
@@ -64,24 +67,14 @@ _EMPTY = "Nothing is unusual. Look at more hours, or come back later: the curren
 _NO_USERS = "No end user's day is unusual. Requests name their end user in 'user'."
 
 
-def _user_columns(viewer: Viewer) -> Sequence[Column]:
-    return [
-        Column("end_user", "End user"),
-        *([Column("project_id", "Tenant", "code", link=_tenant_page)] if viewer.sees_all else []),
-        Column("requests", "Requests today, usually"),
-        Column("charge", "Charge today, usually"),
-    ]
-
-
 def _columns(viewer: Viewer) -> Sequence[Column]:
     manages = viewer.may_change and (viewer.sees_all or "keys" in viewer.principal.scopes)
-    tenant = [Column("project_name", "Tenant", link=_tenant_page)] if viewer.sees_all else []
     act = [Column("act", "Act", link=_disabling)] if manages else []
     suspend = [Column("suspend", "Or", link=_suspending)] if viewer.sees_all and viewer.may_change else []
     return [
         Column("peak_time", "Worst hour", "moment"),
         Column("suspicion", "Suspicion"),
-        *tenant,
+        Column("project_name", "Tenant", link=_tenant_page, names_tenant=True),
         Column("api_key", "Key", link=_key_page if viewer.sees_all or manages else None),
         *act,
         *suspend,
@@ -102,7 +95,7 @@ def _usually(one: Mapping[str, Any]) -> dict[str, str]:
     requests, charge = one["requests"], one["charge_micro_units"]
     return {
         "requests": f"{count(requests['observed'])}, {count(requests['usual'])}",
-        "charge": f"{money(charge['observed'], one['currency'])}, {money(charge['usual'])}",
+        "charge": f"{money(charge['observed'], one['currency'])}, {money(charge['usual'], one['currency'])}",
     }
 
 
@@ -122,6 +115,14 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tenant_page(row: Mapping[str, Any]) -> str:
     return f"{pages.ROOT}/tenants/{quote(row['project_id'], safe='')}"
+
+
+_USER_COLUMNS = (
+    Column("end_user", "End user"),
+    Column("project_id", "Tenant", "code", link=_tenant_page, names_tenant=True),
+    Column("requests", "Requests today, usually"),
+    Column("charge", "Charge today, usually"),
+)
 
 
 def _key_page(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from gateway.console import pages
 from gateway.console.calls import Refused
-from gateway.console.screens.money.invoices import invoice_page, own_path
+from gateway.console.screens.money.invoices import invoice_page
 from gateway.console.viewer import Viewer
 from gateway.schema import money
 
@@ -49,14 +49,6 @@ MAX_UPLOAD_BYTES = 128 * 1024
 TAXES = ("", "standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "not_subject")
 
 
-async def show_issuer(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _profile_page(request, viewer)
-
-
-async def show_customer(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _profile_page(request, viewer)
-
-
 async def change(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Stores a profile. An empty field sets the default; the logo has a form of its own."""
     form = await pages.fields_of(request)
@@ -67,11 +59,11 @@ async def change(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         if wanted["payment_days"] is not None:
             wanted["payment_days"] = int(wanted["payment_days"])
     except ValueError as error:
-        return await _profile_page(request, viewer, Refused(400, str(error), ""), form)
+        return await show_profile(request, viewer, Refused(400, str(error), ""), form)
     try:
         await viewer.patch(_api_path(request), wanted)
     except Refused as refused:
-        return await _profile_page(request, viewer, refused, form)
+        return await show_profile(request, viewer, refused, form)
     return pages.see_other(_own_page(request), done="changed")
 
 
@@ -83,7 +75,7 @@ async def change_logo(request: web.Request, viewer: Viewer) -> web.StreamRespons
             raise Refused(400, "Choose a file.")
         await viewer.patch(_api_path(request), {"logo": None if "remove" in form else form["logo"]})
     except Refused as refused:
-        return await _profile_page(request, viewer, refused)
+        return await show_profile(request, viewer, refused)
     return pages.see_other(_own_page(request), done="changed")
 
 
@@ -110,25 +102,25 @@ async def void(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 
 
 async def _done(request: web.Request, viewer: Viewer, what: str, wanted: dict[str, Any]) -> web.StreamResponse:
-    number = request.match_info["number"]
+    number = pages.part(request, "number")
     try:
-        await viewer.post(f"{own_path(viewer, quote(number, safe=''))}/{what}", wanted)
+        await viewer.post(viewer.own(f"invoices/{number}/{what}"), wanted)
     except Refused as refused:
         return await _again(request, viewer, refused)
-    return pages.see_other(f"/invoices/{quote(number, safe='')}")
+    return pages.see_other(f"/invoices/{number}")
 
 
 async def _again(request: web.Request, viewer: Viewer, refused: Refused) -> web.StreamResponse:
-    found = await viewer.get(own_path(viewer, quote(request.match_info["number"], safe="")))
+    found = await viewer.get(viewer.own(f"invoices/{pages.part(request, 'number')}"))
     return await invoice_page(request, viewer, found, refused)
 
 
-async def _profile_page(
+async def show_profile(
     request: web.Request, viewer: Viewer, refused: Refused | None = None, form: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
     found = await viewer.get(_api_path(request))
     shown = {**found, "tax_rate": money.percentage(found["tax_rate"]), **(form or {})}
-    page = pages.show(
+    return pages.show(
         request,
         viewer,
         "billing_profile.html",
@@ -139,9 +131,6 @@ async def _profile_page(
         refused=refused,
         own_address=pages.ROOT + _own_page(request),
     )
-    if refused is not None:
-        page.set_status(refused.status)
-    return page
 
 
 def _fields(request: web.Request) -> dict[str, str]:
@@ -149,20 +138,20 @@ def _fields(request: web.Request) -> dict[str, str]:
 
 
 def _api_path(request: web.Request) -> str:
-    tenant = request.match_info.get("id")
-    return "/admin/v1/issuer" if tenant is None else f"/admin/v1/tenants/{quote(tenant, safe='')}/billing"
+    return (
+        f"/admin/v1/tenants/{pages.part(request, 'id')}/billing" if "id" in request.match_info else "/admin/v1/issuer"
+    )
 
 
 def _own_page(request: web.Request) -> str:
-    tenant = request.match_info.get("id")
-    return "/issuer" if tenant is None else f"/tenants/{quote(tenant, safe='')}/billing"
+    return f"/tenants/{pages.part(request, 'id')}/billing" if "id" in request.match_info else "/issuer"
 
 
 ROUTES = [
-    pages.get("/issuer", show_issuer),
+    pages.get("/issuer", show_profile),
     pages.post("/issuer", change),
     pages.post("/issuer/logo", change_logo, MAX_UPLOAD_BYTES),
-    pages.get("/tenants/{id}/billing", show_customer),
+    pages.get("/tenants/{id}/billing", show_profile),
     pages.post("/tenants/{id}/billing", change),
     pages.get("/invoices/draft", draft),
     pages.post("/invoices/{number}/pay", pay),

@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
 from aiohttp import web
 from yarl import URL
 
 from accounting.values import periods
 from gateway.console import choices, pages, spans
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 from gateway.schema import money
 
@@ -29,59 +28,48 @@ CREDIT_TYPES = {
     "credit_note": "Credit note for a request on an invoice",
 }
 PAGE_ROWS = 100
-
-
-async def list_invoices(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _list(request, viewer)
+AFTER_CREDIT = "after_credit"
+"""The page's second list has a place of its own in the address."""
 
 
 async def show_invoice(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await invoice_page(request, viewer, await viewer.get(own_path(viewer, request.match_info["number"])))
+    return await invoice_page(
+        request, viewer, await viewer.get(viewer.own(f"invoices/{pages.part(request, 'number')}"))
+    )
 
 
 async def invoice_page(
     request: web.Request, viewer: Viewer, found: Mapping[str, Any], refused: Refused | None = None
 ) -> web.Response:
     """Shows an invoice, or the draft of one. A refusal of a payment or of a void stands above it."""
-    page = pages.show(
+    return pages.show(
         request, viewer, "invoice.html", found=found, files=FILES, table=_lines(found, viewer), refused=refused
     )
-    if refused is not None:
-        page.set_status(refused.status)
-    return page
 
 
 async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _file(viewer, own_path(viewer, request.match_info["number"]), "format", request.match_info["kind"])
+    path = viewer.own(f"invoices/{pages.part(request, 'number')}")
+    return await viewer.download(path, format=request.match_info["kind"])
 
 
 async def export_focus(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _file(viewer, "/admin/v1/exports/focus", "period", request.query.get("period", ""))
-
-
-async def _file(viewer: Viewer, path: str, name: str, value: str) -> web.StreamResponse:
-    """Returns a file of the API. Raises `Refused`, so that a refusal is a page and no file."""
-    answer = await viewer.forward("GET", path, b"", "", **{name: value})
-    if isinstance(answer, web.Response) and answer.status >= 400:
-        error = msgspec.json.decode(answer.body)["error"]  # type: ignore[arg-type]  # errors of the API have JSON bodies
-        raise Refused(answer.status, error["message"], error.get("code") or "")
-    return answer
+    return await viewer.download("/admin/v1/exports/focus", period=request.query.get("period", ""))
 
 
 async def close_period(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Closes a month of one tenant, or of every tenant with usage in it."""
     form = await pages.fields_of(request)
     if form.get("is_sure") != "yes":
-        return await _list(request, viewer, "Confirm that the month is closed for ever.", form)
+        return await list_invoices(request, viewer, "Confirm that the month is closed for ever.", form)
     try:
         made = await viewer.post(
             "/admin/v1/invoices", {"period": form.get("period", ""), "project_id": form.get("project_id") or None}
         )
     except Refused as refused:
-        return await _list(request, viewer, refused.message, form)
+        return await list_invoices(request, viewer, refused.message, form)
     if made["object"] == "list":
         return pages.see_other("/invoices", period=form["period"], num_closed=str(len(made["data"])))
-    return pages.see_other(f"/invoices/{made['number']}")
+    return pages.see_other(f"/invoices/{quote(made['number'], safe='')}")
 
 
 async def give_credit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -90,7 +78,7 @@ async def give_credit(request: web.Request, viewer: Viewer) -> web.StreamRespons
     try:
         amount = money.micro_units(form.get("amount", ""))
     except ValueError as error:
-        return await _list(request, viewer, str(error), form)
+        return await list_invoices(request, viewer, str(error), form)
     wanted = {
         "type": form.get("type", ""),
         "project_id": form.get("project_id", ""),
@@ -102,24 +90,21 @@ async def give_credit(request: web.Request, viewer: Viewer) -> web.StreamRespons
     try:
         await viewer.post_once("/admin/v1/credits", wanted, form.get("once", ""))
     except Refused as refused:
-        return await _list(request, viewer, refused.message, form)
+        return await list_invoices(request, viewer, refused.message, form)
     return pages.see_other("/invoices", project_id=wanted["project_id"], given=form["amount"])
 
 
-async def _list(
+async def list_invoices(
     request: web.Request, viewer: Viewer, message: str = "", form: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
-    asked = (
-        {name: request.query[name] for name in (*FILTERS, "after") if request.query.get(name)} if not message else {}
-    )
-    found = await viewer.get(own_path(viewer), limit=PAGE_ROWS, **asked)
-    given = await viewer.get(
-        "/admin/v1/credits" if viewer.sees_all else "/v1/credits", limit=PAGE_ROWS, project_id=asked.get("project_id")
-    )
+    asked = {} if message else choices.asked(request, FILTERS)
+    found = await viewer.listed(viewer.own("invoices"), PAGE_ROWS, table="invoices", **asked)
+    of_tenant = {"project_id": asked.get("project_id")}
+    given = await viewer.listed(viewer.own("credits"), PAGE_ROWS, AFTER_CREDIT, table="credits", **of_tenant)
     tenants = await choices.tenants(viewer)
-    credits = choices.named(given["data"], {one["id"]: one["name"] for one in tenants})
-    tables = [_invoices(found, viewer), _credits(credits, viewer)]
-    page = pages.show(
+    credits = choices.named(given["data"], choices.names_of(tenants))
+    tables = [_invoices(found, viewer), _credits(credits, viewer, next_page(given, AFTER_CREDIT))]
+    return pages.show(
         request,
         viewer,
         "invoices.html",
@@ -131,65 +116,54 @@ async def _list(
         once=(form or {}).get("once") or secrets.token_hex(16),
         filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
+        status=400 if message else 200,
     )
-    if message:
-        page.set_status(400)
-    return page
-
-
-def own_path(viewer: Viewer, number: str | None = None) -> str:
-    path = "/admin/v1/invoices" if viewer.sees_all else "/v1/invoices"
-    return path if number is None else f"{path}/{number}"
 
 
 def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
-    project = [Column("project_name", "Tenant")] if viewer.sees_all else []
-    project_id = [choices.TENANT_ID] if viewer.sees_all else []
     columns = (
-        Column("number", "Number", link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}"),
+        Column("number", "Number", link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'], safe='')}"),
         Column("period", "Month"),
-        *project,
+        Column("project_name", "Tenant", names_tenant=True),
         Column("created_at", "Closed", "moment"),
         Column("state", "State", "state"),
         Column("num_requests", "Requests", "count"),
-        Column("net_micro_units", "Net", "money", currency="currency"),
-        Column("tax_micro_units", "Tax", "money", currency="currency"),
-        Column("paid_micro_units", "Prepaid", "money", currency="currency"),
-        Column("due_micro_units", "Due", "money", currency="currency"),
-        Column("balance_micro_units", "Open", "money", currency="currency"),
+        money_column("net_micro_units", "Net"),
+        money_column("tax_micro_units", "Tax"),
+        money_column("paid_micro_units", "Prepaid"),
+        money_column("due_micro_units", "Due"),
+        money_column("balance_micro_units", "Open"),
         Column("due_at", "Pay by", "moment"),
-        *project_id,
+        choices.TENANT_ID,
     )
-    following = {"after": found["last_id"]} if found["has_more"] else {}
     empty = "There is no invoice yet. A month can be closed 48 hours after its end."
-    return Table("invoices", columns, found["data"], empty, following)
+    return Table("invoices", choices.columns_for(viewer, columns), found["data"], empty, next_page(found))
 
 
-def _credits(rows: Sequence[Mapping[str, Any]], viewer: Viewer) -> Table:
+def _credits(rows: Sequence[Mapping[str, Any]], viewer: Viewer, following: Mapping[str, str]) -> Table:
     columns = (
         Column("created_at", "Given", "moment"),
         Column("type", "Kind"),
-        *([choices.TENANT] if viewer.sees_all else []),
-        Column("amount_micro_units", "Amount", "money", currency="currency"),
-        Column("remaining_micro_units", "Left", "money", currency="currency"),
+        choices.TENANT,
+        money_column("amount_micro_units", "Amount"),
+        money_column("remaining_micro_units", "Left"),
         Column("expires_at", "Expires", "moment"),
         Column(
             "corrects",
             "Corrects request",
             "code",
-            link=lambda row: f"{pages.ROOT}/requests/{quote(row['corrects'])}" if row["corrects"] else None,
+            link=lambda row: f"{pages.ROOT}/requests/{quote(row['corrects'], safe='')}" if row["corrects"] else None,
         ),
         Column(
             "number",
             "Credit note",
-            link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'])}" if row["number"] else None,
+            link=lambda row: f"{pages.ROOT}/invoices/{quote(row['number'], safe='')}" if row["number"] else None,
         ),
         Column("note", "Note", "words"),
-        *([choices.TENANT_ID] if viewer.sees_all else []),
+        choices.TENANT_ID,
     )
     empty = "No credit was given."
-    return Table("credits", columns, rows, empty)
+    return Table("credits", choices.columns_for(viewer, columns), rows, empty, following)
 
 
 def _lines(found: Mapping[str, Any], viewer: Viewer) -> Table:
@@ -200,10 +174,10 @@ def _lines(found: Mapping[str, Any], viewer: Viewer) -> Table:
         Column("tier", "Tier"),
         Column("token_class", "Class"),
         Column("price_version", "Price"),
-        Column("rate_micro_units_per_million", "Rate per million", "money"),
+        money_column("rate_micro_units_per_million", "Rate per million"),
         Column("num_requests", "Requests", "count"),
         Column("quantity", "Quantity", "count"),
-        Column("amount_micro_units", "Amount", "money", currency="currency"),
+        money_column("amount_micro_units", "Amount"),
         Column("note", "Note"),
     )
     rows = [{**line, "currency": found["currency"]} for line in found["lines"]]

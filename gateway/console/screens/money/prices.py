@@ -11,16 +11,14 @@ from aiohttp import web
 
 from gateway.console import choices, pages, rate_lines, spans
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 
 PATH = "/admin/v1/price-sheets"
 PAGE_ROWS = 100
+MAX_VERSION = 999_999_999
+KEPT_WORDS = {"cache": "kept KV, cache", "pinned": "kept KV, pinned"}
 NEW = {"sheet": "", "currency": "USD", "start": "", "rates": "", "residency": ""}
-
-
-async def list_sheets(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _list(request, viewer)
 
 
 async def assign(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -32,15 +30,14 @@ async def assign(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         wanted = {"sheet": form.get("sheet", ""), "from": start}
         await viewer.put(f"/admin/v1/tenants/{quote(tenant_id, safe='')}/price-sheet", wanted)
     except (ValueError, Refused) as refused:
-        return await _list(request, viewer, str(refused), form)
+        return await list_sheets(request, viewer, str(refused), form)
     return pages.see_other("/prices", tenant_id=tenant_id, done="assigned")
 
 
-async def _list(
+async def list_sheets(
     request: web.Request, viewer: Viewer, message: str = "", form: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
-    after = {} if message else {"after": request.query.get("after")}
-    found = await viewer.get(PATH, limit=PAGE_ROWS, **after)
+    found = await viewer.listed(PATH, PAGE_ROWS)
     tenant_id = request.query.get("tenant_id", "")
     intervals = []
     if tenant_id and not message:
@@ -51,20 +48,19 @@ async def _list(
         {**one, "num_models": len(one["rates"]), "state": _state(one["from"], one["until"], now)}
         for one in found["data"]
     ]
-    following = {"after": found["last_id"]} if found["has_more"] else {}
     tables = [
         Table(
             "price-sheets",
             _VERSIONS,
             rows,
             "There is no price sheet. Create one, so that requests have a price.",
-            following,
+            next_page(found),
         ),
         Table(
             "assignments", _INTERVALS, intervals, "This tenant pays by the sheet standard: it has no sheet of its own."
         ),
     ]
-    page = pages.show(
+    return pages.show(
         request,
         viewer,
         "prices.html",
@@ -73,11 +69,8 @@ async def _list(
         tenants=await choices.tenants(viewer),
         tenant_id=tenant_id,
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
+        status=400 if message else 200,
     )
-    if message:
-        page.set_status(400)
-    return page
 
 
 async def show_version(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -100,7 +93,6 @@ async def show_version(request: web.Request, viewer: Viewer) -> web.StreamRespon
         older=older,
         state=_state(found["from"], found["until"], time.time()),
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
     )
 
 
@@ -130,10 +122,10 @@ async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
             "rates": rate_lines.read_rates(form["rates"]),
             "residency": rate_lines.read_residency(form["residency"]),
         }
-        if form.get("action") != "create":
-            return _editor(request, viewer, form, preview=await viewer.post(f"{PATH}/preview", wanted))
-        if form.get("is_sure") != "yes":
-            return _editor(request, viewer, form, "Confirm that the version cannot be changed once it is created.")
+        if form.get("action") != "create" or form.get("is_sure") != "yes":
+            unsure = "Confirm that the version cannot be changed once it is created."
+            message = unsure if form.get("action") == "create" else ""
+            return _editor(request, viewer, form, message, await _preview(viewer, wanted))
         made = await viewer.post(PATH, wanted)
     except (ValueError, Refused) as refused:
         return _editor(request, viewer, form, str(refused))
@@ -148,18 +140,42 @@ def _editor(
     message: str = "",
     preview: Mapping[str, Any] | None = None,
 ) -> web.StreamResponse:
-    table = None if preview is None else _preview_table(preview)
-    page = pages.show(
-        request, viewer, "price_editor.html", form=form, message=message, preview=preview, preview_table=table
+    return pages.show(
+        request,
+        viewer,
+        "price_editor.html",
+        form=form,
+        message=message,
+        preview=preview,
+        status=400 if message else 200,
     )
-    if message:
-        page.set_status(400)
-    return page
 
 
-def _preview_table(preview: Mapping[str, Any]) -> Table:
-    empty = "Nobody used this sheet in the last 7 days, so the new rates would have changed nothing."
-    return Table("preview", _EFFECTS, _with(preview["data"], preview), empty)
+async def _preview(viewer: Viewer, wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a version that is not created yet would change: its rates against those of the newest version of its
+    sheet, and the charges of the last days. Raises `Refused`.
+    """
+    found = await viewer.post(f"{PATH}/preview", wanted)
+    older = await _newest(viewer, wanted["sheet"])
+    was: Mapping[str, Any] = older or {"rates": [], "residency": []}
+    changed = rate_lines.changes(was["rates"], wanted["rates"])
+    kept = rate_lines.changes(was["residency"], wanted["residency"], rate_lines.KEPT)
+    rows = [*changed, *({**one, "token_class": KEPT_WORDS[one["token_class"]]} for one in kept)]
+    nobody = "Nobody used this sheet in the last 7 days, so the new rates would have changed nothing."
+    return {
+        **found,
+        "older": older,
+        "from": wanted["from"],
+        "changes": Table("changes", _CHANGES, _with(rows, found), "No rate differs."),
+        "effects": Table("preview", _EFFECTS, _with(found["data"], found), nobody),
+    }
+
+
+async def _newest(viewer: Viewer, sheet: str) -> Mapping[str, Any] | None:
+    """Returns the newest version of a sheet. None if there is no such sheet."""
+    # The list has the newest version of each sheet first, so that it stands behind a number that none has.
+    found = (await viewer.get(PATH, limit=1, after=f"{sheet}@{MAX_VERSION}"))["data"]
+    return found[0] if found and found[0]["sheet"] == sheet else None
 
 
 def _version(sheet: str, number: str) -> str:
@@ -176,10 +192,6 @@ def _with(rows: Any, owner: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "currency": owner["currency"]} for row in rows]
 
 
-def _money(name: str, label: str) -> Column:
-    return Column(name, label, "money", currency="currency")
-
-
 _VERSIONS = (
     Column("id", "Version", link=lambda row: f"{pages.ROOT}/prices/{quote(row['sheet'], safe='')}/{row['version']}"),
     Column("state", "State", "state"),
@@ -193,32 +205,32 @@ _INTERVALS = (Column("sheet", "Sheet"), Column("from", "From", "moment"), Column
 _RATES = (
     Column("model", "Model"),
     Column("tier", "Tier"),
-    _money("cache_read", "Prompt, cached"),
-    _money("cache_write", "Prompt, written"),
-    _money("uncached", "Prompt, uncached"),
-    _money("output", "Output"),
+    money_column("cache_read", "Prompt, cached"),
+    money_column("cache_write", "Prompt, written"),
+    money_column("uncached", "Prompt, uncached"),
+    money_column("output", "Output"),
 )
 _CHANGES = (
     Column("model", "Model"),
     Column("tier", "Tier"),
     Column("token_class", "Class"),
-    _money("before", "Before"),
-    _money("after", "After"),
+    money_column("before", "Before"),
+    money_column("after", "After"),
     Column("change", "Change", "share"),
 )
 _KEPT = (
     Column("model", "Model"),
-    _money("cache", "Cache, per GB and hour"),
-    _money("pinned", "Pinned, per GB and hour"),
+    money_column("cache", "Cache, per GB and hour"),
+    money_column("pinned", "Pinned, per GB and hour"),
 )
 _EFFECTS = (
     Column("model", "Model"),
     Column("tier", "Tier"),
     Column("num_requests", "Requests", "count"),
     Column("quantity", "Tokens", "count"),
-    _money("charged_micro_units", "Was charged"),
-    _money("priced_micro_units", "By the new rates"),
-    _money("difference_micro_units", "Difference"),
+    money_column("charged_micro_units", "Was charged"),
+    money_column("priced_micro_units", "By the new rates"),
+    money_column("difference_micro_units", "Difference"),
 )
 
 ROUTES = [

@@ -15,7 +15,7 @@ from aiohttp import web
 from accounting.values import periods
 from gateway.console import choices, pages
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 
 SHEETS = "/admin/v1/price-sheets"
@@ -31,11 +31,11 @@ async def show_month(request: web.Request, viewer: Viewer) -> web.StreamResponse
     found, message = None, ""
     if form["sheet"]:
         try:
-            found = await _read(viewer, form, request.query.get("after", ""))
+            found = await _read(viewer, form)
         except Refused as refused:
             message = f"There is no version {form['sheet']}." if refused.status == 404 else refused.message
-    tables = [] if found is None else _tables(found, form, {one["id"]: one["name"] for one in names})
-    page = pages.show(
+    tables = [] if found is None else _tables(found, form, choices.names_of(names))
+    return pages.show(
         request,
         viewer,
         "rerating.html",
@@ -45,43 +45,34 @@ async def show_month(request: web.Request, viewer: Viewer) -> web.StreamResponse
         found=found,
         message=message,
         tables=tables,
-        table=chosen(tables, request.query.get("table")) if tables else None,
+        status=400 if message else 200,
     )
-    if message:
-        page.set_status(400)
-    return page
 
 
-async def _read(viewer: Viewer, form: Mapping[str, str], after: str) -> Mapping[str, Any]:
+async def _read(viewer: Viewer, form: Mapping[str, str]) -> Mapping[str, Any]:
     sheet, _, number = form["sheet"].rpartition("@")
     if not sheet or not number:
         raise Refused(400, "Name one version of a sheet, such as standard@1.")
     path = f"{SHEETS}/{quote(sheet, safe='')}/{quote(number, safe='')}/month"
     asked = {name: form[name] for name in FIELDS if name != "sheet"}
-    answer: Mapping[str, Any] = await viewer.get(path, limit=PAGE_ROWS, after=after, **asked)
-    return answer
+    return await viewer.listed(path, PAGE_ROWS, **asked)
 
 
 def _tables(found: Mapping[str, Any], form: Mapping[str, str], names: Mapping[str, str]) -> Sequence[Table]:
-    following = {"after": found["last_id"]} if found["has_more"] else {}
     tenants = choices.named([{**row, "currency": found["currency"]} for row in found["data"]], names)
     models = [{**row, "currency": found["currency"]} for row in found["models"]]
     empty = "Nobody used anything in this month in the currency of this sheet."
     name = f"{form['period']}-by-{found['price_version'].replace('@', '-')}"
     return [
-        Table(f"tenants-{name}", _TENANTS, tenants, empty, following),
+        Table(f"tenants-{name}", _TENANTS, tenants, empty, next_page(found)),
         Table(f"models-{name}", _MODELS, models, empty),
     ]
 
 
-def _money(name: str, label: str) -> Column:
-    return Column(name, label, "money", currency="currency")
-
-
 _AMOUNTS = (
-    _money("charged_micro_units", "Was charged"),
-    _money("priced_micro_units", "By these prices"),
-    _money("difference_micro_units", "Difference"),
+    money_column("charged_micro_units", "Was charged"),
+    money_column("priced_micro_units", "By these prices"),
+    money_column("difference_micro_units", "Difference"),
 )
 _TENANTS = (
     choices.TENANT,

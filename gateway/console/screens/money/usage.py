@@ -14,7 +14,7 @@ from yarl import URL
 from gateway.base import errors
 from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.spans import Span
-from gateway.console.tables import Column, Kind, Table, chosen
+from gateway.console.tables import Column, Kind, Table, money_column
 from gateway.console.usage_sums import GROUPS, Group, Item, Measure, Sums
 from gateway.console.usage_sums import Table as SumsTable
 from gateway.console.viewer import Viewer
@@ -36,8 +36,9 @@ async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse
     groups = [name for name in GROUPS if viewer.sees_all or name != "tenant"]
     if group not in groups or measure not in MEASURES:
         raise errors.invalid("This grouping is not known.", "group")
-    sums = await _sums(viewer, span, group, {name: asked[name] for name in FILTERS if asked.get(name)})
+    sums = await _sums(viewer, span, group, choices.asked(request, FILTERS))
     currency = _currency(sums, asked.get("currency", ""))
+    total = sums.total
     names = await choices.tenant_names(viewer) if group == "tenant" else {}
     tables = [_by_group(sums, group, names, request.rel_url), _by_time(sums, span, request.rel_url)]
     return pages.show(
@@ -53,11 +54,11 @@ async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse
         currencies=sums.currencies,
         filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
         bars=_bars(sums, span, measure, currency, names),
-        targets=[_into(request.rel_url, span, start) for start in _starts(span)],
-        totals=_totals(sums, currency),
+        targets=[_into(request.rel_url, span, start) for start in span.starts],
+        totals=total.counts,
+        costs=[(each, total.amount(each)) for each in sums.currencies or [currency]],
         written=spans.written,
         tables=tables,
-        table=chosen(tables, asked.get("table")),
     )
 
 
@@ -101,7 +102,7 @@ def _currency(sums: SumsTable, asked: str) -> str:
 
 
 def _bars(sums: SumsTable, span: Span, measure: Measure, currency: str, names: Mapping[str, str]) -> charts.Bars:
-    starts = _starts(span)
+    starts = span.starts
     parts, bars = sums.parts(starts, measure, currency)
     labels = [
         f"{spans.label(span.width, start)}: {_measured(sum(bar.values()), measure, currency)}"
@@ -128,10 +129,6 @@ def _measured(value: float, measure: Measure, currency: str) -> str:
     return f"{int(value):,} {measure}"
 
 
-def _starts(span: Span) -> Sequence[int]:
-    return range(span.start, span.end, spans.SECONDS[span.width])
-
-
 def _into(here: URL, span: Span, start: int) -> str:
     """Returns the address of one bar: the page of its finer bars, or the requests of its minute."""
     seconds = spans.SECONDS[span.width]
@@ -152,7 +149,7 @@ def _by_group(sums: SumsTable, group: Group, names: Mapping[str, str], here: URL
     by = {"tenant": "project_id", "key": "api_key_id", "model": "model", "tier": "tier"}.get(group)
     own = [] if by is None else [Column("group", group.capitalize(), kind, link=_only(here, by))]
     named = [Column("name", "Name")] if group == "tenant" else []
-    return Table("usage-by-group", [*own, *named, *_COLUMNS], rows, EMPTY)
+    return Table("usage-by-group", [*own, *named, *_COLUMNS], rows, EMPTY, sums=_rows(sums.total) if own else ())
 
 
 def _only(here: URL, name: str) -> Any:
@@ -170,7 +167,7 @@ def _by_time(sums: SumsTable, span: Span, here: URL) -> Table:
     ]
     # Days are UTC's, so their names must not move with the viewer's zone.
     into = Column("time", f"{span.width.capitalize()} (UTC)", link=lambda row: _into(here, span, row["start"]))
-    return Table("usage-by-time", [into, *_COLUMNS], rows, EMPTY)
+    return Table("usage-by-time", [into, *_COLUMNS], rows, EMPTY, sums=_rows(sums.total))
 
 
 def _rows(total: Sums) -> Sequence[dict[str, Any]]:
@@ -186,17 +183,8 @@ _COLUMNS = (
     Column("written", "Prompt, written", "count"),
     Column("uncached", "Prompt, uncached", "count"),
     Column("output", "Output", "count"),
-    Column("cost", "Cost", "money", currency="currency"),
+    money_column("cost", "Cost"),
 )
-
-
-def _totals(sums: SumsTable, currency: str) -> Mapping[str, Any]:
-    total = Sums()
-    for one in sums.by("group").values():
-        for name, number in one.counts.items():
-            total.counts[name] = total.counts.get(name, 0) + number
-        total.charge(currency, "", one.amount(currency))
-    return total.row(currency)
 
 
 ROUTES = [pages.get("/usage", show_usage)]

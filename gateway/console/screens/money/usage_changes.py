@@ -12,11 +12,12 @@ from accounting.comparison.causes import MEANINGS
 from accounting.values.periods import month_start
 from gateway.base import errors
 from gateway.console import formats, pages, spans
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column, sums_of
 from gateway.console.viewer import Viewer
 
 TIMES = ("before_start", "before_end", "start", "end")
 FILTERS = ("api_key_id", "model")
+COMPARED = ("before", "after", "difference")
 
 
 async def show_changes(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -29,7 +30,7 @@ async def show_changes(request: web.Request, viewer: Viewer) -> web.StreamRespon
     found = None
     if tenant_id:
         found = await viewer.get(
-            "/admin/v1/usage/changes" if viewer.sees_all else "/v1/usage/changes",
+            viewer.own("usage/changes"),
             project_id=tenant_id,
             before_start_time=times["before_start"],
             before_end_time=times["before_end"],
@@ -49,7 +50,6 @@ async def show_changes(request: web.Request, viewer: Viewer) -> web.StreamRespon
         filters=FILTERS,
         tenant_id=tenant_id,
         tables=tables,
-        table=chosen(tables, asked.get("table")) if tables else None,
     )
 
 
@@ -100,7 +100,7 @@ def _causes(found: Mapping[str, Any]) -> Table:
     columns = (
         Column("cause", "Cause"),
         Column("meaning", "What changed"),
-        Column("amount_micro_units", "Part of the difference", "money", currency="currency"),
+        money_column("amount_micro_units", "Part of the difference"),
     )
     return Table("causes", columns, rows, "Nothing changed between the two periods.")
 
@@ -123,14 +123,13 @@ def _compared(
 ) -> Table:
     columns = (
         Column(field, label, "code" if field == "api_key_id" else "text"),
-        *(
-            Column(f"{one}_micro_units", one.capitalize(), "money", currency="currency")
-            for one in ("before", "after", "difference")
-        ),
+        *(Column(f"{one}_micro_units", one.capitalize(), "money", currency="currency") for one in COMPARED),
         *more,
     )
     currency = found["currency"].upper()
-    return Table(name, columns, [{**row, "currency": currency} for row in rows], "Nothing was used in either period.")
+    shown = [{**row, "currency": currency} for row in rows]
+    sums = sums_of(shown, [f"{one}_micro_units" for one in COMPARED])
+    return Table(name, columns, shown, "Nothing was used in either period.", sums=sums)
 
 
 ROUTES = [pages.get("/usage/changes", show_changes)]

@@ -10,9 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.console import charts, formats, pages, spans
+from gateway.console import charts, choices, formats, pages, spans
 from gateway.console.spans import Span
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, money_column, sums_of
 from gateway.console.viewer import Viewer
 
 MOST = 1000
@@ -31,10 +31,9 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
     except ValueError as error:
         raise errors.invalid(str(error), "start") from None
     label = asked.get("label") or "end_user"
-    filters = {name: asked[name] for name in ("project_id", "model") if asked.get(name)}
-    root = "/admin/v1/usage/labels" if viewer.sees_all else "/v1/usage/labels"
+    filters = choices.asked(request, ("project_id", "model"))
     times = {"start_time": span.start, "end_time": span.end}
-    found = await viewer.get(root, label=label, limit=MOST, by_day="true", **times, **filters)
+    found = await viewer.get(viewer.own("usage/labels"), label=label, limit=MOST, by_day="true", **times, **filters)
     rows = [_row(one) for one in found["data"]]
     return pages.show(
         request,
@@ -46,7 +45,8 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
         written=spans.written,
         bars=_bars(found, span),
         is_cut=len(rows) == MOST,
-        table=Table("usage-by-label", _columns(viewer), rows, _EMPTY),
+        currency=found["data"][0]["currency"] if found["data"] else "",
+        table=Table("usage-by-label", choices.columns_for(viewer, _COLUMNS), rows, _EMPTY, sums=_sums(rows)),
     )
 
 
@@ -55,7 +55,7 @@ def _bars(found: Mapping[str, Any], span: Span) -> charts.Bars | None:
     if not found["data"]:
         return None
     currency = found["data"][0]["currency"]
-    days: dict[int, dict[str, float]] = {start: {} for start in range(span.start, span.end, spans.SECONDS["day"])}
+    days: dict[int, dict[str, float]] = {start: {} for start in span.starts}
     totals = Counter[str]()
     for one in found["days"]:
         if one["currency"] == currency and one["start_time"] in days:
@@ -68,6 +68,11 @@ def _bars(found: Mapping[str, Any], span: Span) -> charts.Bars | None:
         for start, parts in days.items()
     ]
     return charts.stacked(labelled, names, formats.short_money, [label[5:10] for label, _ in labelled])
+
+
+def _sums(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Returns the sums of what is shown; a list that was cut has more."""
+    return sums_of(rows, ("requests", "prompt", "output", "cost")) if len(rows) < MOST else ()
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,16 +90,14 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _columns(viewer: Viewer) -> Sequence[Column]:
-    return [
-        Column("value", "Value"),
-        *([Column("project_id", "Tenant", "code")] if viewer.sees_all else []),
-        Column("requests", "Requests", "count"),
-        Column("prompt", "Prompt tokens", "count"),
-        Column("cached_share", "Cached", "share"),
-        Column("output", "Output tokens", "count"),
-        Column("cost", "Cost", "money", currency="currency"),
-    ]
-
+_COLUMNS = (
+    Column("value", "Value"),
+    Column("project_id", "Tenant", "code", names_tenant=True),
+    Column("requests", "Requests", "count"),
+    Column("prompt", "Prompt tokens", "count"),
+    Column("cached_share", "Cached", "share"),
+    Column("output", "Output tokens", "count"),
+    money_column("cost", "Cost"),
+)
 
 ROUTES = [pages.get("/usage/labels", show_labels)]

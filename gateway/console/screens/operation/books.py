@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.console import pages
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
 NUM_NAMED = 5
@@ -19,15 +19,7 @@ async def show_books(request: web.Request, viewer: Viewer) -> web.StreamResponse
     found = await viewer.get("/admin/v1/books")
     verified = found["verified"]
     tables = [_equations(verified), _write_offs(verified), _journals(found)]
-    return pages.show(
-        request,
-        viewer,
-        "books.html",
-        found=found,
-        verified=verified,
-        tables=tables,
-        table=chosen(tables, request.query.get("table")),
-    )
+    return pages.show(request, viewer, "books.html", found=found, verified=verified, tables=tables)
 
 
 async def verify(request: web.Request, viewer: Viewer) -> web.StreamResponse:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
 from gateway.console import choices, pages
 from gateway.console.calls import Refused
 from gateway.console.formats import money
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
 PREFIXES = "/admin/v1/prefixes"
@@ -29,14 +30,7 @@ async def show_cache(request: web.Request, viewer: Viewer) -> web.StreamResponse
         "workers": Table("cache-workers", _WORKER_COLUMNS, [_worker(one) for one in found["workers"]], _NO_WORKERS),
         "prefixes": Table("cache-prefixes", _PREFIX_COLUMNS, [_prefix(one) for one in found["prefixes"]], _NO_PREFIXES),
     }
-    shown = request.query.get("table", "tenants")
-    return pages.show(
-        request, viewer, "cache.html", found=found, tables=tables, table=tables.get(shown, tables["tenants"])
-    )
-
-
-async def show_prefixes(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _show_prefixes(request, viewer, EMPTY_FORM)
+    return pages.show(request, viewer, "cache.html", found=found, tables=tables)
 
 
 async def publish(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -51,54 +45,52 @@ async def publish(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     if values["name"]:
         body["name"] = values["name"]
     if values["ttl_s"]:
-        body["ttl_s"] = (
-            int(values["ttl_s"]) if values["ttl_s"].isdecimal() and len(values["ttl_s"]) <= 18 else values["ttl_s"]
-        )
+        body["ttl_s"] = choices.number(values["ttl_s"])
     try:
         await viewer.post(PREFIXES, body)
     except Refused as refused:
-        return await _show_prefixes(request, viewer, values, refused)
+        return await show_prefixes(request, viewer, values, refused)
     return pages.see_other("/cache/prefixes")
 
 
 async def delete(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    await viewer.delete(f"{PREFIXES}/{request.match_info['id']}")
+    await viewer.delete(f"{PREFIXES}/{pages.part(request, 'id')}")
     return pages.see_other("/cache/prefixes")
 
 
 async def ask_purge(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Shows whose cache would be dropped, before the form that drops it."""
-    found = await viewer.get(f"/v1/organization/projects/{request.query.get('project_id', '')}")
+    found = await viewer.get(f"/v1/organization/projects/{quote(request.query.get('project_id', ''), safe='')}")
     return pages.show(request, viewer, "cache_purge.html", found=found)
 
 
 async def purge(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    found = await viewer.post(f"/admin/v1/tenants/{request.match_info['id']}/purge-cache", {})
+    found = await viewer.post(f"/admin/v1/tenants/{pages.part(request, 'id')}/purge-cache", {})
     return pages.see_other("/cache", purged=found["id"], workers=str(found["num_workers"]))
 
 
-async def _show_prefixes(
-    request: web.Request, viewer: Viewer, values: Mapping[str, str], refused: Refused | None = None
-) -> web.Response:
-    found = await viewer.get(PREFIXES, limit=100, after=request.query.get("after"))
+async def show_prefixes(
+    request: web.Request, viewer: Viewer, values: Mapping[str, str] = EMPTY_FORM, refused: Refused | None = None
+) -> web.StreamResponse:
+    found = await viewer.listed(PREFIXES, 100)
     workers = await viewer.get("/admin/v1/workers")
-    following = {"after": found["last_id"]} if found["has_more"] else {}
-    page = pages.show(
+    return pages.show(
         request,
         viewer,
         "prefixes.html",
         gateway=workers["gateway"],
         table=Table(
-            "prefixes", _PUBLISHED_COLUMNS, [_published(one) for one in found["data"]], _NONE_PUBLISHED, following
+            "prefixes",
+            _PUBLISHED_COLUMNS,
+            [_published(one) for one in found["data"]],
+            _NONE_PUBLISHED,
+            next_page(found),
         ),
         models=sorted({one["model"] for one in workers["data"]}),
         kinds=KINDS,
         values=values,
-        message=refused and refused.message,
+        refused=refused,
     )
-    if refused is not None:
-        page.set_status(refused.status)
-    return page
 
 
 _NO_TENANTS = "No request used a cache in these hours. Send one, or ask for more hours."
@@ -122,7 +114,7 @@ _TENANT_COLUMNS = (
     choices.TENANT_ID,
 )
 _WORKER_COLUMNS = (
-    Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),
+    Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{quote(row['id'], safe='')}"),
     Column("model", "Model"),
     Column("nodes", "Nodes of the tree", "count"),
     Column("pinned_blocks", "Pinned blocks", "count"),

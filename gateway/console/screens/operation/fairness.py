@@ -16,7 +16,7 @@ NUM_BARS = 20
 
 
 async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    asked = {name: request.query[name] for name in ("minutes", "tier") if request.query.get(name)}
+    asked = choices.asked(request, ("minutes", "tier"))
     found = await viewer.get("/admin/v1/fairness", **asked)
     names = await choices.tenant_names(viewer)
     refusals = choices.named(found["refusals"], names)
@@ -24,7 +24,6 @@ async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamRespo
         "shares": Table("fairness", _SHARES, choices.named(found["tenants"], names), _NOBODY),
         "refusals": Table("refusals", _REFUSALS, refusals, "Nobody was refused in these minutes."),
     }
-    shown = request.query.get("table", "shares")
     shares = [share for one in found["tenants"] for share in (one["promised_share"], one["received_share"])]
     return pages.show(
         request,
@@ -33,7 +32,6 @@ async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamRespo
         found=found,
         tiers=TIERS,
         tables=tables,
-        table=tables.get(shown, tables["shares"]),
         bars=[_bars(one, names, max(shares)) for one in found["tenants"][:NUM_BARS]],
     )
 

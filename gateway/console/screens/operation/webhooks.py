@@ -1,4 +1,6 @@
-"""The webhooks: who is told of events and alerts, deliveries with their tries, and forms to add, test and delete."""
+"""The webhooks: who is told of events and alerts, deliveries with their tries, and forms to add, test and delete. A
+tenant's administrator has its own tenant's.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,14 @@ from typing import Any
 from aiohttp import web
 
 from accounting.events import events
-from gateway.console import pages
+from gateway.console import choices, pages
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
-PATH = "/admin/v1/webhooks"
+EMPTY_FORM: Mapping[str, Any] = {"url": "", "project_id": "", "events": ()}
+PAGE_ROWS = 100
 STATES = ("", "pending", "delivered", "dead")
-
-
-async def list_webhooks(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _show_all(request, viewer, {"url": "", "project_id": "", "events": []})
 
 
 async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -26,15 +25,15 @@ async def create(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     values = {"url": form.get("url", ""), "project_id": form.get("project_id", ""), "events": form.getall("events", [])}
     body = {"url": values["url"], "project_id": values["project_id"] or None, "events": values["events"] or None}
     try:
-        made = await viewer.post(PATH, body)
+        made = await viewer.post(viewer.own("webhooks"), body)
     except Refused as refused:
-        return await _show_all(request, viewer, values, refused)
+        return await list_webhooks(request, viewer, values, refused)
     # The secret is shown here and nowhere else, so this page is the answer to the form itself.
     return pages.show(request, viewer, "webhook_made.html", made=made)
 
 
 async def show_webhook(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    path = f"{PATH}/{request.match_info['id']}"
+    path = _one(request, viewer)
     found = await viewer.get(path)
     deliveries = await viewer.get(f"{path}/deliveries", limit=100, state=request.query.get("state"))
     return pages.show(
@@ -48,40 +47,46 @@ async def show_webhook(request: web.Request, viewer: Viewer) -> web.StreamRespon
 
 
 async def test(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    webhook_id = request.match_info["id"]
-    event = await viewer.post(f"{PATH}/{webhook_id}/test", {})
+    webhook_id = pages.part(request, "id")
+    event = await viewer.post(f"{_one(request, viewer)}/test", {})
     return pages.see_other(f"/webhooks/{webhook_id}", sent=event["id"])
 
 
 async def delete(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    await viewer.delete(f"{PATH}/{request.match_info['id']}")
+    await viewer.delete(_one(request, viewer))
     return pages.see_other("/webhooks")
 
 
-async def _show_all(
-    request: web.Request, viewer: Viewer, values: Mapping[str, Any], refused: Refused | None = None
-) -> web.Response:
-    found = await viewer.get(PATH, limit=100, after=request.query.get("after"))
-    following = {"after": found["last_id"]} if found["has_more"] else {}
-    page = pages.show(
+async def list_webhooks(
+    request: web.Request, viewer: Viewer, values: Mapping[str, Any] = EMPTY_FORM, refused: Refused | None = None
+) -> web.StreamResponse:
+    reads = viewer.sees_all or viewer.principal.scopes >= {"keys", "usage:read"}
+    table = None
+    if reads:
+        found = await viewer.listed(viewer.own("webhooks"), PAGE_ROWS)
+        rows = [_webhook(one) for one in found["data"]]
+        table = Table("webhooks", choices.columns_for(viewer, _WEBHOOKS), rows, _NONE, next_page(found))
+    return pages.show(
         request,
         viewer,
         "webhooks.html",
-        table=Table("webhooks", _WEBHOOKS, [_webhook(one) for one in found["data"]], _NONE, following),
+        table=table,
+        reads=reads,
         types=sorted(events.TYPES),
         values=values,
-        message=refused and refused.message,
+        refused=refused,
     )
-    if refused is not None:
-        page.set_status(refused.status)
-    return page
+
+
+def _one(request: web.Request, viewer: Viewer) -> str:
+    return viewer.own(f"webhooks/{pages.part(request, 'id')}")
 
 
 _NONE = "Nobody is told of events. Add a receiver with the form below."
 _WEBHOOKS = (
     Column("id", "Webhook", "code", link=lambda row: f"{pages.ROOT}/webhooks/{row['id']}"),
     Column("url", "URL"),
-    Column("project_id", "Tenant", "code"),
+    Column("project_id", "Tenant", "code", names_tenant=True),
     Column("told", "Events"),
     Column("pending", "Waiting", "count"),
     Column("delivered", "Delivered", "count"),

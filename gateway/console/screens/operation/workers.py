@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from aiohttp import web
 
@@ -57,18 +58,18 @@ async def ask_drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 
 
 async def drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    worker_id = request.match_info["id"]
+    worker_id = pages.part(request, "id")
     await viewer.post(f"{PATH}/{worker_id}/drain", {})
     return pages.see_other(f"/workers/{worker_id}", asked="drain")
 
 
 async def _one(request: web.Request, viewer: Viewer) -> Any:
-    return await viewer.get(f"{PATH}/{request.match_info['id']}")
+    return await viewer.get(f"{PATH}/{pages.part(request, 'id')}")
 
 
 _EMPTY = "No worker is linked with this gateway. Start one with `headgate worker` or `headgate up`."
 _COLUMNS = (
-    Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{row['id']}"),
+    Column("id", "Worker", "code", link=lambda row: f"{pages.ROOT}/workers/{quote(row['id'], safe='')}"),
     Column("state", "State", "state"),
     Column("model", "Model"),
     Column("running", "Running", "count"),
@@ -84,7 +85,7 @@ _COLUMNS = (
     Column("root", "Root", "code"),
 )
 _UPSTREAM_COLUMNS = (
-    Column("id", "Upstream", "code"),
+    Column("id", "Upstream", "code", link=lambda row: f"{pages.ROOT}/upstreams/{quote(row['id'], safe='')}"),
     Column("breaker", "Breaker", "state"),
     Column("kind", "API"),
     Column("served", "Models"),

@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from gateway.console import charts, choices, pages
-from gateway.console.calls import Refused
+from gateway.console.calls import Refused, refusal
 from gateway.console.formats import NONE
-from gateway.console.tables import Column, Table, chosen
+from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 
 PAGE_ROWS = 50
@@ -30,33 +29,27 @@ _EXAMPLE = (
 )
 
 
-async def list_batches(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _show_list(request, viewer, {}, "")
-
-
-async def _show_list(
+async def list_batches(
     request: web.Request,
     viewer: Viewer,
-    given: MultiMapping[str] | Mapping[str, str],
-    message: str,
+    given: Mapping[str, str] | None = None,
+    message: str = "",
     estimate: Mapping[str, Any] | None = None,
 ) -> web.StreamResponse:
-    asked = {name: request.query[name] for name in _filters(viewer) if request.query.get(name)}
-    found = await viewer.get(_path(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
+    asked = choices.asked(request, _filters(viewer))
+    found = await viewer.listed(viewer.own("batches"), PAGE_ROWS, **asked)
     tenants = await choices.tenants(viewer)
-    rows = choices.named(map(_row, found["data"]), {one["id"]: one["name"] for one in tenants})
-    following = {"after": found["last_id"]} if found["has_more"] else {}
-    columns = (*_COLUMNS[:2], choices.TENANT, *_COLUMNS[2:], choices.TENANT_ID) if viewer.sees_all else _COLUMNS
+    rows = choices.named(map(_row, found["data"]), choices.names_of(tenants))
     empty = _EMPTY if not asked and not viewer.sees_all else _NONE
     return pages.show(
         request,
         viewer,
         "batches.html",
-        table=Table("batches", columns, rows, empty, following),
+        table=Table("batches", choices.columns_for(viewer, _COLUMNS), rows, empty, next_page(found)),
         tenants=tenants,
         filters=_filters(viewer),
         endpoints=ENDPOINTS,
-        given=given,
+        given=given or {},
         message=message,
         estimate=estimate,
         example=_EXAMPLE,
@@ -64,7 +57,7 @@ async def _show_list(
 
 
 async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    batch = await viewer.get(_path(viewer, request.match_info["id"]))
+    batch = await viewer.get(viewer.own(f"batches/{pages.part(request, 'id')}"))
     counts = batch["request_counts"]
     done, failed = counts["completed"], counts["failed"]
     faults = (batch["errors"] or {}).get("data", [])
@@ -83,7 +76,6 @@ async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse
         is_running=batch["status"] in RUNNING,
         eta=_eta(batch["headgate"]["eta_s"]),
         tables=tables,
-        table=chosen(tables, request.query.get("table")),
     )
 
 
@@ -95,12 +87,12 @@ async def submit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         asked = {"input_file_id": file["id"], "endpoint": form.get("endpoint", ""), "completion_window": "24h"}
         options = {"headgate": {"invalid_lines": "skip"}} if form.get("skip") else {}
         if form.get("action") == "estimate":
-            return await _show_list(request, viewer, form, "", await _estimate(viewer, file["id"], asked | options))
+            return await list_batches(request, viewer, form, "", await _estimate(viewer, file["id"], asked | options))
         batch = await viewer.post("/v1/batches", asked | options)
     except Refused as refused:
         if refused.status == 401:
             raise
-        return await _show_list(request, viewer, form, refused.message)
+        return await list_batches(request, viewer, form, refused.message)
     return pages.see_other(f"/batches/{batch['id']}")
 
 
@@ -113,29 +105,24 @@ async def _estimate(viewer: Viewer, file_id: str, asked: Mapping[str, Any]) -> A
 
 
 async def cancel(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    batch_id = request.match_info["id"]
-    await viewer.post(f"{_path(viewer, batch_id)}/cancel", {})
+    batch_id = pages.part(request, "id")
+    await viewer.post(viewer.own(f"batches/{batch_id}/cancel"), {})
     return pages.see_other(f"/batches/{batch_id}")
 
 
 async def download(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Sends one of the batch's files as the API has it."""
-    batch = await viewer.get(f"/v1/batches/{request.match_info['id']}")
+    batch = await viewer.get(f"/v1/batches/{pages.part(request, 'id')}")
     which = request.match_info["which"]
     file_id = batch.get(which) if which in FILES else None
     if not file_id:
         raise Refused(404, "The batch has no such file.")
-    return await viewer.forward("GET", f"/v1/files/{file_id}/content")
+    return await viewer.download(f"/v1/files/{file_id}/content")
 
 
 async def results(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Sends what has ended until now, while the batch runs too."""
-    return await viewer.forward("GET", f"/v1/batches/{request.match_info['id']}/results")
-
-
-def _path(viewer: Viewer, batch_id: str | None = None) -> str:
-    path = "/admin/v1/batches" if viewer.sees_all else "/v1/batches"
-    return path if batch_id is None else f"{path}/{batch_id}"
+    return await viewer.download(f"/v1/batches/{pages.part(request, 'id')}/results")
 
 
 def _filters(viewer: Viewer) -> Sequence[str]:
@@ -155,13 +142,14 @@ async def _upload(viewer: Viewer, lines: str) -> Any:
         raise TypeError("an upload does not answer with JSON")
     found = json.loads(answer.text or "{}")
     if answer.status >= 400:
-        raise Refused(answer.status, found["error"]["message"], found["error"].get("code") or "")
+        raise refusal(answer.status, found)
     return found
 
 
 _COLUMNS: Sequence[Column] = (
     Column("created_at", "Created", "moment"),
     Column("id", "Batch", "code", link=lambda row: f"{pages.ROOT}/batches/{row['id']}"),
+    choices.TENANT,
     Column("model", "Model"),
     Column("endpoint", "Endpoint"),
     Column("status", "Status", "state"),
@@ -170,7 +158,8 @@ _COLUMNS: Sequence[Column] = (
     Column("failed", "Failed", "count"),
     Column("cached_share", "Cached share", "share"),
     Column("eta", "Time left"),
-    Column("charge_micro_units", "Cost so far", "money"),
+    money_column("charge_micro_units", "Cost so far"),
+    choices.TENANT_ID,
 )
 _FAILURES: Sequence[Column] = (
     Column("state", "How it ended"),

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from gateway.base import errors
 from gateway.console import pages
@@ -19,11 +18,7 @@ from gateway.console.viewer import Viewer
 
 CHAT = "/v1/chat/completions"
 MAX_TOKENS = 256
-Form = MultiMapping[str] | Mapping[str, str]
-
-
-async def show_form(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    return await _show(request, viewer, {})
+Form = Mapping[str, str]
 
 
 async def ask(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -35,7 +30,7 @@ async def ask(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     except (Refused, errors.ApiError) as refused:
         if refused.status == 401:
             raise
-        return await _show(request, viewer, form, message=refused.message)
+        return await show_form(request, viewer, form, message=refused.message)
     usage, headgate = answer["usage"], answer["headgate"]
     facts = {
         "request_id": headgate["request_id"],
@@ -46,7 +41,7 @@ async def ask(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         "charge_micro_units": headgate["charge_micro_units"],
         "currency": headgate["currency"],
     }
-    return await _show(
+    return await show_form(
         request, viewer, form, body=body_of(form), text=answer["choices"][0]["message"]["content"], facts=facts
     )
 
@@ -54,7 +49,7 @@ async def ask(request: web.Request, viewer: Viewer) -> web.StreamResponse:
 async def show_code(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Shows the form's request as commands for elsewhere, and sends nothing."""
     form = await pages.fields_of(request)
-    return await _show(request, viewer, form, body=body_of(form))
+    return await show_form(request, viewer, form, body=body_of(form))
 
 
 async def stream(request: web.Request, viewer: Viewer) -> web.StreamResponse:
@@ -80,10 +75,10 @@ def body_of(form: Form) -> dict[str, Any]:
     return body
 
 
-async def _show(
+async def show_form(
     request: web.Request,
     viewer: Viewer,
-    form: Form,
+    form: Form | None = None,
     *,
     message: str = "",
     body: Mapping[str, Any] | None = None,
@@ -94,7 +89,7 @@ async def _show(
         request,
         viewer,
         "playground.html",
-        given={"max_tokens": str(MAX_TOKENS), "temperature": "", **form},
+        given={"max_tokens": str(MAX_TOKENS), "temperature": "", **(form or {})},
         models=await models_of(viewer),
         message=message,
         text=text,

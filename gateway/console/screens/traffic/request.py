@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 from aiohttp import hdrs, web
 
 from gateway.console import charts, navigation, pages
-from gateway.console.screens.traffic.requests import path_of
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
 MISSES = {
@@ -54,13 +53,13 @@ _EVENTS = (
 _PRICE = (
     Column("part", "Part"),
     Column("quantity", "Tokens", "count"),
-    Column("rate_micro_units_per_million", "Price of a million", "money", currency="currency"),
-    Column("amount_micro_units", "Amount", "money", currency="currency"),
+    money_column("rate_micro_units_per_million", "Price of a million"),
+    money_column("amount_micro_units", "Amount"),
 )
 
 
 async def show_request(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    found = await viewer.get(f"{path_of(viewer)}/{request.match_info['id']}")
+    found = await viewer.get(f"{viewer.own('requests')}/{pages.part(request, 'id')}")
     period = time.strftime("%Y-%m", time.gmtime(found["created_at"]))
     waterfall = charts.waterfall(found["timeline"]["phases"], found["duration_ms"])
     tables = {
@@ -100,8 +99,8 @@ async def _invoice(viewer: Viewer, found: Mapping[str, Any], period: str) -> str
 
 async def show_spans(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     """Downloads the request as OTLP/JSON."""
-    request_id = request.match_info["id"]
-    answer = await viewer.get(f"{path_of(viewer)}/{request_id}/otlp")
+    request_id = pages.part(request, "id")
+    answer = await viewer.get(f"{viewer.own('requests')}/{request_id}/otlp")
     name = f'attachment; filename="headgate-{request_id}.otlp.json"'
     return web.json_response(answer, headers={hdrs.CONTENT_DISPOSITION: name})
 

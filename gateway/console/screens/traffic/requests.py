@@ -14,7 +14,7 @@ from gateway.base import errors
 from gateway.base.checks import MODEL
 from gateway.console import charts, choices, pages
 from gateway.console.calls import Refused
-from gateway.console.tables import Column, Table
+from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 
 FILTERS = ("project_id", "api_key_id", "model", "status_class", "outcome", "min_duration_ms", "trace_id", "request_id")
@@ -36,27 +36,26 @@ _EMPTY = "No request was found. Send one with an API key, or widen the filters."
 
 async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     tenants = await choices.tenants(viewer)
-    names = {one["id"]: one["name"] for one in tenants}
-    rows: list[dict[str, Any]] = []
-    following: dict[str, str] = {}
-    chart, message = None, ""
+    columns = choices.columns_for(viewer, COLUMNS)
+    table, chart, message = Table("requests", columns, [], _EMPTY), None, ""
     try:
         asked = _asked(request)
-        found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, after=request.query.get("after"), **asked)
-        rows = choices.named(map(row_of, found["data"]), names)
-        following = {"after": found["last_id"]} if found["has_more"] else {}
-        chart = await _volume(viewer, asked)
+        found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, **asked)
+        rows = choices.named(map(row_of, found["data"]), choices.names_of(tenants))
+        table = Table("requests", columns, rows, _EMPTY, next_page(found))
+        chart = None if request.query.get("format") else await _volume(viewer, asked)
     except (Refused, errors.ApiError) as refusal:
-        if refusal.status != 400:
+        if refusal.status != 400 or request.query.get("format"):
             raise
         message = refusal.message
     return pages.show(
         request,
         viewer,
         "requests.html",
-        table=Table("requests", columns(viewer), rows, _EMPTY, following),
+        table=table,
         chart=chart,
         message=message,
+        status=400 if message else 200,
         tenants=tenants,
         models=await models_of(viewer),
         outcomes=OUTCOMES,
@@ -64,28 +63,23 @@ async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamRespo
     )
 
 
-def path_of(viewer: Viewer) -> str:
-    return "/admin/v1/requests" if viewer.sees_all else "/v1/requests"
-
-
-def columns(viewer: Viewer) -> Sequence[Column]:
-    return [
-        Column("started_at", "Time", "moment"),
-        Column("id", "Request", "code", link=lambda row: f"{pages.ROOT}/requests/{row['id']}"),
-        *([choices.TENANT] if viewer.sees_all else []),
-        Column("model", "Model"),
-        Column("status", "Status", "count"),
-        Column("outcome", "Outcome", "state"),
-        Column("prompt_tokens", "Prompt", "count"),
-        Column("cached_tokens", "Cached", "count"),
-        Column("completion_tokens", "Output", "count"),
-        Column("charge_micro_units", "Cost", "money", currency="currency"),
-        Column("ttft_ms", "TTFT", "ms"),
-        Column("duration_ms", "Duration", "ms"),
-        Column("finish_reason", "Finish"),
-        Column("num_retries", "Retries", "count"),
-        *([choices.TENANT_ID] if viewer.sees_all else []),
-    ]
+COLUMNS: Sequence[Column] = (
+    Column("started_at", "Time", "moment"),
+    Column("id", "Request", "code", link=lambda row: f"{pages.ROOT}/requests/{row['id']}"),
+    choices.TENANT,
+    Column("model", "Model"),
+    Column("status", "Status", "count"),
+    Column("outcome", "Outcome", "state"),
+    Column("prompt_tokens", "Prompt", "count"),
+    Column("cached_tokens", "Cached", "count"),
+    Column("completion_tokens", "Output", "count"),
+    money_column("charge_micro_units", "Cost"),
+    Column("ttft_ms", "TTFT", "ms"),
+    Column("duration_ms", "Duration", "ms"),
+    Column("finish_reason", "Finish"),
+    Column("num_retries", "Retries", "count"),
+    choices.TENANT_ID,
+)
 
 
 def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +102,7 @@ async def _volume(viewer: Viewer, asked: Mapping[str, Any]) -> Mapping[str, Any]
         return None
     end = asked.get("end_time", int(time.time()) + 1)
     period = {"start_time": end - PERIOD_S, **asked, "end_time": end}
-    found = await viewer.get(f"{path_of(viewer)}/volume", num_buckets=charts.NUM_BARS, **period)
+    found = await viewer.get(f"{viewer.own('requests')}/volume", num_buckets=charts.NUM_BARS, **period)
     return {
         "bars": charts.counted(found["data"]),
         "start": period["start_time"],
@@ -119,7 +113,7 @@ async def _volume(viewer: Viewer, asked: Mapping[str, Any]) -> Mapping[str, Any]
 
 def _asked(request: web.Request) -> dict[str, Any]:
     """Returns the filters of the page's address as the API takes them. Raises `ApiError` 400."""
-    asked: dict[str, Any] = {name: request.query[name] for name in FILTERS if request.query.get(name)}
+    asked: dict[str, Any] = choices.asked(request, FILTERS)
     for name, parameter in TIMES.items():
         if value := request.query.get(name):
             asked[parameter] = _seconds(name, value)

@@ -9,8 +9,8 @@ from aiohttp import web
 
 from gateway.console import charts, choices, formats, pages
 from gateway.console.screens.traffic.request import MISSES, session_address
-from gateway.console.screens.traffic.requests import path_of, row_of
-from gateway.console.tables import Column, Table
+from gateway.console.screens.traffic.requests import row_of
+from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
 PAGE_ROWS = 100
@@ -21,16 +21,15 @@ _EMPTY = (
 
 
 async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    root = "/admin/v1/sessions" if viewer.sees_all else "/v1/sessions"
-    asked = {name: request.query[name] for name in ("project_id", "model") if request.query.get(name)}
-    found = await viewer.get(root, limit=PAGE_ROWS, **asked)
+    asked = choices.asked(request, ("project_id", "model"))
+    found = await viewer.get(viewer.own("sessions"), limit=PAGE_ROWS, **asked)
     tenants = await choices.tenants(viewer)
-    rows = choices.named(map(_session, found["data"]), {one["id"]: one["name"] for one in tenants})
+    rows = choices.named(map(_session, found["data"]), choices.names_of(tenants))
     return pages.show(
         request,
         viewer,
         "sessions.html",
-        table=Table("sessions", _session_columns(viewer), rows, _EMPTY),
+        table=Table("sessions", choices.columns_for(viewer, _session_columns(viewer)), rows, _EMPTY),
         tenants=tenants,
         counted_from=found["counted_from_ms"] and found["counted_from_ms"] / 1000,
     )
@@ -38,8 +37,7 @@ async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamRespo
 
 async def show_session(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     session_id, project_id = request.query.get("session", ""), request.query.get("project_id", "")
-    asked = {"session_id": session_id, "project_id": project_id, "after": request.query.get("after")}
-    found = await viewer.get(path_of(viewer), limit=PAGE_ROWS, **asked)
+    found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, session_id=session_id, project_id=project_id)
     turns = turns_of(found["data"][::-1])
     names = [str(turn["turn"]) for turn in turns]
     return pages.show(
@@ -52,6 +50,7 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
         older=found["last_id"] if found["has_more"] else None,
         num_broken=sum(bool(turn["broke"]) for turn in turns),
         table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
+        currency=turns[-1]["currency"] or "" if turns else "",
         cost=charts.stacked(
             [(_label(turn), {"cost": turn["charge_micro_units"]}) for turn in turns],
             ("cost",),
@@ -114,7 +113,7 @@ _TURNS = (
     Column("cached_tokens", "Cached", "count"),
     Column("cached_share", "Cached share", "share"),
     Column("completion_tokens", "Output", "count"),
-    Column("charge_micro_units", "Cost", "money", currency="currency"),
+    money_column("charge_micro_units", "Cost"),
     Column("ttft_ms", "TTFT", "ms"),
     Column("broke", "Broke the prefix", "words"),
 )
@@ -140,14 +139,14 @@ def _session_columns(viewer: Viewer) -> Sequence[Column]:
             "Conversation",
             link=lambda row: session_address(row["id"], row["project_id"] if viewer.sees_all else None),
         ),
-        *([choices.TENANT] if viewer.sees_all else []),
+        choices.TENANT,
         Column("num_requests", "Turns", "count"),
         Column("prompt_tokens", "Prompt", "count"),
         Column("cached_share", "Cached share", "share"),
         Column("completion_tokens", "Output", "count"),
-        Column("charge_micro_units", "Cost", "money", currency="currency"),
+        money_column("charge_micro_units", "Cost"),
         Column("first_at", "First turn", "moment"),
-        *([choices.TENANT_ID] if viewer.sees_all else []),
+        choices.TENANT_ID,
     ]
 
 

@@ -6,6 +6,9 @@ import pytest
 from console_pages import signed_in
 from gateways import RunningGateway
 
+from accounting.database import audit
+from gateway.base.app_keys import DATABASE
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROBE = "<script>alert(1)</script>\"'"
 
@@ -33,6 +36,23 @@ async def test_the_operator_finds_who_changed_what(shared_gateway: RunningGatewa
         page = await operator.get(f"/audit?actor_ids={PROBE}")
         assert "No change was found." in page.words
         assert "<script>alert" not in page.text
+
+
+async def test_a_file_has_all_entries_that_match(shared_gateway: RunningGateway) -> None:
+    gateway = shared_gateway
+    tenant, _ = await gateway.new_tenant("much changed")
+    async with gateway.app[DATABASE].write() as conn:
+        for number in range(103):
+            await audit.record(
+                conn, "rate_limit.updated", actor="cli", now=1_700_000_000 + number, object_id=tenant, tenant_id=tenant
+            )
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        path = f"/audit?project_ids={tenant}&event_types=rate_limit.updated"
+        assert (await operator.get(path)).text.count("<tr>") == 1 + 100
+        file = await operator.get(f"{path}&format=csv")
+        assert file.text.count('"rate_limit.updated"') == 103
+        wrong = await operator.get("/audit?format=pdf")
+        assert (wrong.status, wrong.headers["content-type"]) == (400, "text/html; charset=utf-8")
 
 
 async def test_a_tenant_does_not_read_the_audit_log(shared_gateway: RunningGateway) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -45,7 +47,9 @@ async def test_a_batch_is_submitted_followed_and_cancelled(shared_gateway: Runni
         assert sent.headers["content-disposition"].startswith("attachment")
         assert (await tenant.get(f"{path}/files/output_file_id")).status == 404
         assert (await tenant.get(f"{path}/files/endpoint")).status == 404
-        assert path.removeprefix("/batches/") in (await tenant.get("/batches?format=csv")).text
+        [listed] = csv.DictReader(io.StringIO((await tenant.get("/batches?format=csv")).text))
+        assert (listed["id"], listed["charge_micro_units"], listed["currency"]) == (path[9:], "0", "USD")
+        assert "Cost so far 0.000000 USD" in (await tenant.get(path)).words
         await tenant.get(path)
         page = await tenant.submit(f"{path}/cancel")
         assert "Status cancelling" in page.words

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from console_pages import signed_in
 
+from gateway.base.app_keys import LIFECYCLE
+from gateway.console.pages import MAX_FORM_BYTES
 from gateway.telemetry.keys import OBSERVERS
 
 PLACES = {
@@ -40,3 +42,19 @@ async def test_a_fault_is_a_page_with_the_requests_id_and_is_logged_and_counted(
             [logged] = [r for r in caplog.records if r.getMessage() == "unhandled_exception"]
             assert "planted" in str(logged.exc_info[1])
             assert records == [(500, "")]
+
+
+async def test_what_is_refused_before_the_handler_is_a_page_too(gateway):
+    async with signed_in(gateway) as browser:
+        gateway.app[LIFECYCLE].accepting = False
+        page = await browser.get("/requests")
+        gateway.app[LIFECYCLE].accepting = True
+        assert (page.status, page.headers["content-type"]) == (503, "text/html; charset=utf-8")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "The server is shutting down." in page.words
+        assert page.headers["retry-after"]
+    reader, writer = await gateway.socket()
+    writer.write(b"POST /console/batches HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (MAX_FORM_BYTES + 1))
+    head = await reader.readuntil(b"\r\n\r\n")
+    writer.close()
+    assert head.startswith(b"HTTP/1.1 413 ") and b"text/html" in head

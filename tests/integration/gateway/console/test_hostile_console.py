@@ -17,6 +17,7 @@ import pytest_asyncio
 from console_pages import Browser, Page, signed_in
 from console_world import spend
 from gateways import MODEL, RunningGateway
+from yarl import URL
 
 from accounting.access import api_keys
 from accounting.billing import credits
@@ -31,6 +32,8 @@ MARKUP = "\"'><img src=x onerror=alert(1)><script>alert(1)</script>{{7*7}}"
 FORMULA = "=cmd|' /C calc'!A0"
 HOSTILE = FORMULA + MARKUP
 MAX_PAGES = 150
+OPEN = ("/console/sign-in", "/console/assets/{version}/{name}")
+ALL_MAY = "/console/sign-out"
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 GETS = [route.path for route in routes() if route.scope == "console" and route.method == "GET"]
 POSTS = [route.path for route in routes() if route.scope == "console" and route.method == "POST"]
@@ -210,3 +213,64 @@ async def test_another_tenants_ids_open_nothing_on_any_screen(
                     for secret in ("alert(1)", f">{owner}<", f">{request_id}<", f">{key_id}<", "a" * 32):
                         assert secret not in text, (target, secret)
         assert await shared_gateway.sql("SELECT status FROM tenant WHERE id = :t", t=owner) == [("active",)]
+
+
+@pytest.mark.parametrize(
+    "part", ["%00", "%0a", "%ff", "%2f", "a%2fb", "..%2f..%2fkeys", "%2e%2e", "x" * 3_000, "%F0%9F%92%A9"]
+)
+async def test_parts_of_addresses_that_no_object_has_are_not_found(shared_gateway: RunningGateway, part: str) -> None:
+    """On every page, as the operator and as a tenant: a page that says so, and never a fault or another object."""
+    tenant_key = (await shared_gateway.new_tenant("odd addresses", [*api_keys.TENANT_SCOPES]))[1]
+    for key in (shared_gateway.keys.admin_key, tenant_key):
+        async with signed_in(shared_gateway, key) as one:
+            token = (await one.get("")).form_token
+            for path in sorted({path for path in GETS + POSTS if "{" in path} - {*OPEN}):
+                target = URL(re.sub(r"\{[^}]*\}", part, path.replace("{kind}", "pdf")), encoded=True)
+                method = "GET" if path in GETS else "POST"
+                data = {"form_token": token} if method == "POST" else None
+                async with one.session.request(method, target, data=data, allow_redirects=False) as answer:
+                    text = await answer.text(errors="replace")
+                    # The operator has no files of batches, and a tenant none of the operator's pages.
+                    is_seen = key == shared_gateway.keys.admin_key and not path.startswith("/console/batches")
+                    refused = {404} if method == "GET" and is_seen else {400, 403, 404}
+                    assert answer.status in refused, (method, target, answer.status, text[-600:])
+                    assert answer.content_type == "text/html", (method, target)
+
+
+async def test_who_reads_only_sends_no_form_and_opens_no_page_of_the_operator(shared_gateway: RunningGateway) -> None:
+    """Each route of the console with a viewer's session. What a menu does not lead to is refused as the API refuses it."""
+    tenant, key = await shared_gateway.new_tenant("looks only", ["usage:read", "files:read"])
+    allowed = ("", "/requests", "/sessions", "/batches", "/usage", "/invoices", "/anomalies", "/limits")
+    sent = {"project_id": tenant, "name": "x", "scopes": "chat", "amount": "1", "is_sure": "yes", "action": "create"}
+    async with signed_in(shared_gateway, key) as viewer:
+        token = (await viewer.get("")).form_token
+        before = await _counts(shared_gateway)
+        for path in sorted({*GETS, *POSTS} - {*OPEN, ALL_MAY, "/console/{rest:(?s:.*)}"}):
+            target = re.sub(r"\{\w+\}", tenant, path)
+            screen = path.removeprefix("/console")
+            if path in POSTS:
+                data = sent | {"form_token": token}
+                async with viewer.session.post(target, data=data, allow_redirects=False) as answer:
+                    assert answer.status == 403, (path, answer.status)
+            if path in GETS and (screen == "/invoices/focus" or not screen.startswith(allowed[1:])) and screen:
+                async with viewer.session.get(target, allow_redirects=False) as answer:
+                    assert answer.status == 403, (path, answer.status)
+        assert await _counts(shared_gateway) == before
+        for screen in allowed:
+            page = await viewer.get(screen)
+            # A batch is listed for keys with the scope of batches.
+            assert page.status == (403 if screen == "/batches" else 200), (screen, page.words)
+        assert (await viewer.get("")).form_token == token
+        assert (await viewer.submit("/sign-out")).path == "/console/sign-in"
+
+
+async def _counts(gateway: RunningGateway) -> list[tuple[int, ...]]:
+    tables = ("api_key", "tenant", "webhook", "credit", "price_sheet", "batch", "audit_log", "invoice")
+    return [tuple((await gateway.sql(f"SELECT count(*) FROM {table}"))[0]) for table in tables]
+
+
+async def test_an_address_without_a_page_is_a_page_that_says_so(shared_gateway: RunningGateway) -> None:
+    async with signed_in(shared_gateway) as one:
+        page = await one.get("/nowhere/at/all")
+        assert (page.status, "There is no such page." in page.words, "Sign out" in page.words) == (404, True, True)
+        assert (await one.get("/")).path == "/console"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from html import unescape
 
 import aiohttp
 import bills_world
@@ -14,6 +15,8 @@ from console_pages import Page, signed_in
 from PIL import Image
 
 from accounting.access import api_keys
+from accounting.billing import credits
+from accounting.billing.credits import NewCredit
 from gateway.base.app_keys import DATABASE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -131,6 +134,25 @@ async def test_credits_show_what_is_left_and_their_notes_stay_text(shared_gatewa
         assert "\"'=cmd" in (await browser.get("/invoices?table=credits&format=csv")).text
     async with signed_in(shared_gateway, stranger) as browser:
         assert "5.000000 USD" not in (await browser.get("/invoices")).words
+
+
+async def test_each_list_of_the_page_has_pages_and_files_of_its_own(shared_gateway, monkeypatch):
+    tenant, key = await shared_gateway.new_tenant("often credited")
+    async with shared_gateway.app[DATABASE].write() as conn:
+        for number in range(103):
+            wanted = NewCredit(tenant_id=tenant, type="grant", amount=1_000_000 + number, currency="USD", note="x")
+            await credits.create(conn, wanted, key=f"many {number}", now_ms=1_700_000_000_000 + number, actor="key_a")
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get("/invoices")
+        [link] = re.findall(r'href="/console(/invoices\?[^"]*after_credit=[^"]*)"', unescape(page.text))
+        assert (page.text.count("<td>grant</td>"), (await browser.get(link)).text.count("<td>grant</td>")) == (100, 3)
+        file = await browser.get(f"{link}&format=csv")
+        assert len(file.text.splitlines()) == 1 + 103
+        monkeypatch.setattr("gateway.console.viewer.MAX_EXPORTED_ROWS", 102)
+        statuses = [
+            (await browser.get(f"/invoices?format=csv&table={name}")).status for name in ("credits", "invoices")
+        ]
+        assert statuses == [400, 200], "a file is refused for its own rows alone"
 
 
 async def test_a_credit_is_given_once_however_often_its_form_is_sent(shared_gateway):

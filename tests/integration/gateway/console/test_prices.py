@@ -39,6 +39,20 @@ async def test_the_next_version_is_made_from_the_current_one_and_shows_what_chan
     assert made.path.startswith("/console/prices/gold/1")
     assert f"{MODEL} (interactive)" in made.words  # a served model has no price in it
     editor = await operator.get("/prices/edit?like=gold@1")
+    assert "Create the version" not in editor.words
+    later = form | {"rates": "m,interactive,0.01,0.10,0.10,0.60", "residency": "m,0.5,2", "start": "2026-02-01T00:00"}
+    seen = await operator.submit("/prices/edit", **(later | {"action": "preview"}))
+    assert (
+        "The version holds from 2026-02-01 00:00:00 . gold@1 holds from 2026-01-01 00:00:00 until then." in seen.words
+    )
+    for changed in (
+        "m interactive output 0.400000 USD 0.600000 USD 50.0 %",
+        "m batch output 0.200000 USD – –",
+        "m – kept KV, pinned 1.500000 USD 2.000000 USD 33.3 %",
+    ):
+        assert changed in seen.words, changed
+    assert "interactive uncached" not in seen.words
+    await operator.get("/prices/edit?like=gold@1")
     assert "m,interactive,0.01,0.10,0.10,0.40" in editor.text
     assert "m,0.50,1.50" in editor.text
     form |= {"rates": "m,interactive,0.01,0.10,0.10,0.80", "start": "2026-02-01T00:00", "is_sure": "yes"}
@@ -67,6 +81,11 @@ async def test_a_preview_prices_the_last_days_by_the_new_rates_and_writes_nothin
     assert 2 * new == 2 * charge
     assert f"{money(charge, 'USD')} {money(2 * new, 'USD')} {money(2 * new - charge, 'USD')}" in page.words
     assert f"{money(batch, 'USD')} –" in page.words
+    # What changes, rate by rate, with the moment; the form that creates it is there once this was seen.
+    assert "Changed since standard@1" in page.words
+    assert "The version holds from the moment on at which it is created." in page.words
+    assert f"{MODEL} batch output" in page.words
+    assert "Create the version" in page.words
     assert "its requests would be refused" in page.words
     assert await shared_gateway.sql("SELECT count(*) FROM price_sheet_version") == before
 

@@ -25,6 +25,7 @@ from accounting.requests import request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
 from accounting.values.types import Usage
 from gateway.base.app_keys import DATABASE
+from gateway.console.pages import EXPORTING
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -96,21 +97,60 @@ async def test_filters_find_what_they_say_and_stay_in_the_form(shared_gateway: R
 async def test_a_wrong_filter_is_shown_with_the_sentence_and_its_value(shared_gateway: RunningGateway) -> None:
     async with signed_in(shared_gateway) as tenant:
         page = await tenant.get("/requests?from=yesterday")
-        assert (page.status, "'from' must be a date and a time" in page.words) == (200, True)
+        assert (page.status, "'from' must be a date and a time" in page.words) == (400, True)
         assert 'value="yesterday"' in page.text
         page = await tenant.get("/requests?min_duration_ms=-1")
         assert "'min_duration_ms' must be 0 to" in page.words
 
 
-async def test_the_histogram_counts_the_period_and_not_the_page(shared_gateway: RunningGateway) -> None:
+async def test_a_file_that_cannot_be_made_is_a_page_with_the_sentence(shared_gateway: RunningGateway) -> None:
+    request_id = await add(shared_gateway, 4)
+    async with signed_in(shared_gateway) as tenant:
+        for path, sentence in (
+            ("/requests?from=yesterday&format=csv", "'from' must be a date"),
+            ("/requests?min_duration_ms=-1&format=csv", "'min_duration_ms' must be"),
+            ("/requests?format=xml", "'format' must be one of csv, parquet."),
+            (f"/requests/{request_id}?format=csv", "no table to export"),
+            ("/playground?format=csv", "no table to export"),
+            ("/usage?table=nothing&format=csv", "no such table"),
+            ("/usage?start=2026-01-01&end=2026-12-01&format=csv", "A page shows at most"),
+            ("/usage?width=minute&start=2026-01-01&end=2026-01-09&format=parquet", "A page shows at most"),
+            ("/usage/labels?start=soon&format=csv", "A time is written like"),
+            ("/usage/changes?start=soon&format=csv", "A time is written like"),
+        ):
+            page = await tenant.get(path)
+            assert (page.status, page.headers["content-type"]) == (400, "text/html; charset=utf-8"), path
+            assert "content-disposition" not in page.headers
+            assert sentence in page.words, (path, page.words)
+
+
+async def test_the_histogram_counts_the_period_and_not_the_page(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tenant_id, key = await shared_gateway.new_tenant("busy", ["usage:read", "chat"])
     for number in range(1000, 1103):
         await add(shared_gateway, number, tenant_id=tenant_id)
     await add(shared_gateway, 1103, tenant_id=tenant_id, status=503, outcome="server_error")
     async with signed_in(shared_gateway, key) as tenant:
         page = await tenant.get("/requests")
-    assert page.text.count("<tr>") == 1 + 100
-    assert "104 requests, 1 failed" in page.words
+        assert page.text.count("<tr>") == 1 + 100
+        assert "104 requests, 1 failed" in page.words
+        # A file has all that match, wherever the page stands, or it is none.
+        [after] = re.findall(r"after=(req_\w+)", page.text)[:1]
+        assert "Export all rows" in (await tenant.get(f"/requests?after={after}")).words
+        for query, num_rows in ((f"&after={after}", 104), ("&status_class=5xx", 1)):
+            file = await tenant.get(f"/requests?format=csv{query}")
+            rows = list(csv.DictReader(io.StringIO(file.text)))
+            assert len({row["id"] for row in rows}) == len(rows) == num_rows
+        making = shared_gateway.app[EXPORTING]
+        making.add(tenant_id)
+        busy = await tenant.get("/requests?format=csv")
+        assert (busy.status, "one at a time" in busy.words) == (429, True)
+        assert (await tenant.get("/requests")).status == 200
+        making.clear()
+        monkeypatch.setattr("gateway.console.viewer.MAX_EXPORTED_ROWS", 103)
+        refused = await tenant.get("/requests?format=csv")
+        assert (refused.status, "A file has at most 103 rows" in refused.words, making) == (400, True, set())
 
 
 async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gateway: RunningGateway) -> None:
@@ -178,7 +218,7 @@ async def test_free_text_is_inert_on_every_page(shared_gateway: RunningGateway) 
     async with signed_in(shared_gateway) as tenant:
         for path in ("/requests", f"/requests/{hostile}", f"/requests?model={PROBE}&from={PROBE}&trace_id={PROBE}"):
             page = await tenant.get(path)
-            assert page.status == 200
+            assert page.status == (400 if "from=" in path else 200)
             assert "<script>alert" not in page.text
             assert "alert(1)" in page.text
         export = await tenant.get("/requests?format=csv")

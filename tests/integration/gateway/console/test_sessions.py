@@ -121,6 +121,67 @@ async def test_a_form_needs_its_own_sessions_token_and_comes_from_this_site(shar
         assert (await attacker.get("/requests", redirects=False)).status == 200
 
 
+async def test_a_form_of_this_site_comes_through_a_proxy(shared_gateway: RunningGateway) -> None:
+    """The browser's own verdict counts where it gives one: a proxy may have changed Host. Elsewhere Origin is compared."""
+    async with signed_in(shared_gateway) as tenant:
+        for headers, status in (
+            (
+                {"sec-fetch-site": "same-origin", "origin": "https://llm.example.org:8443", "host": "llm.example.org"},
+                200,
+            ),
+            ({"sec-fetch-site": "none"}, 200),
+            ({"origin": "https://llm.example.org", "host": "llm.example.org"}, 200),
+            ({"origin": "https://llm.example.org", "host": "llm.example.org:443"}, 200),
+            ({"origin": "http://llm.example.org:8080", "host": "LLM.example.org:8080"}, 200),
+            ({"origin": "http://llm.example.org:8081", "host": "llm.example.org:8080"}, 403),
+            ({"origin": "https://llm.example.org.evil.example", "host": "llm.example.org"}, 403),
+            ({"sec-fetch-site": "cross-site", "origin": "https://llm.example.org", "host": "llm.example.org"}, 403),
+            ({"sec-fetch-site": "same-origin, cross-site"}, 403),
+        ):
+            await tenant.get("/playground")
+            page = await tenant.submit("/playground/code", headers, model="m", message="Hello")
+            assert page.status == status, (headers, page.words)
+
+
+async def test_headers_that_cannot_be_read_are_refused(shared_gateway: RunningGateway) -> None:
+    """Origins that are no address, and form tokens and cookies whose bytes are no text."""
+    async with signed_in(shared_gateway) as tenant:
+        token = (await tenant.get("/playground")).form_token
+        [cookie] = [one.value for one in tenant.session.cookie_jar]
+    ours = f"cookie: headgate_console={cookie}\r\n".encode()
+    for path, headers, status in (
+        *(
+            (path, b"origin: " + origin + b"\r\nx-form-token: " + token.encode() + b"\r\n" + ours, 403)
+            for path in ("sign-in", "sign-out")
+            for origin in (
+                b"http://[",
+                b"http://a:b",
+                b"http://a:99999",
+                b"null",
+                b"\xff",
+                b"http://\xff\xfe",
+                b"x" * 999,
+            )
+        ),
+        *(
+            ("sign-out", b"x-form-token: " + wrong + b"\r\n" + ours, 403)
+            for wrong in (b"\xff\xfe", "\u2603".encode(), b"[]", token.encode() + b"0")
+        ),
+        ("sign-in", b"cookie: headgate_console=\xff\xfe\r\n", 303),
+    ):
+        body = b"key=" + shared_gateway.keys.api_key.encode()
+        reader, writer = await shared_gateway.socket()
+        writer.write(
+            b"POST /console/" + path.encode() + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + headers
+        )
+        writer.write(
+            b"content-type: application/x-www-form-urlencoded\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 %d " % status), (path, headers, answer[:200])
+
+
 async def test_nobody_is_signed_in_by_another_site(shared_gateway: RunningGateway) -> None:
     async with browser(shared_gateway) as victim:
         page = await victim.submit("/sign-in", {"origin": "https://evil.example"}, key=shared_gateway.keys.api_key)

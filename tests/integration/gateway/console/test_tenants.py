@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from urllib.parse import quote
 
 import pytest
 from console_pages import signed_in
@@ -57,9 +58,9 @@ async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGatew
         )
         assert "0.000000 USD of 12.500000 USD" in page.words
         page = await operator.submit(f"{path}/spend-limit", amount="99.50")
-        assert "Limit: 99.500000 USD, not reached." in page.words
+        assert "Limit: 99.50 USD, not reached." in page.words
         page = await operator.submit(f"{path}/alerts", amount="80.00", recipients="a@example.com, b@example.com")
-        assert "Mail to a@example.com, b@example.com at 80.000000 USD" in page.words
+        assert "Mail to a@example.com, b@example.com at 80.00 USD" in page.words
         for wrong, fields in (
             ("limits", {"max_requests_per_1_minute": PROBE, "max_tokens_per_1_minute": ""}),
             ("budgets", {"period": "day", "amount": PROBE}),
@@ -67,7 +68,8 @@ async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGatew
             ("alerts", {"amount": "1.00", "recipients": PROBE}),
         ):
             page = await operator.submit(f"{path}/{wrong}", **fields)
-            assert (page.status, "Invalid value" in page.words) == (400, True), wrong
+            says = "An amount in USD has at most 2 decimals." if wrong == "spend-limit" else "Invalid value"
+            assert (page.status, says in page.words) == (400, True), wrong
             assert "<script>alert" not in page.text
         page = await operator.get(f"{path}?format=csv")
         assert "requests a minute" in page.text
@@ -80,11 +82,40 @@ async def test_limits_budgets_and_alerts_are_edited(shared_gateway: RunningGatew
         assert "of 13.000000 USD" in page.words
     async with signed_in(shared_gateway, key) as own:
         page = await own.get("/limits")
-        for words in ("77", "55", "6,666", "13.000000", "99.500000"):
+        for words in ("77", "55", "6,666", "13.000000 USD", "99.500000 USD"):
             assert words in page.words, words
         assert (await own.get(path)).status == 403
         await own.get("/limits")
         assert (await own.submit(f"{path}/limits", max_requests_per_1_minute="9999")).status == 403
+
+
+async def test_a_model_with_a_slash_in_its_name_has_limits_and_links(shared_gateway: RunningGateway) -> None:
+    gateway, model = shared_gateway, "org/model-7b v1"
+    tenant, _ = await gateway.new_tenant("slashed")
+    rates = {"model": model, "tier": "interactive", "cache_read": 1, "cache_write": 1, "uncached": 1, "output": 1}
+    async with gateway.session(gateway.keys.admin_key) as admin:
+        body = {"sheet": "slashes", "rates": [rates], "currency": "EUR"}
+        async with admin.post("/admin/v1/price-sheets", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+        async with admin.put(f"/admin/v1/tenants/{tenant}/price-sheet", json={"sheet": "slashes"}) as answer:
+            assert answer.status == 200, await answer.text()
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        page = await operator.get(f"/tenants/{tenant}")
+        assert model in page.words
+        page = await operator.submit(
+            f"/tenants/{tenant}/limits", model=model, max_requests_per_1_minute="4321", max_tokens_per_1_minute="8765"
+        )
+        assert (page.status, "The change is stored." in page.words) == (200, True), page.words
+        assert 'value="4321"' in page.text
+        for path in ("requests", "sessions", "usage", "usage/labels"):
+            page = await operator.get(f"/{path}?model={quote(model, safe='')}")
+            assert (page.status, model in page.text) == (200, True)
+        assert (await operator.get("/prices/slashes/1")).status == 200
+        # The tenant pays in euros, and every amount on its page says so.
+        await operator.get(f"/tenants/{tenant}")
+        page = await operator.submit(f"/tenants/{tenant}/budgets", period="day", amount="2", kind="hard")
+        assert "of 2.000000 EUR" in page.words
+        assert "budget – all 0.0 % 2.000000 EUR 0.000000 EUR" in page.words
 
 
 async def test_a_limit_is_previewed_and_not_stored(shared_gateway: RunningGateway) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import re
 import time
 
 import pytest
 from console_pages import signed_in
 from console_world import spend
+from markupsafe import Markup
 
 from gateway.console import spans
-from gateway.console.formats import money
+from gateway.console.formats import amount, money
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROBE = "<script>alert(1)</script>%22'"
@@ -56,6 +60,31 @@ async def test_a_tenant_cannot_see_another_ones_usage(shared_gateway):
         page = await browser.get(f"/usage?group=tenant&project_id={rich}")
         assert "Requests 1" in page.words
         assert "rich" in page.words
+
+
+async def test_each_currency_has_a_sum_of_its_own(shared_gateway):
+    tenants = {"USD": (await shared_gateway.new_tenant("pays dollars"))[0]}
+    tenants |= {"JPY": (await shared_gateway.new_tenant("pays yen"))[0]}
+    charge = await spend(shared_gateway, tenants["USD"], days_ago=300) + await spend(
+        shared_gateway, tenants["USD"], days_ago=299
+    )
+    yen = await spend(shared_gateway, tenants["JPY"], days_ago=300, currency="JPY")
+    now = int(time.time())
+    span = f"start={spans.written(now - 301 * 86_400)}&end={spans.written(now - 298 * 86_400)}"
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get(f"/usage?group=tenant&{span}")
+        shown = [Markup(amount(*one)).striptags() for one in ((yen, "JPY"), (charge, "USD"))]
+        assert f"Cost {shown[0]} Cost {shown[1]}" in page.words
+        for each in (money(charge, "USD"), money(yen, "JPY")):
+            assert len(re.findall(rf"Sum [^S]*?{re.escape(each)}", page.words)) == 2, "a row below each table"
+        assert money(charge + yen, "USD") not in page.words
+        assert "Cost by day, JPY" in page.words
+        file = await operator.get(f"/usage?group=tenant&{span}&format=csv")
+        rows = list(csv.DictReader(io.StringIO(file.text)))
+        assert {(row["group"], row["cost"], row["currency"]) for row in rows} == {
+            (tenants["USD"], str(charge), "USD"),
+            (tenants["JPY"], str(yen), "JPY"),
+        }
 
 
 async def test_what_is_typed_stays_text_and_what_cannot_be_is_a_sentence(shared_gateway):

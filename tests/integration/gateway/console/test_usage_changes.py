@@ -38,8 +38,9 @@ async def test_the_difference_and_its_first_cause_are_named(shared_gateway):
         assert f"The bill is {money(2 * charge, 'USD')} higher." in page.words
         assert "The first cause is the number of requests a day." in page.words
         csv = await browser.get(f"/usage/changes?{asked}&format=csv")
-        amounts = [int(line.split(",")[-1]) for line in csv.text.splitlines()[1:]]
-        assert sum(amounts) == 2 * charge
+        rows = [line.split(",") for line in csv.text.splitlines()[1:]]
+        assert sum(int(amount) for *_, amount, _ in rows) == 2 * charge
+        assert {currency for *_, currency in rows} == {'"USD"'}
         assert "Why the bill changed" in (await browser.get("/usage")).words
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         assert "Name a tenant" in (await operator.get("/usage/changes")).words

@@ -13,6 +13,41 @@ PROBE = "<script>alert(1)</script>\"'"
 URL = "https://8.8.8.8/hook?a=<script>alert(1)</script>"
 
 
+async def test_a_tenants_administrator_has_its_own_receivers_and_no_others(shared_gateway: RunningGateway) -> None:
+    gateway = shared_gateway
+    tenant, key = await gateway.new_tenant("told", ["keys", "usage:read"])
+    _, other = await gateway.new_tenant("curious", ["keys", "usage:read"])
+    async with signed_in(gateway, key) as admin, signed_in(gateway, other) as stranger:
+        assert 'href="/console/webhooks"' in (await admin.get("")).text
+        page = await admin.get("/webhooks")
+        assert ("Nobody is told of events" in page.words, "Only of tenant" in page.words) == (True, False)
+        page = await admin.submit("/webhooks", url="http://localhost/x")
+        assert (page.status, 'role="alert"' in page.text) == (400, True)
+        page = await admin.submit("/webhooks", url=URL, events="headgate.budget.alert.v1")
+        assert (page.status, page.text.count("whsec_")) == (200, 1), page.words
+        [webhook_id] = set(re.findall(r"webhook_[0-9a-z]+", page.text))
+        assert await gateway.sql("SELECT tenant_id FROM webhook WHERE id = :i", i=webhook_id) == [(tenant,)]
+        assert webhook_id in (await admin.get("/webhooks")).text
+        page = await admin.get(f"/webhooks/{webhook_id}")
+        page = await admin.submit(f"/webhooks/{webhook_id}/test")
+        assert "headgate.webhook.test.v1 pending" in page.words
+        assert webhook_id not in (await stranger.get("/webhooks")).text
+        assert (await stranger.get(f"/webhooks/{webhook_id}")).status == 404
+        for action in ("test", "delete"):
+            await stranger.get("/webhooks")
+            assert (await stranger.submit(f"/webhooks/{webhook_id}/{action}")).status == 404
+        await stranger.get("/webhooks")
+        assert (await stranger.submit("/webhooks", url=URL, project_id=tenant)).status == 404
+        await admin.get(f"/webhooks/{webhook_id}")
+        page = await admin.submit(f"/webhooks/{webhook_id}/delete")
+        assert (page.path, "Nobody is told of events" in page.words) == ("/console/webhooks", True)
+    for scopes in (["keys"], ["chat", "usage:read"]):
+        _, key = await gateway.new_tenant("told less", scopes)
+        async with signed_in(gateway, key) as less:
+            assert "scopes keys and usage:read" in (await less.get("/webhooks")).words
+            assert (await less.submit("/webhooks", url=URL)).status == 403
+
+
 async def test_a_receiver_is_added_tested_and_deleted(shared_gateway: RunningGateway) -> None:
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         assert "Nobody is told of events" in (await operator.get("/webhooks")).words

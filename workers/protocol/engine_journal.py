@@ -1,4 +1,6 @@
-"""Records of an engine journal, and the state that they give after a restart. Pure."""
+"""Records of an engine journal, and the state that they give after a restart. The engine writes them; a restore of a
+backup reads them, too. The module is pure.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from workers.protocol.counts import EngineRecord
+from workers.protocol.counts import EngineRecord, TokenUsage
 from workers.protocol.journal import Kind, Record
 from workers.protocol.segments import Left
+
+CRASH_REASON = "worker_crash"
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +80,7 @@ class Replay:
             case Kind.ENDED:
                 ended = _decode_ended(record.payload)
                 self.open.pop(ended.number, None)
+                self.counts.pop(ended.number, None)
                 self.unacked[ended.record.seq] = ended.record
             case Kind.ACKED:
                 self.ack(_decode_seq(record.payload))
@@ -86,6 +91,17 @@ class Replay:
         for other in acked:
             del self.unacked[other]
         return bool(acked)
+
+    def crashed(self, number: int, seq: int) -> EngineRecord:
+        """Returns the record that ends an open attempt whose process is gone: its last counts are its ending."""
+        begun, counts = self.open[number], self.counts.get(number)
+        usage, bound = TokenUsage(), begun.lease_bound
+        if counts is not None:
+            usage = TokenUsage(
+                counts.cache_read, counts.cache_write, counts.uncached, counts.output, 0, counts.recomputed
+            )
+            bound = counts.lease_bound
+        return EngineRecord(seq, begun.request_id, begun.attempt, begun.tenant, begun.root, usage, bound, CRASH_REASON)
 
 
 def replay(left: Left) -> Replay:

@@ -1,7 +1,7 @@
 """Allocates memory in pages of 2 MiB, for data that is read from end to end in every step.
 
-Knows bytes. Does not know weights. With small pages a core that reads sequentially looks up a page every 4 KiB, and its
-prefetching stops at each page.
+It knows bytes. It does not know weights. With small pages a core that reads sequentially looks up a page every 4 KiB,
+and its prefetching stops at each page.
 """
 
 from __future__ import annotations

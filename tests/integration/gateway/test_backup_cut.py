@@ -1,0 +1,207 @@
+"""A backup beside requests: whatever happens between the copies of its parts, the restored books are clean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from engine_driver import Driver
+from fakes import ROOT, ScriptedRunner, encode, generate_request
+
+from accounting.access import api_keys
+from accounting.database import copies, migrate
+from accounting.database.db import Database
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
+from accounting.tenants import tenants
+from accounting.values.types import Opened, Usage
+from gateway.base.home import Home
+from gateway.cli import backup, home_archive
+from gateway.journal.journal import Journal, open_journal
+from gateway.journal.poster import Poster
+from gateway.metering.replay import replay
+from tests.money import RATES, posting
+from workers.engine.journal.journal import EngineJournal
+from workers.protocol.counts import EngineAck, EngineRecords
+
+PROMPT = encode("a prompt that fills a few blocks")
+NUM_TOKENS = 6
+NO_REDIS = "unix:///nowhere/redis.sock"
+
+
+class Scene:
+    """A home with one gateway's journal and one worker's, as `headgate up` makes them, and a tenant."""
+
+    def __init__(self, home: Home, database: Database, journal: Journal, owner: dict[str, str]) -> None:
+        self.home, self.database, self.journal, self._owner = home, database, journal, owner
+        self.poster = Poster(journal.directory, database, 0, 0)
+        self.engine_journal = EngineJournal(
+            home.state / "worker-0" / "journal", "worker-0", "process", ROOT, ballast_bytes=4096
+        )
+        self.drive = Driver(ScriptedRunner(num_blocks=64, block_size=4), journal=self.engine_journal)
+
+    async def begin(self, name: str, num_tokens: int = NUM_TOKENS) -> None:
+        opened = Opened(
+            request_id=name, model="m", root=ROOT, tier="interactive", price_version="standard@1", currency="USD",
+            opened_at_ms=1, prompt_tokens=len(PROMPT), reserved=10**9, **self._owner,
+        )  # fmt: skip
+        await self.journal.open(opened)
+        self.drive.send(generate_request(name, PROMPT, num_tokens, tenant=self._owner["tenant_id"]))
+
+    async def request(self, name: str) -> None:
+        """Runs a request to its end: the engine's record, then the gateway's ending."""
+        await self.begin(name)
+        while all(record.request_id != name for record in self.engine_journal.unacked):
+            self.drive.step()
+        counted = next(record.usage for record in self.engine_journal.unacked if record.request_id == name)
+        usage = Usage(counted.cache_read, counted.cache_write, counted.uncached, counted.output)
+        charge = pricing.charge(usage, RATES)
+        await self.journal.end(posting(name, usage, charge=charge, root=ROOT, **self._owner))
+
+    async def post_endings(self) -> None:
+        while (await self.poster.post(self.journal.durable_seq)).num_records:
+            pass
+
+    async def post_records(self) -> None:
+        """Brings the engine's records into SQL, and the acknowledgement into its journal."""
+        ack = await self.poster.post_engine_records(EngineRecords("worker-0", tuple(self.engine_journal.unacked)))
+        self.drive.send(EngineAck("worker-0", ack.seq))
+        self.drive.step()
+        assert self.engine_journal.unacked == []
+
+
+@pytest.fixture
+async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Scene]:
+    for name in ("HEADGATE_STATE_DIR", "HEADGATE_DATABASE_URL", "HEADGATE_REDIS_URL"):
+        monkeypatch.delenv(name, raising=False)
+    home = Home(tmp_path / "home")
+    home.prepare()
+    await asyncio.to_thread(migrate.upgrade, home.database_url)
+    database = Database(home.database_url)
+    async with database.write() as conn:
+        await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+        tenant = (await tenants.create(conn, "a", now=1)).id
+        key = await api_keys.create(conn, bytes(32), tenant_id=tenant, now=1)
+    journal = await open_journal(home.state / "gateway-0" / "journal", 0, ballast_bytes=4096)
+    made = Scene(home, database, journal, {"tenant_id": tenant, "key_id": key.info.id})
+    yield made
+    made.engine_journal.close()
+    await journal.close()
+    await database.close()
+
+
+async def run(command: Any, *arguments: str | Path) -> Result:
+    done = await asyncio.to_thread(CliRunner().invoke, command, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+async def restored(scene: Scene, tmp_path: Path) -> Home:
+    """Takes a backup and restores it, which verifies the books."""
+    await run(backup.backup, tmp_path / "b.tar", "--home", scene.home.root)
+    await run(backup.restore, tmp_path / "b.tar", "--home", tmp_path / "second")
+    return Home(tmp_path / "second")
+
+
+async def endings_and_records(home: Home) -> tuple[dict[str, str], set[str]]:
+    """Starts as after a power loss: the gateway's journal is replayed, the worker's opened. Returns the kind of each
+    ending, and the requests with an engine record; the books are clean.
+    """
+    database = Database(home.database_url)
+    await replay(database, NO_REDIS, 0, home.state / "gateway-0" / "journal")
+    journal = EngineJournal(home.state / "worker-0" / "journal", "worker-0", "p", ROOT, ballast_bytes=4096)
+    assert journal.unacked == []  # all of it is in SQL
+    journal.close()
+    assert await asyncio.to_thread(backup._verify, home, home.database_url) == 0
+    names = [f"req_{number}" for number in range(4)]
+    async with database.read() as conn:
+        kinds = {name: row["kind"] for name, row in (await request_postings.endings(conn, names)).items()}
+        counted = {name for name, _ in await request_postings._records_of(conn, names)}
+    await database.close()
+    return kinds, counted
+
+
+def after_the_database(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Lets something happen once the database is copied, before the journals are read."""
+    loop, take = asyncio.get_running_loop(), copies.take
+
+    def taken(*arguments: Any) -> None:
+        take(*arguments)
+        asyncio.run_coroutine_threadsafe(what(), loop).result()
+
+    monkeypatch.setattr(copies, "take", taken)
+
+
+async def test_a_record_that_was_still_with_the_worker_is_in_the_restored_books(scene, tmp_path):
+    await scene.request("req_0")
+    await scene.post_endings()
+    home = await restored(scene, tmp_path)
+    assert await endings_and_records(home) == ({"req_0": "settle"}, {"req_0"})
+
+
+async def test_a_record_that_is_acknowledged_after_the_database_was_copied_is_not_lost(scene, tmp_path, monkeypatch):
+    """The worker's journal says that SQL has it. The copy of SQL does not."""
+    await scene.request("req_0")
+    await scene.post_endings()
+    after_the_database(monkeypatch, scene.post_records)
+    home = await restored(scene, tmp_path)
+    assert await endings_and_records(home) == ({"req_0": "settle"}, {"req_0"})
+
+
+async def test_a_request_that_ends_while_the_backup_is_taken_is_whole_in_it(scene, tmp_path, monkeypatch):
+    async def meanwhile() -> None:
+        await scene.request("req_1")
+        await scene.post_endings()
+        await scene.post_records()
+
+    after_the_database(monkeypatch, meanwhile)
+    home = await restored(scene, tmp_path)
+    assert await endings_and_records(home) == ({"req_1": "settle"}, {"req_1"})
+
+
+async def test_a_request_that_runs_while_the_backup_is_taken_is_void_and_written_off(scene, tmp_path):
+    await scene.begin("req_2", num_tokens=30)
+    for _ in range(5):
+        scene.drive.step()
+    home = await restored(scene, tmp_path)
+    assert await endings_and_records(home) == ({"req_2": "void"}, {"req_2"})
+    scene.drive.run()
+
+
+async def test_a_request_that_begins_after_the_gateways_journal_was_read_is_not_in_the_backup(
+    scene, tmp_path, monkeypatch
+):
+    loop, find = asyncio.get_running_loop(), home_archive._journal
+    worker = scene.engine_journal.directory
+    looks = []
+
+    def found(directory: Path) -> list[Path]:
+        looks.append(directory)
+        if directory == worker and looks.count(worker) == 2:  # the second note, after the gateway's journal
+            asyncio.run_coroutine_threadsafe(scene.request("req_3"), loop).result()
+        return find(directory)
+
+    monkeypatch.setattr(home_archive, "_journal", found)
+    await scene.request("req_0")
+    home = await restored(scene, tmp_path)
+    assert await endings_and_records(home) == ({"req_0": "settle"}, {"req_0"})
+
+
+async def test_records_of_a_gateway_whose_journal_is_on_another_host_are_kept(scene, tmp_path):
+    """SQL names its slot. The request may have ended there."""
+    async with scene.database.write() as conn:
+        await request_postings.post(conn, 7, 1, [])
+    scene.drive.send(generate_request("req_3", PROMPT, NUM_TOKENS))
+    scene.drive.run()
+    await run(backup.backup, tmp_path / "b.tar", "--home", scene.home.root)
+    await asyncio.to_thread(
+        CliRunner().invoke, backup.restore, [str(tmp_path / "b.tar"), "--home", str(tmp_path / "second")]
+    )
+    database = Database(Home(tmp_path / "second").database_url)
+    async with database.read() as conn:
+        assert [one.request_id for one in await request_postings.unended(conn)] == ["req_3"]
+    await database.close()

@@ -1,0 +1,190 @@
+"""However a command ends: one sentence on standard error, its own status, and an object for a program that asked for JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import stat
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.api import ApiFailed
+from gateway.cli.ending import NOT_ANSWERED, ended
+from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
+from gateway.cli.main import main
+from gateway.cli.whole_file import whole_file
+
+
+def raising(error: BaseException):
+    def call(self, *args, **how):
+        raise error
+
+    return call
+
+
+ENDS = {
+    "an answer": (lambda *_, **__: {"object": "list", "data": [], "has_more": False}, OK, ""),
+    "a refusal": (raising(ApiFailed("No.", "nope")), FAILED, "No."),
+    "Ctrl-C": (raising(KeyboardInterrupt()), INTERRUPTED, None),
+    "a reader that has gone": (raising(BrokenPipeError()), CLOSED, None),
+    "a full disk": (raising(OSError(28, "No space left on device")), FAILED, "No space left on device."),
+    "a fault of ours": (raising(ZeroDivisionError("x")), FAULT, "This is a fault of Headgate: ZeroDivisionError: x."),
+}
+
+
+def run(*words: str, **how):
+    done = CliRunner().invoke(main, [*words], prog_name="headgate", **how)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    assert done.exit_code in MEANINGS
+    return done
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("words", [("--json", "tenants", "list"), ("tenants", "list", "--json"), ("tenants", "list")])
+def test_each_end_has_its_status_and_its_sentence(name, words, monkeypatch):
+    call, status, said = ENDS[name]
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", call)
+    done = run(*words)
+    assert done.exit_code == status
+    lines = [line for line in done.stderr.splitlines() if line]  # an empty one ends the line of a typed ^C
+    assert len(lines) == (1 if said else 0), done.stderr
+    assert all(line.startswith(f"headgate: {said}") for line in lines)
+    if "--json" in words and said:
+        told = json.loads(done.stdout)["error"]
+        code = "nope" if name == "a refusal" else None
+        assert told == {"message": lines[0].removeprefix("headgate: "), "code": code, "status": status}
+    elif said:
+        assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("tenant",), None),
+        (("nothing",), "No such command 'nothing'. See `headgate --help`."),
+        (("tenants", "create"), "Missing argument 'NAME'. See `headgate tenants create --help`."),
+        (("tenants", "list", "--alle"), "No such option '--alle'"),
+        (("requests", "list", "--limit", "x"), "Invalid value for '--limit': 'x' is not a"),
+        (("completion", "bash", "--json"), "No such option '--json'"),
+    ],
+)
+def test_a_wrong_line_is_one_sentence_with_the_way_to_help(words, says):
+    done = run(*words)
+    assert done.exit_code == USAGE
+    if says is None:
+        assert "Usage: headgate tenant" in done.stderr
+    else:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"headgate: {says}") and line.endswith("--help`.")
+
+
+def test_a_wrong_line_is_an_object_where_json_was_asked_for():
+    done = run("requests", "list", "--limit", "x", "--json")
+    assert json.loads(done.stdout)["error"]["status"] == USAGE == done.exit_code
+
+
+def test_a_wrong_variable_is_an_object_where_json_was_asked_for():
+    done = run("tenants", "list", "--json", env={"HEADGATE_COFFEE": "1"})
+    assert json.loads(done.stdout)["error"]["status"] == CONFIG == done.exit_code
+
+
+def test_what_stands_behind_two_dashes_asks_for_no_json():
+    assert run("tenants", "show", "--", "--json", env={"HEADGATE_URL": "http://127.0.0.1:1"}).stdout == ""
+
+
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_a_question_without_a_yes_does_nothing(answer, monkeypatch):
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", raising(AssertionError("called")))
+    done = run("tenants", "archive", "acme", input=answer)
+    assert (done.exit_code, done.stderr.splitlines()[-1].partition("headgate: ")[2]) == (FAILED, NOT_ANSWERED)
+
+
+def test_ctrl_c_at_a_question_is_no_answer(capsys):
+    def asked():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise click.Abort from None  # as click's own prompts do
+
+    with pytest.raises(SystemExit) as ends:
+        ended(asked, ())
+    assert (ends.value.code, capsys.readouterr().err) == (INTERRUPTED, "")
+
+
+def test_streams_that_the_caller_has_closed_are_empty(monkeypatch):
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    read = []
+    with pytest.raises(SystemExit) as ends:
+        ended(lambda: read.append(sys.stdin.read()), ())
+    assert (ends.value.code, read) == (OK, [""])
+    for name in ("stdin", "stdout", "stderr"):
+        getattr(sys, name).close()
+
+
+def test_what_cannot_be_flushed_is_said_once(monkeypatch, capsys):
+    class Full(io.StringIO):
+        def flush(self):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(SystemExit) as ends:
+        ended(lambda: None, ())
+    assert ends.value.code == FAILED
+    assert capsys.readouterr().err.splitlines()[0].startswith("headgate: No space left on device. Make room")
+    sys.stdout.flush()  # the interpreter does so at its end
+
+
+def test_a_pipe_is_written_into_and_not_replaced(tmp_path):
+    """As root, a file that took the place of a device would be the whole machine's."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with whole_file(path) as file:
+        file.write(b"rows")
+    assert os.read(reader, 10) == b"rows"
+    os.close(reader)
+    assert stat.S_ISFIFO(path.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_stays_one(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with whole_file(tmp_path / "link") as file:
+        file.write(b"rows")
+    assert (tmp_path / "link").is_symlink()
+    with contextlib.suppress(KeyboardInterrupt), whole_file(tmp_path / "link") as file:
+        file.write(b"half")
+        raise KeyboardInterrupt
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"rows"
+
+
+def test_a_file_without_a_folder_is_named_as_it_was_given(tmp_path):
+    with pytest.raises(FileNotFoundError) as refused, whole_file(tmp_path / "none" / "rows.csv"):
+        pass
+    assert refused.value.filename == str(tmp_path / "none" / "rows.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "content"),
+    [
+        (("prefixes", "add", "m", "--system-file", "-"), b"\xc3\x28"),
+        (("keys", "report-leaked"), b"\xc3\x28"),
+        (("keys", "report-leaked"), b""),
+    ],
+)
+def test_input_that_is_no_text_is_a_wrong_line(words, content):
+    done = run(*words, input=content)
+    assert done.exit_code == USAGE
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_group_alone_shows_its_help_and_is_a_wrong_line():
+    assert isinstance(main, click.Group)
+    assert run("tenants").exit_code == USAGE
