@@ -234,4 +234,8 @@ def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
         return errors.no_worker("No worker has loaded this adapter yet.")
     if any(link.status.disk_full for link in of_model):
         return errors.disk_full()
+    if any(link.status.draining for link in of_model):
+        return errors.no_worker("The worker of this model is being drained, and no other serves it.")
+    if silent := [link.status.last_step_age_ms / 1000 for link in of_model if not link.takes_work]:
+        return errors.no_worker(f"The worker of this model has shown no step for {min(silent):.0f} seconds.")
     return errors.no_worker()

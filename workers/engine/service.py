@@ -44,6 +44,7 @@ from workers.protocol.messages import (
     Message,
     StepFrame,
 )
+from workers.protocol.patience import SilentTime
 from workers.protocol.reports import AdapterReport, AdapterState, WorkerStatus
 
 logger = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Service:
         self._beat_at = time.monotonic()
         """Time of the engine thread's last beat. That thread writes it itself, so that a loop that stood still does not
         take the engine for stuck."""
+        self._silent = SilentTime(2 * HEARTBEAT_S)
         self._accepting_ended = False
         self._draining = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -111,7 +113,7 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        return self.engine_error is None and time.monotonic() - self._beat_at < STUCK_S
+        return self.engine_error is None and self._silent.look(self._beat_at) < STUCK_S
 
     @property
     def idle(self) -> bool:
@@ -323,12 +325,13 @@ class Service:
     def _status_now(self) -> WorkerStatus:
         """Returns the engine's last status and its age. The age is computed here, because an engine that hangs cannot
         send its own."""
-        age_ms = int((time.monotonic() - self._beat_at) * 1000)
+        age_ms = int(self._silent.look(self._beat_at) * 1000)
         return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
 
     def _send_heartbeats(self) -> None:
+        status = self._status_now()
         for link in list(self._links):
-            self._send(link, self._status_now())
+            self._send(link, status)
         if self._report_links:
             report = self._reporter.report(time.monotonic())
             for link in list(self._report_links):

@@ -1,5 +1,5 @@
-"""A timeout that counts only time in which this process's own loop ran, so that its own stall is not taken for a peer's
-silence.
+"""A timeout and an age that count only time in which this process's own loop ran, so that its own stall is not taken for
+somebody else's silence.
 
 A clock alone cannot tell the two apart. After a stall the timer is due in the same round of the loop in which the
 answer, which arrived long before, is read for the first time. With one timer the answer would be thrown away.
@@ -8,6 +8,8 @@ answer, which arrived long before, is read for the first time. With one timer th
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from types import TracebackType
 
 TICKS = 4
@@ -43,3 +45,25 @@ class patience:
             self._timer = self._loop.call_later(self._tick_s, self._tick)
         else:
             self._limit.reschedule(self._loop.time() + LAST_LOOK_S)
+
+
+class SilentTime:
+    """How long another thread has given no sign of life, in seconds of a loop that runs and looks regularly.
+
+    A stall of the whole process stops that thread too, and the loop may run again before it. So at most `most_s` seconds
+    count between two looks.
+    """
+
+    def __init__(self, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most_s = most_s
+        self._clock = clock
+        self._looked_at = clock()
+        self._silent_s = 0.0
+
+    def look(self, seen_at: float) -> float:
+        """Returns the seconds since the last sign of life, which came at `seen_at`."""
+        now = self._clock()
+        passed = min(now - self._looked_at, self._most_s)
+        self._looked_at = now
+        self._silent_s = max(0.0, min(now - seen_at, self._silent_s + passed))
+        return self._silent_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
+import re
 import socket
 import struct
 import time
@@ -147,6 +148,34 @@ async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(bare_gate
     async with bare_gateway.session() as session:
         assert await _status(session) == (503, "no_worker")
     assert await outcomes(bare_gateway) == []
+
+
+async def test_a_request_waits_a_moment_for_a_worker_whose_link_is_dialled_again(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    async with slow(tmp_path, redis_url), bare_gateway.session() as session:
+        await bare_gateway.workers(1)
+        [link] = bare_gateway.app[GENERATION].fleet.links
+        link._connection.abort()
+        await bare_gateway.workers(0)
+        assert await _status(session, max_tokens=3) == (200, None)
+
+
+async def test_an_engine_that_shows_no_step_is_named(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    async with slow(tmp_path, redis_url) as worker, bare_gateway.session() as session:
+        await bare_gateway.workers(1)
+        [link] = bare_gateway.app[GENERATION].fleet.links
+        worker.runner.hang()
+        hanging = asyncio.create_task(_status(session))
+        await until(lambda: not link.takes_work)
+        async with session.post("/v1/chat/completions", json=body()) as answer:
+            error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (503, "no_worker")
+        assert re.fullmatch(r"The worker of this model has shown no step for \d+ seconds\.", error["message"])
+        worker.crash()
+        assert await hanging == (503, "upstream_lost")
 
 
 async def test_two_workers_both_get_work_and_one_lost_leaves_the_other(

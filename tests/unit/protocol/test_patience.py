@@ -15,7 +15,7 @@ from workers.protocol import connection
 from workers.protocol.connection import Connection
 from workers.protocol.frames import encode
 from workers.protocol.messages import Alive, Message
-from workers.protocol.patience import patience
+from workers.protocol.patience import SilentTime, patience
 
 SILENCE_S = 0.4
 
@@ -82,3 +82,23 @@ def test_a_peer_that_is_silent_while_the_loop_runs_is_lost(
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         assert runner.run(silent()) == []
+
+
+def test_a_stall_of_the_whole_process_is_not_the_silence_of_its_other_thread() -> None:
+    now = 100.0
+    silence = SilentTime(2.0, lambda: now)
+    now = 101.0
+    assert silence.look(100.9) == pytest.approx(0.1)
+    now = 111.0  # nothing ran for ten seconds, and the loop runs before the other thread does
+    assert silence.look(100.9) == pytest.approx(2.1)
+    now = 112.0
+    assert silence.look(111.9) == pytest.approx(0.1)
+
+
+def test_a_thread_that_gives_no_sign_while_the_loop_runs_is_silent_for_all_of_it() -> None:
+    now = 100.0
+    silence = SilentTime(2.0, lambda: now)
+    for _ in range(20):
+        now += 1.0
+        heard = silence.look(100.0)
+    assert heard == pytest.approx(20.0)
