@@ -93,6 +93,23 @@ def test_a_wrong_variable_is_an_object_where_json_was_asked_for():
     assert json.loads(done.stdout)["error"]["status"] == CONFIG == done.exit_code
 
 
+@pytest.mark.parametrize("words", [("tenants", "list"), ("chat", "Hello")])
+def test_a_key_that_cannot_be_sent_is_named_and_masked(words):
+    done = run(*words, env={"HEADGATE_API_KEY": "hg_live_pw\n"})
+    assert done.exit_code == CONFIG
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headgate: Cannot use the environment variable HEADGATE_API_KEY = '***': ")
+    assert line.endswith("copy it once more.")
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\x00", "ü", ""])
+def test_an_option_that_cannot_be_sent_is_a_wrong_line(key):
+    done = run("credits", "grant", "acme", "1.00", "--idempotency-key", key, env={"HEADGATE_URL": "http://127.0.0.1:1"})
+    assert done.exit_code == USAGE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headgate: Invalid value for '--idempotency-key': ")
+
+
 def test_what_stands_behind_two_dashes_asks_for_no_json():
     assert run("tenants", "show", "--", "--json", env={"HEADGATE_URL": "http://127.0.0.1:1"}).stdout == ""
 
