@@ -13,10 +13,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli import up
 from gateway.cli.api import ApiFailed
 from gateway.cli.ending import NOT_ANSWERED, ended
 from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
 from gateway.cli.main import main
+from gateway.cli.supervisor import ChildFailed, ChildRefused
 from gateway.cli.whole_file import whole_file
 
 
@@ -108,6 +110,16 @@ def test_an_option_that_cannot_be_sent_is_a_wrong_line(key):
     assert done.exit_code == USAGE
     (line,) = done.stderr.splitlines()
     assert line.startswith("headgate: Invalid value for '--idempotency-key': ")
+
+
+@pytest.mark.parametrize(("error", "status"), [(ChildRefused("No."), CONFIG), (ChildFailed("No."), FAILED)])
+def test_up_ends_as_the_child_that_it_cannot_keep(error, status, tmp_path, monkeypatch):
+    async def ends(_):
+        raise error
+
+    monkeypatch.setattr(up, "run", ends)
+    done = run("up", "--home", str(tmp_path), "--port", "0")
+    assert (done.exit_code, done.stderr) == (status, "headgate: No.\n")
 
 
 def test_what_stands_behind_two_dashes_asks_for_no_json():
