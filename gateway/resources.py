@@ -321,10 +321,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
 async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     """Watches the organization's own limit, and alerts of spending."""
     settings = app[SETTINGS]
-    try:
-        mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
-    except ValueError as error:
-        raise SettingsError(f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}.") from None
+    mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
     async with (
