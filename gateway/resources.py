@@ -43,6 +43,7 @@ from gateway.base.app_keys import (
     UPSTREAM_KEY,
 )
 from gateway.base.checks import Check
+from gateway.base.home import Home
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
 from gateway.base.mail import Mailer
@@ -382,8 +383,9 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
 
 
 async def journals(app: web.Application) -> AsyncIterator[None]:
-    """Watches for journals that nobody replays, and for damaged ones."""
+    """Watches for journals that nobody replays, and for damaged ones. Gateways that run are found by their sockets."""
     settings = app[SETTINGS]
+    Home(settings.home).make_run()
     watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
     async with _background(ask_sql(journal_watch.EVERY_S, watch.look)):
         yield
