@@ -22,7 +22,7 @@ from gateway.cli.ready_file import Ready
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0
 _OF_PROXIES = (502, 503, 504)
-"""What proxies answer for a server that they do not reach."""
+"""The statuses with which proxies answer for a server that they do not reach."""
 PAGE = 100
 """The most objects that the API gives at once."""
 

@@ -14,7 +14,7 @@ from gateway.cli.common import fail
 from gateway.cli.model import DEMO_MODEL_ID, demo_model_path
 
 _OF_WORKERS = ("torch", "transformers", "safetensors", "tokenizers")
-"""What the extra `worker` installs."""
+"""The packages that the extra `worker` installs."""
 
 
 def _handed_on(name: str, module: str, summary: str) -> click.Command:
