@@ -295,7 +295,7 @@ def distributions(runner: ModelRunner, row: list[int], option: Option) -> torch.
 
 
 def calibrate(model: Path, out: Path, text: list[str] | None = None) -> Path:
-    command = [sys.executable, "-m", "workers.engine.commands.calibrate_command", str(model)]
+    command = [str(Path(sys.executable).parent / "headgate"), "calibrate", str(model)]
     told = ["--out", str(out), "--tokens", str(CALIBRATION_TOKENS), *(text or [])]
     subprocess.run([*command, *told], check=True)
     return out

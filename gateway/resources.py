@@ -43,6 +43,7 @@ from gateway.base.app_keys import (
     UPSTREAM_KEY,
 )
 from gateway.base.checks import Check
+from gateway.base.home import Home
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
 from gateway.base.mail import Mailer
@@ -321,10 +322,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
 async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     """Watches the organization's own limit, and alerts of spending."""
     settings = app[SETTINGS]
-    try:
-        mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
-    except ValueError as error:
-        raise SettingsError(f"Cannot use the environment variable HEADGATE_SMTP_URL: {error}.") from None
+    mailer = Mailer(settings.smtp_url, settings.mail_from) if settings.smtp_url else None
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
     async with (
@@ -385,8 +383,9 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
 
 
 async def journals(app: web.Application) -> AsyncIterator[None]:
-    """Watches for journals that nobody replays, and for damaged ones."""
+    """Watches for journals that nobody replays, and for damaged ones. Gateways that run are found by their sockets."""
     settings = app[SETTINGS]
+    Home(settings.home).make_run()
     watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
     async with _background(ask_sql(journal_watch.EVERY_S, watch.look)):
         yield

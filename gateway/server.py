@@ -144,6 +144,5 @@ async def _drain_when_asked(app: web.Application, settings: GatewaySettings, sit
 
 
 def _own_socket_path(settings: GatewaySettings) -> str:
-    settings.run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     settings.ops_socket.unlink(missing_ok=True)
     return str(settings.ops_socket)

@@ -105,17 +105,19 @@ class Home:
 
     @property
     def run(self) -> Path:
-        """Directory of the sockets: `run/`, or a private short one where the path would not fit."""
-        run = self.root / "run"
-        if len(os.fsencode(run)) + len(LONGEST_SOCKET_NAME) <= SOCKET_PATH_MAX:
-            return run
-        return self._short_run()
+        """Directory of the sockets: `run/`, or the private short one that `make_run` has made, if its path would not fit."""
+        run, link = self.root / "run", self._link_to_run
+        return run if _fits(run) or not (link.is_symlink() and link.is_dir()) else Path(os.readlink(link))
 
-    def _short_run(self) -> Path:
-        """Returns a stable short name for this home, so that every process of it finds the same sockets."""
-        link = self.root / "run" / "short"
-        if link.is_symlink() and link.is_dir():
-            return Path(os.readlink(link))
+    def make_run(self) -> None:
+        """Makes the directory of the sockets. A process that has sockets calls it at its start. Raises `HomeError`."""
+        with usable(self.root):
+            (self.root / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _fits(self.run):
+            self._make_short_run()
+
+    def _make_short_run(self) -> None:
+        """Makes a directory with a short name, and a link to it: every process of this home finds the same sockets."""
         base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
         try:
             short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
@@ -123,12 +125,15 @@ class Home:
             raise HomeError(
                 f"No directory for sockets in {base}: {error.strerror}; name another with XDG_RUNTIME_DIR."
             ) from None
-        if len(os.fsencode(short)) + len(LONGEST_SOCKET_NAME) > SOCKET_PATH_MAX:
+        if not _fits(short):
             raise HomeError(f"No directory with a path short enough for sockets: {short} is too long.")
         with usable(self.root):
-            link.unlink(missing_ok=True)
-            link.symlink_to(short)
-        return short
+            self._link_to_run.unlink(missing_ok=True)
+            self._link_to_run.symlink_to(short)
+
+    @property
+    def _link_to_run(self) -> Path:
+        return self.root / "run" / "short"
 
     @property
     def database_url(self) -> str:
@@ -137,12 +142,13 @@ class Home:
     def prepare(self) -> None:
         """Creates missing directories (mode 0700) and secrets. Raises `HomeError`."""
         with usable(self.root):
-            for path in (self.root, *(self.root / name for name in ("secrets", "run", "state"))):
+            for path in (self.root, *(self.root / name for name in ("secrets", "state"))):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("redis", "logs", "files"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
             for name in ("pepper", "master.key"):
                 _write_secret_once(self.root / "secrets" / name)
+        self.make_run()
 
     def read_secret(self, name: str, *, may_be_rotating: bool = False) -> bytes:
         """Reads `pepper` or `master.key`. After a rotation the older peppers follow. Raises `HomeError`."""
@@ -183,6 +189,11 @@ class Home:
             os.ftruncate(fd, 0)
             os.write(fd, str(os.getpid()).encode())
         return fd
+
+
+def _fits(directory: Path) -> bool:
+    """Says whether the paths of sockets in a directory are short enough."""
+    return len(os.fsencode(directory)) + len(LONGEST_SOCKET_NAME) <= SOCKET_PATH_MAX
 
 
 def why_no_home(root: Path) -> str | None:

@@ -26,12 +26,6 @@ class Mailer:
     url: str
     sender: str
 
-    def __post_init__(self) -> None:
-        """Raises ValueError for an invalid URL."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in PORTS or not parts.hostname:
-            raise ValueError("it must begin with smtp:// or smtps:// and name a host")
-
     async def send(self, recipients: Sequence[str], subject: str, text: str) -> None:
         """Sends one message. Raises `MailFailed`."""
         try:

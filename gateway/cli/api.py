@@ -21,6 +21,8 @@ from gateway.cli.ready_file import Ready
 
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0
+_OF_PROXIES = (502, 503, 504)
+"""The statuses with which proxies answer for a server that they do not reach."""
 PAGE = 100
 """The most objects that the API gives at once."""
 
@@ -146,6 +148,7 @@ class AdminApi:
                 aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
                 session.request(method, url, json=body, params=params) as answer,
             ):
+                check_is_headgate(self.url, answer)
                 content = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise self._silent(error) from None
@@ -178,6 +181,16 @@ def _why(error: Exception) -> str:
 def silent(url: str, why: str) -> ApiFailed:
     said = why.rstrip(".")
     return ApiFailed(f"No Headgate answers at {url}: {said}. Start it with `headgate up`, or set HEADGATE_URL.")
+
+
+def check_is_headgate(url: str, answer: aiohttp.ClientResponse) -> None:
+    """Raises `ApiFailed` for the answer of another server: every answer of Headgate has a request id of ours."""
+    if answer.headers.get("x-request-id", "").startswith("req_"):
+        return
+    said = f"Something answers at {url} with status {answer.status}, and is not Headgate"
+    if answer.status in _OF_PROXIES:
+        raise ApiFailed(f"{said}: a proxy that reaches none, for example. See that it runs there, or set HEADGATE_URL.")
+    raise ApiFailed(f"{said}. Start it with `headgate up`, or set HEADGATE_URL.")
 
 
 def refusal(url: str, status: int, content: bytes) -> ApiFailed:

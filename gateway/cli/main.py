@@ -233,7 +233,7 @@ def up(
     """Start the gateway, workers, jobs and embedded services of this machine. Ctrl-C drains and stops them."""
     from gateway.base import settings
     from gateway.base.settings import SettingsError
-    from gateway.cli.supervisor import ChildFailed
+    from gateway.cli.supervisor import ChildFailed, ChildRefused
     from gateway.cli.up import Options, run
 
     _propose_from(draft_model)
@@ -257,7 +257,7 @@ def up(
         )
         options.home.prepare()
         asyncio.run(run(options))
-    except SettingsError as error:
+    except (SettingsError, ChildRefused) as error:
         fail(str(error), UNUSABLE)
     except (HomeError, ChildFailed) as error:
         fail(str(error))

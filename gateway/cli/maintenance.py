@@ -145,8 +145,7 @@ async def _list(state_dir: Path, database: Database) -> list[JournalState]:
 
 def _redis_url(home: Home) -> str:
     """Returns the limiter's Redis URL. If Redis does not answer, the comparison with Redis is left out."""
-    run = home.run if home.is_there else home.root / "run"  # no directory of sockets is made where no home is
-    return os.environ.get("HEADGATE_REDIS_URL") or embedded.redis_url(run / "redis.sock")
+    return os.environ.get("HEADGATE_REDIS_URL") or embedded.redis_url(home.run / "redis.sock")
 
 
 def show_verified(found: Verified) -> None:

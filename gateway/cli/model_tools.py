@@ -1,26 +1,30 @@
-"""`headgate plan` and `headgate calibrate`: they need torch, so each starts another module by exec. That module has the
-options and their help. It gets all arguments unchanged, but for the demo model's name: the engine knows directories and
-hub ids.
+"""`headgate plan` and `headgate calibrate`: they need torch, so each is a command of the engine, which is imported when it
+is called. That command has the options and their help. It gets all arguments unchanged, but for the demo model's name: the
+engine knows directories and hub ids.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import importlib
 from pathlib import Path
 
 import click
 
+from gateway.cli.common import fail
 from gateway.cli.model import DEMO_MODEL_ID, demo_model_path
+
+_OF_WORKERS = ("torch", "transformers", "safetensors", "tokenizers")
+"""The packages that the extra `worker` installs."""
 
 
 def _handed_on(name: str, module: str, summary: str) -> click.Command:
     def run(arguments: tuple[str, ...]) -> None:
-        sys.stdout.flush()
-        if _is_demo(os.environ.get("HEADGATE_MODEL", "")):
-            os.environ["HEADGATE_MODEL"] = str(demo_model_path())
-        given = [str(demo_model_path()) if _is_demo(one) else one for one in arguments]
-        os.execv(sys.executable, [sys.executable, "-m", module, *given])  # noqa: S606 - the interpreter itself
+        try:
+            _call(importlib.import_module(module).main, list(arguments))
+        except ModuleNotFoundError as error:
+            if error.name not in _OF_WORKERS:
+                raise
+            fail(f"`headgate {name}` needs {error.name}: pip install 'headgate[worker]'.")
 
     return click.Command(
         name,
@@ -30,6 +34,14 @@ def _handed_on(name: str, module: str, summary: str) -> click.Command:
         context_settings={"ignore_unknown_options": True},
         short_help=summary,
     )
+
+
+def _call(command: click.Command, arguments: list[str]) -> None:
+    here = click.get_current_context()
+    with command.make_context(here.info_name, arguments, parent=here.parent) as ctx:
+        if _is_demo(ctx.params["model"]):
+            ctx.params["model"] = str(demo_model_path())
+        command.invoke(ctx)
 
 
 def _is_demo(name: str) -> bool:

@@ -278,8 +278,17 @@ def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
 
 
 _AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))
+
+
+def _sendable(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not (value and value.isascii() and value.isprintable()):
+        raise click.BadParameter(f"{value[:80]!r} is not printable ASCII characters.", ctx, param)
+    return value
+
+
 _IDEMPOTENCY_KEY = option(
     "--idempotency-key",
+    callback=_sendable,
     default=lambda: str(uuid.uuid4()),
     show_default="a new key",
     help="Key for safe repeats: the same key never gives a credit twice.",

@@ -42,6 +42,10 @@ class ChildFailed(Exception):
     """A child cannot be kept running; the message is one sentence for the operator."""
 
 
+class ChildRefused(ChildFailed):
+    """A child refuses to start, by status 78. Another start would end in the same way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """The settings to run one child."""
@@ -218,7 +222,7 @@ class Supervisor:
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
         """Counts the death. Returns None if the child is to be restarted."""
         if child.refusal and not self.ready:  # it must not be restarted
-            return ChildFailed(child.refusal)
+            return ChildRefused(child.refusal)
         if code == -signal.SIGKILL:
             return None
         now = time.monotonic()

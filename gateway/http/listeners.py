@@ -18,7 +18,7 @@ def base_socket(settings: GatewaySettings) -> socket.socket:
     """Opens the socket of the base URL. Raises `SettingsError`."""
     if settings.listen_fd is not None:
         return _inherited(settings.listen_fd, "HEADGATE_LISTEN_FD")
-    return _bound(settings.bind, "HEADGATE_BIND")
+    return _bound(settings.bind)
 
 
 def ops_socket(settings: GatewaySettings) -> socket.socket:
@@ -28,7 +28,7 @@ def ops_socket(settings: GatewaySettings) -> socket.socket:
     if settings.ops_fd is not None:
         return _inherited(settings.ops_fd, "HEADGATE_OPS_FD")
     if settings.ops_bind:
-        return _bound(settings.ops_bind, "HEADGATE_OPS_BIND")
+        return _bound(settings.ops_bind)
     try:
         return socket.create_server((OPS_HOST, OPS_FIRST_PORT + settings.slot), backlog=BACKLOG)
     except (OSError, OverflowError):
@@ -42,14 +42,12 @@ def _inherited(fd: int, name: str) -> socket.socket:
         raise SettingsError(f"{name} is not an open socket: {error.strerror}.") from None
 
 
-def _bound(bind: str, name: str) -> socket.socket:
+def _bound(bind: str) -> socket.socket:
     host, _, port = bind.rpartition(":")
     host = host.strip("[]")
     try:
         return socket.create_server(
             (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
-    except ValueError:
-        raise SettingsError(f"{name} must be host:port, not {bind!r}.") from None
     except OSError as error:
         raise SettingsError(f"Cannot listen on {bind}: {error.strerror}.") from None

@@ -77,7 +77,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def adjust(request: web.Request) -> web.Response:
-    """Adjusts what a budget counts as spent."""
+    """Raises or lowers the limit of a budget for a time."""
     fields = convert(await common.stored_object(request), shapes.NewAdjustment)
     async with writing(request) as conn:
         before = await budgets.get(conn, request.match_info["budget_id"])
@@ -98,7 +98,7 @@ async def list_quotas(request: web.Request) -> web.Response:
 
 
 async def set_quota(request: web.Request) -> web.Response:
-    """Sets a quota."""
+    """Sets a quota, or removes it where the limit is null."""
     fields = convert(await common.stored_object(request), shapes.QuotaFields)
     async with writing(request) as conn:
         if fields.limit is None:

@@ -104,7 +104,10 @@ async def revoke(request: web.Request) -> web.Response:
 
 
 async def report_leak(request: web.Request) -> web.Response:
-    """Takes the report of a key that was found in public."""
+    """Revokes a key that was found in public, and ends its requests.
+
+    The answer does not say whether there was such a key.
+    """
     fields = await admin.fields(request, shapes.LeakedKey)
     async with writing(request) as conn:
         await api_keys.revoke_leaked(conn, request.app[PEPPER], fields.value, **admin.who(request))

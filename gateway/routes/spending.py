@@ -25,7 +25,7 @@ ORGANIZATION = "/v1/organization"
 
 
 async def get_limit(request: web.Request) -> web.Response:
-    """Shows the spend limit."""
+    """Shows the spend limit of the project or organization."""
     async with reading(request) as conn:
         await _known(request, conn)
         found = await spend_limits.get(conn, _owner(request), clock.now_ms())
@@ -33,7 +33,7 @@ async def get_limit(request: web.Request) -> web.Response:
 
 
 async def put_limit(request: web.Request) -> web.Response:
-    """Sets the spend limit."""
+    """Sets the spend limit of the project or organization."""
     fields = await admin.fields(request, shapes.SpendLimitFields)
     async with writing(request) as conn:
         currency = await _currency(request, conn, fields.currency)
@@ -43,7 +43,7 @@ async def put_limit(request: web.Request) -> web.Response:
 
 
 async def delete_limit(request: web.Request) -> web.Response:
-    """Removes the spend limit."""
+    """Removes the spend limit of the project or organization."""
     async with writing(request) as conn:
         await _known(request, conn)
         await spend_limits.clear(conn, _owner(request), **admin.who(request))
@@ -51,7 +51,7 @@ async def delete_limit(request: web.Request) -> web.Response:
 
 
 async def create_alert(request: web.Request) -> web.Response:
-    """Creates a spend alert."""
+    """Creates a spend alert of the project or organization."""
     fields = await admin.fields(request, shapes.SpendAlertFields)
     async with writing(request, changes_identities=False) as conn:
         currency = await _currency(request, conn, fields.currency)
@@ -60,7 +60,7 @@ async def create_alert(request: web.Request) -> web.Response:
 
 
 async def list_alerts(request: web.Request) -> web.Response:
-    """Lists the spend alerts."""
+    """Lists the spend alerts of the project or organization."""
     async with reading(request) as conn:
         currency = await _currency(request, conn)
         page = await spend_alerts.list_alerts(
@@ -74,7 +74,7 @@ async def list_alerts(request: web.Request) -> web.Response:
 
 
 async def get_alert(request: web.Request) -> web.Response:
-    """Shows a spend alert."""
+    """Shows a spend alert of the project or organization."""
     async with reading(request) as conn:
         currency = await _currency(request, conn)
         alert = await spend_alerts.get(conn, _owner(request), admin.part(request, "alert_id"))
@@ -82,7 +82,7 @@ async def get_alert(request: web.Request) -> web.Response:
 
 
 async def update_alert(request: web.Request) -> web.Response:
-    """Changes a spend alert."""
+    """Changes a spend alert of the project or organization."""
     fields = await admin.fields(request, shapes.SpendAlertFields)
     async with writing(request, changes_identities=False) as conn:
         currency = await _currency(request, conn, fields.currency)
@@ -93,7 +93,7 @@ async def update_alert(request: web.Request) -> web.Response:
 
 
 async def delete_alert(request: web.Request) -> web.Response:
-    """Deletes a spend alert."""
+    """Deletes a spend alert of the project or organization."""
     alert_id = admin.part(request, "alert_id")
     async with writing(request, changes_identities=False) as conn:
         await _known(request, conn)

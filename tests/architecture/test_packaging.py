@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from accounting.values.setting_names import NAMES
+from gateway.cli.exit_codes import CONFIG
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("compose", "docker", "helm", "systemd")
@@ -45,6 +46,12 @@ def test_no_final_image_has_what_builds():
         assert not re.search(r"\b(apt-get|pip|gcc)\b", stage), name
     assert "USER 10001:10001" in final["base"]
     assert all("HEALTHCHECK" in final[name] for name in final if name != "base")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ops" / "systemd").glob("*.service")), ids=lambda path: path.stem)
+def test_no_unit_is_restarted_for_a_setting_that_cannot_be_used(path):
+    lines = path.read_text().splitlines()
+    assert f"RestartPreventExitStatus={CONFIG}" in lines or not any(line.startswith("Restart=") for line in lines)
 
 
 def test_the_chart_has_the_version_of_the_package():

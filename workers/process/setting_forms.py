@@ -1,4 +1,4 @@
-"""The forms of settings that several processes and commands take: addresses, URLs, counts and choices. It is pure.
+"""The forms of settings that several processes and commands take: addresses, URLs, keys, counts and choices. It is pure.
 
 Each check returns the value, or raises ValueError with what was expected. The settings classes have the checks in the
 types of their fields. `COMMANDS` has those of the settings that no class reads, so that `headgate config check` and every
@@ -73,6 +73,13 @@ def bind(value: str) -> str:
     return value
 
 
+def api_key(value: str) -> str:
+    """Checks a key that a command sends as a header."""
+    if not re.fullmatch(r"[!-~]+", value):
+        raise ValueError("it should be a key without spaces, line breaks and letters beyond ASCII: copy it once more")
+    return value
+
+
 def database_url(value: str) -> str:
     found = _DATABASE.fullmatch(value)
     if not (found and (not found[1] or _is_port(found[1]))) and not re.match(r"sqlite\+aiosqlite:///.", value):
@@ -133,6 +140,7 @@ COMMANDS: Mapping[str, Check] = {
     "HEADGATE_THREADS": count(1),
     "HEADGATE_ENGINE_TENSOR_PARALLEL": count(1, 64),
     "HEADGATE_URL": base_url,
+    "HEADGATE_API_KEY": api_key,
     "HEADGATE_DATABASE_URL": database_url,
     "HEADGATE_REDIS_URL": redis_url,
     "HEADGATE_BROKER_URL": broker_url,

@@ -65,7 +65,7 @@ async def test_o1_a_redis_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyP
 
 async def test_o1_a_redis_url_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(HomeError, match="HEADGATE_REDIS_URL cannot be read"):
-        await start_checks.check_redis("http://h", is_ours=False)
+        await start_checks.check_redis("redis://h?db=x", is_ours=False)
 
 
 async def test_o1_what_is_waited_for_is_said_again_and_again(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gateway.cli.main import main as headgate
 from kernels.cpu import compiled
-from workers.engine.commands import cpu_speed, plan_command
+from workers.engine.commands import cpu_speed
 from workers.engine.kv import kv_store
 from workers.engine.values.errors import ModelError
 
@@ -25,38 +24,37 @@ DEMO = Path(__file__).resolve().parents[3] / "ops/demo_model/model"
 
 
 def run(*arguments: str, **environment: str):
-    return CliRunner().invoke(plan_command.main, list(arguments), env=environment)
-
-
-def test_the_command_of_the_gateway_becomes_the_workers_with_all_arguments(monkeypatch):
-    became = []
-    monkeypatch.setattr(os, "execv", lambda program, command: became.append((program, command)))
-    CliRunner().invoke(headgate, ["plan", "m", "--gpu", "l4", "--context", "7", "--json", "--help"])
-    ((program, command),) = became
-    assert program == sys.executable
-    assert command[1:] == [
-        "-m",
-        "workers.engine.commands.plan_command",
-        "m",
-        "--gpu",
-        "l4",
-        "--context",
-        "7",
-        "--json",
-        "--help",
-    ]
+    return CliRunner().invoke(headgate, ["plan", *arguments], env=environment, prog_name="headgate")
 
 
 @pytest.mark.parametrize("named", ["argument", "variable"])
-def test_the_demo_model_is_known_by_the_name_under_which_it_is_served(monkeypatch, named):
-    """The name is no repository of the hub: its directory goes to the engine's command, which is run here."""
-    became = []
-    monkeypatch.setattr(os, "execv", lambda program, command: became.append(command[3:]))
-    monkeypatch.setenv("HEADGATE_MODEL", "headgate-demo" if named == "variable" else "other/model")
-    CliRunner().invoke(headgate, ["plan", *(["headgate-demo"] if named == "argument" else []), "--gpu", "cpu"])
-    done = run(*became[0], HEADGATE_MODEL=os.environ["HEADGATE_MODEL"])
+def test_the_demo_model_is_known_by_the_name_under_which_it_is_served(named):
+    """The name is no repository of the hub."""
+    told = ("plan", *(["headgate-demo"] if named == "argument" else []), "--gpu", "h200")
+    done = run(*told[1:], HEADGATE_MODEL="headgate-demo" if named == "variable" else "other/model")
     assert done.exit_code == 0, done.output
     assert "5,475,584" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Missing argument 'MODEL'."),
+        (("m", "--gpu", "l5"), "Invalid value for '--gpu': 'l5' is not one of"),
+        (("m", "--block-size", "x"), "Invalid value for '--block-size': 'x' is not a whole number from 1 to 256."),
+        (("m", "--coffee"), "No such option '--coffee'"),
+    ],
+)
+def test_a_wrong_line_is_one_sentence(arguments, sentence):
+    done = run(*arguments)
+    (line,) = done.stderr.splitlines()
+    assert done.exit_code == 2
+    assert line.startswith(f"headgate: {sentence}") and line.endswith(" See `headgate plan --help`.")
+
+
+def test_what_cannot_be_served_is_an_object_where_json_was_asked_for():
+    told = json.loads(run("/nowhere", "--gpu", "h200", "--json").stdout)["error"]
+    assert (told["message"], told["status"]) == ("The model directory /nowhere does not exist.", 1)
 
 
 @pytest.mark.rest

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from stored_models import log_probabilities, prompt_of, start
 from tiny_models import TinyModel
 from torch import nn
 
-from workers.engine.commands import calibrate_command
+from gateway.cli.main import main as headgate
 from workers.engine.model import smoothing
 from workers.engine.values.errors import ModelError
 
 TinyModels = Callable[[str], TinyModel]
 
 
+def called(*told: object) -> Result:
+    return CliRunner().invoke(headgate, ["calibrate", *(str(one) for one in told)], prog_name="headgate")
+
+
 def calibrated(model: TinyModel, path: Path) -> Path:
     told = [str(model.directory), "--out", str(path), "--tokens", "20"]
-    result = CliRunner().invoke(calibrate_command.main, told)
+    result = called(*told)
     assert result.exit_code == 0, result.output
     return path
 
@@ -70,7 +72,7 @@ def test_statistics_of_another_model_and_no_statistics_are_refused(tiny_model: T
 
 
 def refused(*told: object) -> str:
-    result = CliRunner().invoke(calibrate_command.main, [str(one) for one in told])
+    result = called(*told)
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.exception
     assert result.output.count("\n") == 1 and result.output.startswith("headgate: ")
     return result.output
@@ -90,15 +92,15 @@ def test_what_cannot_be_measured_or_written_is_one_sentence(tmp_path):
     assert not out.exists()
 
 
-def test_the_command_calls_itself_what_users_call_it():
-    told = [sys.executable, "-m", calibrate_command.__name__]
-    said = subprocess.run(told, capture_output=True, text=True, check=False, timeout=60)
-    assert said.returncode == 2
-    assert "Usage: headgate calibrate [OPTIONS] MODEL" in said.stderr
+def test_a_wrong_line_is_one_sentence():
+    said = called()
+    assert said.exit_code == 2
+    assert said.stderr == "headgate: Missing argument 'MODEL'. See `headgate calibrate --help`.\n"
+    assert "Usage: headgate calibrate [OPTIONS] MODEL" in called("--help").stdout
 
 
 def test_without_a_text_it_says_how_much_the_model_wrote(tiny_model: TinyModels, tmp_path):
     out = tmp_path / "stats.safetensors"
     told = [str(tiny_model("llama").directory), "--out", str(out)]
-    said = CliRunner().invoke(calibrate_command.main, [*told, "--tokens", "20"]).output
+    said = called(*told, "--tokens", "20").output
     assert said == f"{out}: 6 norms over 20 tokens.\n"

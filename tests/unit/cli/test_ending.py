@@ -13,10 +13,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli import up
 from gateway.cli.api import ApiFailed
 from gateway.cli.ending import NOT_ANSWERED, ended
 from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
 from gateway.cli.main import main
+from gateway.cli.supervisor import ChildFailed, ChildRefused
 from gateway.cli.whole_file import whole_file
 
 
@@ -91,6 +93,33 @@ def test_a_wrong_line_is_an_object_where_json_was_asked_for():
 def test_a_wrong_variable_is_an_object_where_json_was_asked_for():
     done = run("tenants", "list", "--json", env={"HEADGATE_COFFEE": "1"})
     assert json.loads(done.stdout)["error"]["status"] == CONFIG == done.exit_code
+
+
+@pytest.mark.parametrize("words", [("tenants", "list"), ("chat", "Hello")])
+def test_a_key_that_cannot_be_sent_is_named_and_masked(words):
+    done = run(*words, env={"HEADGATE_API_KEY": "hg_live_pw\n"})
+    assert done.exit_code == CONFIG
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headgate: Cannot use the environment variable HEADGATE_API_KEY = '***': ")
+    assert line.endswith("copy it once more.")
+
+
+@pytest.mark.parametrize("key", ["a\nb", "a\x00", "ü", ""])
+def test_an_option_that_cannot_be_sent_is_a_wrong_line(key):
+    done = run("credits", "grant", "acme", "1.00", "--idempotency-key", key, env={"HEADGATE_URL": "http://127.0.0.1:1"})
+    assert done.exit_code == USAGE
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("headgate: Invalid value for '--idempotency-key': ")
+
+
+@pytest.mark.parametrize(("error", "status"), [(ChildRefused("No."), CONFIG), (ChildFailed("No."), FAILED)])
+def test_up_ends_as_the_child_that_it_cannot_keep(error, status, tmp_path, monkeypatch):
+    async def ends(_):
+        raise error
+
+    monkeypatch.setattr(up, "run", ends)
+    done = run("up", "--home", str(tmp_path), "--port", "0")
+    assert (done.exit_code, done.stderr) == (status, "headgate: No.\n")
 
 
 def test_what_stands_behind_two_dashes_asks_for_no_json():

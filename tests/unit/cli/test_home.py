@@ -95,6 +95,24 @@ def test_sockets_of_a_deep_home_lie_where_their_path_fits(tmp_path):
     run.rmdir()
 
 
+def test_asking_for_the_directory_of_sockets_makes_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    home = Home(tmp_path / ("d" * 60) / ("e" * 60))
+    home.root.mkdir(parents=True)
+    assert home.run == home.root / "run"
+    assert [*home.root.iterdir()] == [] and [path.name for path in tmp_path.iterdir()] == ["d" * 60]
+
+
+def test_a_directory_of_sockets_that_is_gone_is_made_anew_by_the_next_start(tmp_path):
+    home = Home(tmp_path / ("d" * 60) / ("e" * 60))
+    home.make_run()
+    before = home.run
+    before.rmdir()
+    home.make_run()
+    assert home.run.is_dir()
+    home.run.rmdir()
+
+
 def test_a_private_file_is_replaced_whole(tmp_path):
     path = tmp_path / "credentials.json"
     path.write_text("old")

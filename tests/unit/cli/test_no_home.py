@@ -16,7 +16,7 @@ from gateway.cli.main import main
 MAKERS = {("up",), ("gateway",), ("worker",), ("jobs",), ("migrate",)}
 """These commands make a home, or become a process that needs one."""
 FOREIGN = {("plan",), ("calibrate",)}
-"""Their own process reads the arguments."""
+"""They take no home."""
 IN_NO_HOME = COMMANDS.keys() - MAKERS - FOREIGN
 READERS_OF_BOOKS = (
     ("verify-books",),

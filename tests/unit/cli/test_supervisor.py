@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from gateway.base.home import write_private
-from gateway.cli.supervisor import Child, Spec, Supervisor
+from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -55,6 +55,7 @@ async def test_three_deaths_before_it_was_ready_end_the_start_with_the_childs_la
     failure = await asyncio.wait_for(supervisor.failed, 10)
     assert "the disk is full" in str(failure)
     assert "exit code 3" in str(failure)
+    assert not isinstance(failure, ChildRefused)
 
 
 async def test_a_child_that_says_why_it_cannot_start_is_not_restarted(supervisor):
@@ -62,6 +63,7 @@ async def test_a_child_that_says_why_it_cannot_start_is_not_restarted(supervisor
     await supervisor.start(spec(f"echo '{line}'; exit {os.EX_CONFIG}"))
     failure = await asyncio.wait_for(supervisor.failed, 5)
     assert str(failure) == "The model is broken."
+    assert isinstance(failure, ChildRefused)
     assert supervisor.changes == []
 
 

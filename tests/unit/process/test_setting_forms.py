@@ -37,6 +37,14 @@ REFUSED = {
     "HEADGATE_PORT": ["99999", "-1", "x", "1.5", ""],
     "HEADGATE_GATEWAYS": ["-1", "0", "65", "x"],
     "HEADGATE_THREADS": ["0", "x"],
+    "HEADGATE_API_KEY": [
+        "hg_live_pw\n",
+        "hg_live_pw\r",
+        "hg_live pw",
+        "hg_live_pw\x7f",
+        "hg_live_pwü",
+        "hg_live_pw\udcff",
+    ],
 }
 TAKEN = {
     "HEADGATE_BIND": ["127.0.0.1:0", "[::1]:80", "localhost:8080", ""],
@@ -54,6 +62,7 @@ TAKEN = {
     "HEADGATE_LOG_FORM": ["text", "json"],
     "HEADGATE_HOST": ["0.0.0.0", "::", "localhost", ""],
     "HEADGATE_PORT": ["0", "65535"],
+    "HEADGATE_API_KEY": ["hg_live_x", "sk-a.b/c=", ""],
 }
 READS = {
     "HEADGATE_LOG_FORM": (load_gateway, load_jobs, load_worker),

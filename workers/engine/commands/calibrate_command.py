@@ -1,13 +1,11 @@
-"""`python -m workers.engine.commands.calibrate_command`, which users call as `headgate calibrate`: measures the largest
-activations of a model.
+"""The command that users call as `headgate calibrate`: measures the largest activations of a model.
 
-It reads a text, runs transformers' own model over it, and writes the file that `model/smoothing.py` reads. The exit
-status is 1, with one sentence, if that cannot be done.
+It reads a text, runs transformers' own model over it, and writes the file that `model/smoothing.py` reads. It raises one
+sentence if that cannot be done.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -59,8 +57,7 @@ def main(model: str, out: Path, text: Path | None, tokens: int, alpha: float) ->
     try:
         num_norms, num_read = _measure(model, text, tokens, alpha, out)
     except (ModelError, OSError) as error:
-        click.echo(f"headgate: {error}", err=True)
-        sys.exit(1)
+        raise click.ClickException(str(error)) from None
     click.echo(f"{out}: {num_norms} norms over {num_read} tokens.")
 
 
@@ -125,14 +122,3 @@ def _rows(directory: Path, text: Path, tokens: int) -> Iterator[list[int]]:
         raise ModelError(f"The text {text} is empty.")
     for start in range(0, len(ids), 512):
         yield ids[start : start + 512]
-
-
-if __name__ == "__main__":
-    try:
-        main(prog_name="headgate calibrate")
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers", "safetensors", "tokenizers"):
-            raise
-        needed = f"calibrating a model needs {error.name}: pip install 'headgate[worker]'."
-        print(f"headgate: {needed}", file=sys.stderr)
-        sys.exit(1)

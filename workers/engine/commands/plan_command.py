@@ -1,17 +1,16 @@
-"""`python -m workers.engine.commands.plan_command`, which users call as `headgate plan`: prints what a model needs,
-what fits on a device, how fast it can be at most, and the settings to serve it with.
+"""The command that users call as `headgate plan`: prints what a model needs, what fits on a device, how fast it can be at
+most, and the settings to serve it with.
 
-It reads options and prints. `sizing.plan` computes the figures; `model/census.py` counts the model. The exit status is
-1, with one sentence, if a worker could not serve the model.
+It reads options and prints. `sizing.plan` computes the figures; `model/census.py` counts the model. It raises one sentence
+if a worker could not serve the model.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -148,7 +147,7 @@ def main(
         asked = Asked(device, tensor_parallel, block_size, contexts)
         found = plan(census.rank, census.context_limit, census.dtype, asked)
     except ModelError as error:
-        _fail(str(error))
+        raise click.ClickException(str(error)) from None
     settings = {"MODEL": model, "DTYPE": census.dtype, "KV_DTYPE": kv_dtype, "QUANT": quant}
     path = _cpu_path(model, census.dtype, settings, tensor_parallel) if device.is_cpu else None
     report = Report(census.whole, census.rank, census.context_limit, asked, found, settings, reason, path)
@@ -238,18 +237,3 @@ def _encoder_sentences(found: dict[str, Any]) -> str:
         f"The encoder {found['model_type']} has {found['parameters']:,} parameters: {found['weight_bytes'] / 2**30:.2f} GiB"
         f" in {found['dtype']}. It keeps no KV, and {fits} the memory of {found['device']}."
     )
-
-
-def _fail(message: str) -> NoReturn:
-    click.echo(f"headgate: {message}", err=True)
-    raise SystemExit(1)
-
-
-if __name__ == "__main__":
-    try:
-        main(prog_name="headgate plan")
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers", "safetensors"):
-            raise
-        print(f"headgate: counting a model needs {error.name}: pip install 'headgate[worker]'.", file=sys.stderr)
-        sys.exit(1)
