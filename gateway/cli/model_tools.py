@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.common import fail
+from gateway.cli.common import fail, json_option
 from gateway.cli.model import DEMO_MODEL_ID, demo_model_path
 
 _OF_WORKERS = ("torch", "transformers", "safetensors", "tokenizers")
@@ -18,9 +18,9 @@ _OF_WORKERS = ("torch", "transformers", "safetensors", "tokenizers")
 
 
 def _handed_on(name: str, module: str, summary: str) -> click.Command:
-    def run(arguments: tuple[str, ...]) -> None:
+    def run(arguments: tuple[str, ...], as_json: bool = False) -> None:
         try:
-            _call(importlib.import_module(module).main, list(arguments))
+            _call(importlib.import_module(module).main, [*(["--json"] if as_json else []), *arguments])
         except ModuleNotFoundError as error:
             if error.name not in _OF_WORKERS:
                 raise
@@ -49,10 +49,12 @@ def _is_demo(name: str) -> bool:
 
 
 COMMANDS: tuple[click.Command, ...] = (
-    _handed_on(
-        "plan",
-        "workers.engine.commands.plan_command",
-        "Compute how much memory a model needs, what fits on a device, and how fast it can be.",
+    json_option(
+        _handed_on(
+            "plan",
+            "workers.engine.commands.plan_command",
+            "Compute how much memory a model needs, what fits on a device, and how fast it can be.",
+        )
     ),
     _handed_on(
         "calibrate",

@@ -17,6 +17,7 @@ import redis.exceptions
 
 from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
 from gateway.base.home import HomeError
+from gateway.base.settings import SettingsError
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 FIRST_WORD_S = 1.0
@@ -83,12 +84,12 @@ def _missing_bytes(ballast: Path) -> int:
 
 async def check_redis(url: str, *, is_ours: bool) -> None:
     """Checks that Redis answers, accepts writes, and has our time. `is_ours` means that it has just been started.
-    Raises `HomeError`.
+    Raises `HomeError`, and `SettingsError` for a URL that cannot be read.
     """
     try:
         client = redis.asyncio.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S)
     except ValueError as error:
-        raise HomeError(f"HEADGATE_REDIS_URL cannot be read: {error}.") from None
+        raise SettingsError(f"HEADGATE_REDIS_URL cannot be read: {str(error).rstrip('.')}.") from None
     try:
         ahead_s = await _ahead_s(client, time.monotonic() + (STARTING_S if is_ours else 0.0))
     except (redis.exceptions.RedisError, OSError, TimeoutError) as error:

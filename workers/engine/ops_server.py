@@ -56,7 +56,7 @@ class OpsServer:
         the slot, then any other."""
         host, _, port = bind.rpartition(":")
         if bind:
-            return await self._start(host=host, port=int(port))
+            return await self._start(host=host.strip("[]"), port=int(port))
         try:
             return await self._start(host="127.0.0.1", port=DEFAULT_PORT + slot)
         except OSError:

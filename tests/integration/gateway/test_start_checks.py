@@ -11,6 +11,7 @@ import pytest
 from disks import CountedDisk
 
 from gateway.base.home import HomeError
+from gateway.base.settings import SettingsError
 from gateway.cli import start_checks
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 
@@ -64,7 +65,7 @@ async def test_o1_a_redis_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyP
 
 
 async def test_o1_a_redis_url_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(HomeError, match="HEADGATE_REDIS_URL cannot be read"):
+    with pytest.raises(SettingsError, match="HEADGATE_REDIS_URL cannot be read"):
         await start_checks.check_redis("redis://h?db=x", is_ours=False)
 
 

@@ -36,6 +36,11 @@ def test_the_demo_model_is_known_by_the_name_under_which_it_is_served(named):
     assert "5,475,584" in done.output
 
 
+def test_json_may_stand_in_front_of_the_command():
+    done = CliRunner().invoke(headgate, ["--json", "plan", str(DEMO), "--gpu", "h200"], prog_name="headgate")
+    assert json.loads(done.stdout)["model"]["parameters"] == 5_475_584
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

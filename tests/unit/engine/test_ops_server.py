@@ -134,6 +134,12 @@ async def test_a_head_without_end_is_cut_off(ops):
     writer.close()
 
 
+async def test_an_address_of_ipv6_stands_in_brackets():
+    server = await OpsServer(Service(), Metrics("m", 0, 4, 8).registry).listen("[::1]:0", 0)
+    assert server.sockets[0].getsockname()[0] == "::1"
+    server.close()
+
+
 async def test_a_taken_default_port_is_replaced_and_a_given_one_is_an_error(ops):
     taken = ops.sockets[0].getsockname()[1]
     other = OpsServer(Service(), Metrics("m", 0, 4, 8).registry)
