@@ -1,9 +1,12 @@
 """Eight attackers at once, in a process of their own, so that what they cost is not the clock of who is measured.
 
-Run as a module: base URL, API key, model, seconds, a seed, `any` or `refused`, and perhaps a model that gives vectors.
-Prints how many answers there were of each status, as JSON. The process has the lowest priority: its work is done by other
-machines in earnest. `refused`: bodies of any size that end in a 4xx. With `any`
-they also leave in the middle of answers, and read, stream, go on from, cancel and delete the responses that they made.
+Run as a module: base URL, API key, model, seconds, a seed, a kind, and perhaps a model that gives vectors. Prints how many
+answers there were of each status, as JSON. The process has the lowest priority: its work is done by other machines in
+earnest.
+
+The kinds: `refused`, bodies of any size that end in a 4xx; `any`, bodies of all kinds, of whose answers some are left in the
+middle, and the responses that they made are read, streamed, gone on from, cancelled and deleted; `apart`, the bodies of
+`refused`, sent to a server of this process. That is what the attackers cost the machine and not the gateway.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from collections import Counter, deque
 from random import Random
 
 import aiohttp
+from aiohttp import web
 from hostile import BATCHES, RESPONSES, STREAMED, body
 
 NUM_ATTACKERS = 8
@@ -61,7 +65,7 @@ class Attacker:
 
     def _body(self) -> tuple[str, bytes, dict[str, str]]:
         path, data, headers = body(self._rng, self._model, self._rng.choice(SIZES), self._vectors)
-        if self._kind == "refused":
+        if self._kind != "any":
             twice = b',"requests":7}' if path == BATCHES else b',"model":7}'
             odd = b',"temperature":9}' if path in STREAMED else twice
             data = data.rstrip(b"}") + self._rng.choice([b"", odd, b"]"])
@@ -85,8 +89,24 @@ class Attacker:
         )
 
 
+async def _refuse(request: web.BaseRequest) -> web.Response:
+    async for _ in request.content.iter_any():
+        pass
+    return web.Response(status=400)
+
+
+async def _own_server() -> str:
+    runner = web.ServerRunner(web.Server(_refuse))
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
 async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: str, vectors: str = "") -> None:
     until = time.monotonic() + float(seconds)
+    if kind == "apart":
+        url = await _own_server()
     async with aiohttp.ClientSession(
         url, headers={"authorization": f"Bearer {key}"}, timeout=aiohttp.ClientTimeout(total=300)
     ) as session:

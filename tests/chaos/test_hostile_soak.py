@@ -2,7 +2,9 @@
 victims whose streams stay byte for byte what they are, no engine that ends, no link that is lost.
 
 The attackers stand for other people's machines, so their process has the lowest priority here: the cores that it takes are
-nobody's in earnest. What reaches the gateway is counted, so that the attack does not become weak unseen.
+nobody's in earnest. It delays others all the same: on two cores a process of this priority that only counts makes a victim's
+p99 1.8 times as long. So the victims are compared with a part in which the attackers do the same work beside a server of
+their own. What reaches the gateway is counted, so that the attack does not become weak unseen.
 
 `HEADGATE_TEST_HOSTILE_S` sets another length, `HEADGATE_TEST_HOSTILE_SEED` repeats a run.
 """
@@ -27,8 +29,8 @@ from pooling_tokenizers import write_decoder_tokenizer
 from running import PATIENT, Server, Starter
 
 SECONDS = float(os.environ.get("HEADGATE_TEST_HOSTILE_S") or 3600)
-PARTS = {"alone": 0.1, "refused": 0.4, "any": 0.5}
-"""Of each round: nobody else; bodies of any size that are refused; bodies of any kind."""
+PARTS = {"apart": 0.2, "refused": 0.3, "any": 0.5}
+"""Of each round: nobody else at the gateway; bodies of any size that are refused; bodies of any kind."""
 ROUND_S = 300
 """The parts take turns, so that what else the machine does at some time touches all of them alike."""
 NUM_TOKENS = 24
@@ -40,7 +42,7 @@ REFUSALS = {"400", "404", "413", "415", "429", "503"}
 LEAST_PER_S = 20
 """Requests that the attackers have answered in each second, at least. Below that the machine is too busy to measure on."""
 MOST = 1.5
-"""Times the first token of a victim may be later beside refused bodies than alone (99th percentile)."""
+"""Times the first token of a victim may be later beside refused bodies than apart from them (99th percentile)."""
 
 
 @pytest.mark.slow
@@ -80,7 +82,7 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
     assert _starts(server) == starts, "a worker was started anew"
     assert _events(server, "engine_broken") == _events(server, "worker_link_lost") == 0
     await asyncio.to_thread(server.verify_books, 120.0)
-    assert _p99(firsts["refused"]) <= MOST * _p99(firsts["alone"])
+    assert _p99(firsts["refused"]) <= MOST * _p99(firsts["apart"])
 
 
 async def _victim(server: Server, key: str, number: int, text: str, until: float) -> list[float]:
@@ -123,9 +125,6 @@ async def _stream(client: openai.AsyncOpenAI, model: str, number: int) -> tuple[
 async def _attackers(server: Server, key: str, seed: str, kind: str, seconds: float) -> AsyncIterator[dict[str, int]]:
     """Behind it stands how many answers there were of each status."""
     replies: dict[str, int] = {}
-    if kind == "alone":
-        yield replies
-        return
     script, url = Path(__file__).parents[1] / "attackers.py", server.ready["base_url"]
     command = [sys.executable, str(script), url, key, server.model, str(seconds), seed, kind, VECTORS]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
