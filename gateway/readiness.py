@@ -24,7 +24,7 @@ from gateway.journal.shipper import Shipper
 from gateway.routing.links.worker_link import WorkerLink
 from workers.process.rounds import heed_cancellation
 
-EVERY_S = 1.0
+EVERY_S = 2.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}
 SILENT_S = 6.0
 """The time after which SQL counts as not answering. SQL is asked every 2 s, and this is later than any slow answer."""
@@ -101,7 +101,7 @@ class ReadinessMetrics(Collector):
 
 
 class RedisProbe:
-    """Writes to Redis each second, and reads its clock."""
+    """Writes to Redis every two seconds, and reads its clock."""
 
     def __init__(
         self,

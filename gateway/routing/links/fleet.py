@@ -21,7 +21,7 @@ from workers.protocol.registry import Registration
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 2.0
+LOOK_EVERY_S = 5.0
 """The time between two looks while each known worker is linked. One that registers is announced."""
 SEARCH_EVERY_S = 0.5
 """The time between two looks while no worker is known, or one is not linked."""
