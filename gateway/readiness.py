@@ -1,6 +1,6 @@
 """The state of a gateway's dependencies: SQL, the limiter's Redis, the journal's disk, each model's workers.
 
-One task asks Redis each second. A probe reads the known state and costs nothing, however often it comes. It knows no
+One task asks Redis every two seconds. A probe reads the known state and costs nothing, however often it comes. It knows no
 HTTP, no tenant and no key; of models only their ids.
 """
 

@@ -18,7 +18,7 @@ import pydantic
 from accounting.values.setting_names import NAMES
 from gateway.base.settings import PREFIX, ModelSource, Name, SettingsError
 from gateway.base.upstream_source import UpstreamName, UpstreamSource
-from gateway.configuration.model_sources import fault, table
+from gateway.configuration.model_sources import fault, place, table
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
 from workers.process import masked, setting_forms
 from workers.process.refused_settings import Problem
@@ -120,14 +120,12 @@ def _upstreams(path: Path, entries: Any) -> dict[str, UpstreamSource]:
     try:
         return pydantic.TypeAdapter(dict[UpstreamName, UpstreamSource]).validate_python(entries)
     except pydantic.ValidationError as error:
-        where = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
-        raise _refused(path, f"upstreams.{where}", f"upstreams.{_fault(error)} (in {path}).") from None
+        raise _refused(path, f"upstreams.{place(error)}", f"upstreams.{_fault(error)} (in {path}).") from None
 
 
 def _fault(error: pydantic.ValidationError) -> str:
     """Returns the first fault without what was given, which may be a credential."""
-    first = error.errors(include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}"
+    return f"{place(error)}: {error.errors(include_input=False)[0]['msg'].removeprefix('Value error, ')}"
 
 
 def _variables(
@@ -190,10 +188,8 @@ def _entry(path: Path, name: str, entry: dict[str, Any]) -> Entry:
         told = ModelEntry.model_validate(fields)
         return Entry(told.model_copy(update={"path": _directory(path, told.path)}), env)
     except pydantic.ValidationError as error:
-        if error.errors()[0]["type"] == "missing":
-            where = ".".join(map(str, error.errors()[0]["loc"]))
-            said = f"models.{name} in {path} has no {where}, which every model needs."
-            raise _refused(path, f"models.{name}.{where}", said) from None
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        value = str(error.errors()[0]["input"])
-        raise _refused(path, f"models.{name}.{where}", f"models.{name}.{fault(error)} (in {path}).", value) from None
+        first, setting = error.errors()[0], f"models.{name}.{place(error)}"
+        if first["type"] == "missing":
+            said = f"models.{name} in {path} has no {place(error)}, which every model needs."
+            raise _refused(path, setting, said) from None
+        raise _refused(path, setting, f"models.{name}.{fault(error)} (in {path}).", str(first["input"])) from None

@@ -52,13 +52,17 @@ def table(path: Path) -> dict[str, Any]:
         raise SettingsError(f"The file {path} cannot be read: {error.strerror}.") from None
 
 
+def place(error: pydantic.ValidationError) -> str:
+    """Returns the place of the first fault, like `models.0.path`."""
+    return ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
+
+
 def fault(error: pydantic.ValidationError) -> str:
     """Returns the first fault as `where: what was expected, not what was given`."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
     expected = first["msg"].removeprefix("Value error, ")
     given = "" if first["type"] == "missing" else f", not {str(first['input'])[:80]!r}"
-    return f"{where}: {expected[:1].lower()}{expected[1:]}{given}"
+    return f"{place(error)}: {expected[:1].lower()}{expected[1:]}{given}"
 
 
 def _only(entry: Any, fields: Mapping[str, Any]) -> Any:

@@ -6,7 +6,6 @@ never under a quote, which names the price of our own. It then has its own model
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -22,8 +21,6 @@ from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
 
 SUFFIX = ":overflow"
-COMES_BACK_S, LOOKS = 2.0, 8
-"""The longest wait for a worker that may soon take work, and how often it is looked for meanwhile."""
 Why = Literal["own", "no_worker", "slow"]
 
 
@@ -72,21 +69,6 @@ class Capacity:
                 return True
         bought = self.market.links.get(model)
         return bought is not None and bought.takes_work and buys
-
-    async def wait_for_worker(self, model: str) -> None:
-        """Waits up to `COMES_BACK_S` while nobody takes work for the model and a worker may soon: its link is being
-        dialled, or its engine has shown no step for some seconds.
-        """
-        for _ in range(LOOKS):
-            if self.takes_work(model, True) or not self._comes_back(model):
-                return
-            await asyncio.sleep(COMES_BACK_S / LOOKS)
-
-    def _comes_back(self, model: str) -> bool:
-        is_dialled = any(known.model == model for known in self.fleet.unreachable)
-        return is_dialled or any(
-            link.registration.model == model and link.state == "silent" for link in self.fleet.links
-        )
 
     def placed(self, orders: Sequence[EngineRequest], prompts: Sequence[Prompt]) -> Sequence[EngineRequest]:
         """Returns the orders as they are answered: as they came, or bought. Raises `ApiError` 503 with a time if what

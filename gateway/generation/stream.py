@@ -120,7 +120,6 @@ class GenerationGroup:
         self._engine.running.add(self._orders[0].principal, self._revoke)
         try:
             self._engine.spending.check()
-            await self._engine.capacity.wait_for_worker(self._orders[0].model.on_workers)
             self._place_orders()
             for order in self._orders:
                 self._reserved.append(await self._engine.admission.reserve(order.ask()))

@@ -58,6 +58,12 @@ class Epochs:
         self.raised_at_ms = {incident.epoch: incident.raised_at_ms}
         self.noted_at = {incident.epoch: self.noted_at[incident.epoch]}
 
+    def forget(self, settled: int) -> None:
+        """Removes the times of epochs that need no list any more. There is an epoch for each charge that was taken back."""
+        for times in (self.raised_at_ms, self.noted_at):
+            for epoch in [epoch for epoch in times if epoch <= settled]:
+                del times[epoch]
+
     def is_over(self, epoch: int) -> bool:
         """Returns True once gateways that have not listed for this epoch count as dead."""
         late_ms = clock.now_ms() - self.raised_at_ms.get(epoch, 0)
@@ -198,6 +204,7 @@ class Incidents:
             behind = await limiter_state.num_unlisted(conn, epoch)
         if not behind or self._epochs.is_over(epoch):
             self._settled = max(self._settled, epoch)
+            self._epochs.forget(self._settled)
 
 
 @asynccontextmanager

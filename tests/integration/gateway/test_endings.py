@@ -150,17 +150,6 @@ async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(bare_gate
     assert await outcomes(bare_gateway) == []
 
 
-async def test_a_request_waits_a_moment_for_a_worker_whose_link_is_dialled_again(
-    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
-) -> None:
-    async with slow(tmp_path, redis_url), bare_gateway.session() as session:
-        await bare_gateway.workers(1)
-        [link] = bare_gateway.app[GENERATION].fleet.links
-        link._connection.abort()
-        await bare_gateway.workers(0)
-        assert await _status(session, max_tokens=3) == (200, None)
-
-
 async def test_an_engine_that_shows_no_step_is_named(
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
 ) -> None:

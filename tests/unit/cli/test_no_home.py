@@ -81,7 +81,7 @@ def test_a_database_file_that_is_named_and_not_there_is_not_made(alone):
 def test_a_home_that_is_no_directory_is_named_with_its_option(at, alone):
     command = COMMANDS[at]
     if not any(isinstance(param, click.Option) and param.name == "home" for param in command.params):
-        pytest.skip("it has no home")
+        pytest.skip("the command reads no home, so it has no --home")
     (alone / "elsewhere" / "word").touch()  # an argument that is a file is looked at first
     for name, why in (("file", "is a file"), ("file/x", f"lies below the file {alone / 'file'}")):
         typed = str(alone / name)
