@@ -198,9 +198,10 @@ async def limiter(home: Path) -> AsyncIterator[redis.asyncio.Redis]:
 
 
 async def at_rest(ready: dict[str, Any], home: Path, *, until_few_keys: bool) -> dict[str, Any]:
-    """Every process' memory once nothing is under way, and the share of a core that each takes then. `until_few_keys`:
-    once Redis has let go of ended requests."""
+    """Every process' memory once nothing is under way, the share of a core that each takes then, and the seconds of CPU
+    that each has taken until now. `until_few_keys`: once Redis has let go of ended requests."""
     pids = processes(ready)
+    spent = {name: cpu_seconds(pid) for name, pid in pids.items()}
     await asyncio.sleep(REST_S)
     before, began = {name: cpu_seconds(pid) for name, pid in pids.items()}, time.monotonic()
     await asyncio.sleep(REST_S)
@@ -214,7 +215,13 @@ async def at_rest(ready: dict[str, Any], home: Path, *, until_few_keys: bool) ->
             await asyncio.sleep(1)
         num_left = await client.dbsize()
     found = {name: memory(pid) for name, pid in pids.items()}
-    return {"processes": found, "cpu_share_at_rest": idle, "redis_keys": num_keys, "redis_keys_left": num_left}
+    return {
+        "processes": found,
+        "cpu_s": spent,
+        "cpu_share_at_rest": idle,
+        "redis_keys": num_keys,
+        "redis_keys_left": num_left,
+    }
 
 
 def slopes(readings: list[dict[str, Any]], part: int) -> dict[str, dict[str, float]]:

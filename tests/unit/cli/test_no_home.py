@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
 
 import click
 import pytest
@@ -32,6 +33,17 @@ READERS_OF_BOOKS = (
     ("backup", "x.tar"),
     ("reload",),
 )
+
+# Click leaves the files that it opened to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected():
+    """No file that is still open is left to the next module's tests. It takes a second, so it is done once."""
+    yield
+    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +87,6 @@ def test_a_database_file_that_is_named_and_not_there_is_not_made(alone):
     assert not (alone / "books.db").exists()
 
 
-# Click leaves the files that it opened to the end of the process.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("at", sorted(COMMANDS.keys() - FOREIGN), ids=" ".join)
 def test_a_home_that_is_no_directory_is_named_with_its_option(at, alone):
     command = COMMANDS[at]
@@ -91,8 +101,6 @@ def test_a_home_that_is_no_directory_is_named_with_its_option(at, alone):
         done = CliRunner().invoke(main, [*at, *needed(command)], env={"HEADGATE_HOME": typed}, input="")
         assert done.exit_code == CONFIG, done.output
         assert f"HEADGATE_HOME = {typed!r} {why}: name a directory, or unset it." in done.output
-    del done
-    gc.collect()
 
 
 def test_an_empty_name_of_the_home_is_a_wrong_setting():
