@@ -75,7 +75,6 @@ def test_a_decoder_that_embeds(mode, tmp_path):
         assert_plan(directory)
 
 
-@pytest.mark.smoke
 def test_an_encoder(tmp_path):
     directory = tmp_path / "encoder"
     model = pooling_models.make("bert", directory, "mean")

@@ -14,6 +14,8 @@ from tiny_models import TinyModel
 
 from workers.protocol.messages import BeamParams, SamplingParams
 
+pytestmark = pytest.mark.rest
+
 NUM_TOKENS = 14
 
 TinyModels = Callable[[str], TinyModel]

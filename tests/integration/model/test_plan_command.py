@@ -149,7 +149,14 @@ def test_a_worker_refuses_with_the_numbers_of_the_plan(tmp_path, monkeypatch):
     model.runner(num_blocks=None)  # told no length, it serves what fits
 
 
-@pytest.mark.parametrize("name", ["llama", "phi3", "gemma3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "gemma3",
+        *[pytest.param(name, marks=pytest.mark.rest) for name in ("phi3", "gpt2", "gpt_neox", "mixtral", "qwen3_moe")],
+    ],
+)
 def test_what_computes_the_layers_is_what_a_worker_says_at_its_start(name, tmp_path, caplog):
     model = TinyModel.make(name, tmp_path)
     with caplog.at_level("INFO"):

@@ -79,6 +79,7 @@ def test_logits_are_those_of_the_rounded_weights(tiny_model: TinyModels, name, k
     torch.testing.assert_close(logits_of(model, prompt, kind), expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.rest
 def test_logits_of_a_trained_model_stay_near_those_of_exact_weights():
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     prompt = tokenizer.encode((DEMO.parent / "README.md").read_text()).ids[:24]

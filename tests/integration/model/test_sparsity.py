@@ -20,6 +20,8 @@ from workers.engine.values.layout import Thinned
 from workers.engine.values.plan import Row
 from workers.engine.values.probe import DECAY, AttentionMass
 
+pytestmark = pytest.mark.rest
+
 TinyModels = Callable[[str], TinyModel]
 SIZE = 4
 ROUTES = ["llama", "qwen3", "phi3", "mixtral"]

@@ -28,7 +28,10 @@ VOCAB_SIZE, NUM_TOKENS = 301, 14
 MAX_ROUNDS = 3000
 
 
-@pytest.fixture(scope="module", params=["plain", "device"], ids=["at-once", "one-step-late"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("plain", id="at-once"), pytest.param("device", id="one-step-late", marks=pytest.mark.rest)],
+)
 def runner(request, tmp_path_factory):
     """On the device's way a step is in flight while the next one is planned."""
     import torch

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.base.errors import ApiError
@@ -117,6 +117,7 @@ LEAVES = st.none() | st.booleans() | st.integers(-(2**63) + 1, 2**63) | st.text(
 TREES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=3), inner))
 
 
+@settings(max_examples=40)  # to draw a tree takes longer than to decode it
 @given(value=st.dictionaries(st.text(max_size=3), TREES), indent=st.sampled_from([None, 1]), window=st.integers(1, 9))
 def test_pieces_are_decoded_as_the_whole_is(value: dict[str, object], indent: int | None, window: int) -> None:
     body = json.dumps(value, indent=indent).encode()
