@@ -61,7 +61,7 @@ def _read(tags: InvokeTags, scan: Scan) -> Wait[None]:
         if is_call and (yield from _call(scan, tags)):
             is_inside = True
         else:
-            scan.text(scan.restore())
+            scan.give_up(*opens, tags.invoke)
         if scan.is_over:
             return
 

@@ -28,7 +28,7 @@ def llama(scan: Scan) -> Wait[None]:
     mark = yield from scan.accept(*MARKS)
     while True:
         if not (yield from (_either if mark else _unmarked)(scan)):
-            scan.text(scan.restore())
+            scan.give_up(*MARKS)
         if scan.is_over:
             return
         while (mark := (yield from scan.up_to((*MARKS, END), scan.text))) == END:

@@ -159,6 +159,18 @@ class Scan:
         self.drop()
         return kept
 
+    def give_up(self, *marks: str) -> None:
+        """Writes what `keep` kept as text, because it is no call. Nothing but marks at the end of an output with calls is
+        no text either: the model ended before it named a further one.
+        """
+        kept = self.restore()
+        is_end = self.is_closed and not self._buffer and self.num_complete > 0
+        named = kept
+        for mark in marks:
+            named = named.replace(mark, "")
+        if not is_end or named.strip(SPACES):
+            self.text(kept)
+
     # Writing
 
     def text(self, text: str) -> None:
@@ -244,7 +256,7 @@ def _behind(tags: Sequence[str], read: ReadCall, skipped: frozenset[str], scan: 
             continue
         scan.keep(tag)
         if not (yield from read(scan, tag)):
-            scan.text(scan.restore())
+            scan.give_up(tag)
         if scan.is_over:
             return
 

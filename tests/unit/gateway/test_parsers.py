@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,22 @@ from gateway.parsers.parts import CallArguments, CallBegin, Folded, OutputParser
 from gateway.schema.tools import Tools
 
 ALL = pytest.mark.parametrize("given", TRANSCRIPTS, ids=[one.name for one in TRANSCRIPTS])
+
+
+MARKS = {
+    **dict.fromkeys(("hermes", "qwen3_coder", "glm"), "<tool_call>"),
+    **dict.fromkeys(("deepseek", "deepseek_v31"), "<｜tool▁call▁begin｜>"),
+    **dict.fromkeys(("mistral", "mistral_named"), "[TOOL_CALLS]"),
+    **dict.fromkeys(("llama", "pythonic"), "<|python_tag|>"),
+    "seed_oss": "<seed:tool_call>",
+    "longcat": "<longcat_tool_call>",
+    "deepseek_v32": '<｜DSML｜invoke name="',
+    "minimax_m2": "<minimax:tool_call>",
+    "kimi": "<|tool_call_begin|>",
+    "granite": "<|tool_call|>",
+    "cohere": "<|START_ACTION|>",
+}
+"""What stands in front of a call, by dialect."""
 
 
 def parser(given: Transcript, tools: Tools = TOOLS) -> OutputParser:
@@ -247,6 +264,22 @@ def test_a_call_that_was_cut_behind_its_name_is_begun(dialect: str, output: str)
     given = Transcript("", dialect, output)
     found = cut(given, len(output), one_by_one=False)
     assert [begin.name for begin, _ in found.calls] == ["get_weather"] and not found.text
+
+
+@pytest.mark.parametrize("given", [one for one in TRANSCRIPTS if one.calls], ids=lambda one: one.name)
+def test_a_bare_mark_behind_calls_is_no_text(given: Transcript) -> None:
+    """The model began a further call and ended. A mark with something behind it is text, as before."""
+    mark = MARKS.get(given.dialect)
+    if mark is None:
+        pytest.skip("the format has no mark in front of a call")
+    for end, text in ((mark, given.text), (f"\n{mark}", given.text), (f"{mark}?", f"{given.text}{mark}?")):
+        folded = Folded.of(parsed(dataclasses.replace(given, output=given.output + end))[0])
+        assert ("".join(folded.text.split()), len(folded.calls)) == ("".join(text.split()), len(given.calls)), end
+
+
+def test_a_bare_mark_without_a_call_before_it_is_text() -> None:
+    one = OutputSyntax(DIALECTS["hermes"], STYLES["none"]).parser(TOOLS, False)()
+    assert Folded.of([*one.push("Write <tool_call>"), *one.end()]).text == "Write <tool_call>"
 
 
 def test_a_cut_in_what_was_no_call_begins_none() -> None:
