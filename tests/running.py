@@ -93,6 +93,17 @@ class Server:
                 return json.loads(done.stdout)
             time.sleep(0.3)
 
+    def witnessed(self, limit_s: float = 10.0) -> None:
+        """Waits until each settle in the embedded database has an engine record, which may come after it."""
+        deadline = time.monotonic() + limit_s
+        late = (
+            "SELECT COUNT(*) FROM ledger_entry e WHERE kind = 'settle' AND NOT EXISTS"
+            " (SELECT 1 FROM engine_record r WHERE r.request_id = e.request_id)"
+        )
+        while num_late := self.sql(late)[0][0]:
+            assert time.monotonic() < deadline, f"{num_late} requests have no engine record"
+            time.sleep(0.05)
+
     def sql(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Reads the embedded database beside the running server."""
         with contextlib.closing(sqlite3.connect(f"file:{self.home}/headgate.db?mode=ro", uri=True)) as connection:

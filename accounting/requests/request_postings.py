@@ -156,6 +156,14 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
     return [Unsettled(*row) for row in await conn.execute(query.order_by(record.request_id))]
 
 
+async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
+    """Return requests whose ending was posted at `since_ms` or later and that have no engine record."""
+    ending, record = LedgerEntry, EngineRecordRow
+    recent = select(ending.request_id).where(ending.kind.in_(("settle", "void")), ending.posted_at_ms >= since_ms)
+    found = await conn.scalars(recent.where(~exists().where(record.request_id == ending.request_id)))
+    return frozenset(found)
+
+
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
     """Make this ending a void if another request has paid for its batch line, so that its tokens are written off."""
     lines = {(p.batch_id, p.line_no) for p in endings if _is_line(p)}

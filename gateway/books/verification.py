@@ -1,6 +1,7 @@
 """The whole of `verify-books`, for the command and for the route: the ledger's equations, and its journals against it.
 
-It only reads. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named.
+It only reads. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named. So are
+requests whose ending came to SQL just now, before the engine's record of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from accounting.books.equations import DOCUMENTED_IN, BooksReport
 from accounting.database.db import Database
 from accounting.ledger.write_off_sums import written_off
 from accounting.requests import request_postings
+from accounting.values import clock
 from accounting.values.progress import Told, nobody
 from gateway.base.redis_link import RedisLink
 from gateway.books.limiter_truth import limiter_equals_books
@@ -25,6 +27,10 @@ from gateway.journal.journals import gateway_journals
 from gateway.journal.unshipped import unshipped
 
 FOR_EVER_MS = 2**62
+RECORD_LATE_MS = 2_000
+"""How long an engine record may come after its ending. It is many times the pause in which a worker gathers records
+(`RECORDS_EVERY_S` in `gateway/routing/links/worker_link.py`).
+"""
 
 
 class Verified(msgspec.Struct, frozen=True):
@@ -67,7 +73,8 @@ async def verify(database: Database, state_dir: Path, link: RedisLink, told: Tol
     }
     running = frozenset().union(*(slot.requests for slot in left.values()))
     async with database.read() as conn:
-        report = await books.verify(conn, running=running, told=told)
+        late = await request_postings.unwitnessed(conn, clock.now_ms() - RECORD_LATE_MS)
+        report = await books.verify(conn, running=running | late, told=told)
         shipped = await shipped_whole(conn, journals)
         lost = await written_off(conn, 0, FOR_EVER_MS)
     limited = await limiter_equals_books(database, link, journals)

@@ -66,6 +66,7 @@ def test_a_killed_gateway_loses_and_doubles_nothing(start_server):
     assert all(how != "finished" for how, _ in endings)
     wait_until_restarted(server, "gateway", old)
 
+    server.witnessed()
     report = server.verify_books(30)
     assert report["ok"]
     assert report["unreplayed"] == []

@@ -59,6 +59,7 @@ def test_64_streams_of_mixed_lengths_are_counted_alike_by_everybody(start_server
     report = server.verify_books()
     assert report["ok"]
     assert ledger_totals(server, tenant, NUM_STREAMS) == told
+    server.witnessed()
     assert engine_totals(server, tenant) == told
     assert_no_block_is_held(server)
 

@@ -55,6 +55,8 @@ PEEK_S = 2.0
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3_000
 """An engine whose running step is older gets no new work (security.md F27)."""
+RECORDS_EVERY_S = 0.2
+"""A worker's records are kept this often at most: a transaction costs as much as hundreds of its rows."""
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
@@ -378,10 +380,16 @@ class WorkerLink:
             pass  # the worker sends unacknowledged records again, and residency each minute
 
     async def _ship_records(self) -> None:
+        """Keeps what the worker reports. The worker gathers the next records until it has its answer, so a pause here makes
+        one transaction of many.
+        """
         while True:
-            answer = await uninterrupted(self._keep_records(await self._records.get()))
+            records = await self._records.get()
+            began = time.monotonic()
+            answer = await uninterrupted(self._keep_records(records))
             if answer is not None:
                 self.send(answer)
+            await asyncio.sleep(began + RECORDS_EVERY_S - time.monotonic())
 
 
 def new_process_id() -> str:

@@ -16,9 +16,11 @@ from money import posting, record
 
 from accounting.books import books
 from accounting.requests import request_postings
+from accounting.values import clock
 from accounting.values.types import Charge, Limits, Opened, Principal, Usage
 from gateway.base.app_keys import DATABASE
 from gateway.base.home import Home
+from gateway.books.verification import RECORD_LATE_MS, verify
 from gateway.cli.main import main
 from gateway.cli.preparation import Preparation
 from gateway.journal.journal import open_journal
@@ -222,6 +224,27 @@ async def endings(gateway) -> list[tuple[Any, ...]]:
 
 
 ENDED_AND_VOID = [("req_ended", "settle", 7, "ok"), ("req_running", "void", 0, "gateway_crash")]
+
+
+async def test_an_ending_waits_two_seconds_for_its_engine_record(gateway, monkeypatch):
+    """A worker's records are gathered for a moment, so an ending may be in SQL before its record."""
+    tenant, usage = gateway.keys.tenant_id, Usage(0, 0, 5, 2)
+    [key] = await gateway.sql(f"SELECT id FROM api_key WHERE tenant_id = '{tenant}' LIMIT 1")
+    ending = posting("req_late", usage, tenant_id=tenant, key_id=key.id, model=MODEL, charge=Charge(7, 0, 0, 0, 7))
+
+    async def verified():
+        found = await verify(gateway.app[DATABASE], gateway.settings.journals_dir, gateway.app[METERING].link)
+        return {equation.id for equation in found.report.equations if not equation.ok}
+
+    async with gateway.app[DATABASE].write() as conn:
+        await request_postings.post(conn, 9, 1, [ending])
+    before = await verified()
+    now_ms = clock.now_ms() + RECORD_LATE_MS
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+    assert await verified() - before == {"I1"}
+    async with gateway.app[DATABASE].write() as conn:
+        await request_postings.post_engine_records(conn, [record("req_late", usage, tenant_id=tenant)])
+    assert await verified() == before
 
 
 async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headgate):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from gateways import until
 
 from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
+from workers.engine.journal.shipping import Shipper
 from workers.protocol.connection import Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, TokenUsage
 from workers.protocol.messages import (
@@ -251,6 +253,41 @@ async def test_records_are_acknowledged_after_they_are_kept(pair: tuple[HandWork
     record = EngineRecord(41, "req_1", 0, "t", "r", TokenUsage(output=1))
     worker.say(EngineRecords("worker-0", (record,)))
     assert await worker.hears(EngineAck) == [EngineAck("worker-0", 41)]
+
+
+async def test_records_that_come_in_quick_succession_are_kept_together(tmp_path: Path) -> None:
+    """A worker sends the next records when it has an answer. A transaction for each of them costs more than its row."""
+    worker, shipper, kept = HandWorker(), Shipper(), []
+
+    async def keep(records: EngineRecords) -> EngineAck:
+        kept.append((asyncio.get_running_loop().time(), len(records.records)))
+        return EngineAck(records.worker, records.records[-1].seq)
+
+    def ship() -> None:
+        for ack in [message for message in worker.heard if isinstance(message, EngineAck)]:
+            worker.heard.remove(ack)
+            shipper.ack(0, ack.seq, 0.0)
+        if (batch := shipper.next([0], 0.0)) is not None:
+            worker.say(EngineRecords("worker-0", tuple(batch[1])))
+
+    async with await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock"):
+        link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_up)
+        for number in range(1, 101):
+            shipper.add(EngineRecord(number, f"req_{number}", 0, "t", "r", TokenUsage(output=1)))
+            ship()
+            await asyncio.sleep(0.002)
+        while len(shipper):
+            ship()
+            await asyncio.sleep(0.002)
+        assert worker.connection is not None
+        worker.connection.abort()
+        await running
+    times, counts = zip(*kept, strict=True)
+    assert sum(counts) == 100
+    assert counts[0] == 1
+    assert all(later - earlier >= 0.19 for earlier, later in pairwise(times))
 
 
 async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
