@@ -298,6 +298,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             lifecycle.started = True
             yield
             await app[DETACHED].join(10.0)
+            await fleet.finish_records()
 
 
 async def readiness(app: web.Application) -> AsyncIterator[None]:

@@ -55,6 +55,9 @@ MAX_QUEUED_BYTES = 32 * 1024 * 1024
 """Largest number of unread bytes of a gateway. A gateway that leaves more unread is not reading, so its link is cut and
 its requests end."""
 HELLO_S = 3.0
+LAST_RECORDS_S = 1.0
+"""How long a worker that ends waits until its records are in SQL. A gateway gathers them for 0.2 s; without SQL they wait in
+the journal for the next start."""
 STUCK_S = 15.0
 """Seconds without a beat after which the engine thread is not alive."""
 
@@ -365,12 +368,14 @@ class Service:
                 waiter.cancel()
 
     async def _flush(self) -> None:
-        """Waits until the endings have reached their gateways, before the links close."""
-        deadline = time.monotonic() + HELLO_S
-        while any(c.num_queued_bytes for c in self._links.values()):
-            if time.monotonic() >= deadline:
-                return
+        """Waits until the endings have reached their gateways, and the records SQL, before the links close."""
+        now = time.monotonic()
+        sent_until, kept_until = now + HELLO_S, now + min(LAST_RECORDS_S, self._drain_s)
+        while (any(c.num_queued_bytes for c in self._links.values()) and now < sent_until) or (
+            self._links and len(self._shipper) and now < kept_until
+        ):
             await asyncio.sleep(0.01)
+            now = time.monotonic()
 
     def _registration(self) -> registry.Registration:
         return registry.Registration(

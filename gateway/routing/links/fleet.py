@@ -68,6 +68,10 @@ class Fleet:
         """Looks at once, because a worker has registered or a link has ended."""
         self._news.set()
 
+    async def finish_records(self) -> None:
+        """Keeps what the workers still have to report of ended requests, for at most a second."""
+        await asyncio.gather(*(link.finish_records() for link in self.links))
+
     async def run(self) -> None:
         """Runs until it is cancelled; the links end with it."""
         async with asyncio.TaskGroup() as tasks:

@@ -7,12 +7,12 @@ seen) and ends an attempt in which tokens are missing. It knows no text, no clie
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
 from array import array
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -57,6 +57,8 @@ SUSPECT_STEP_AGE_MS = 3_000
 """An engine whose running step is older gets no new work (security.md F27)."""
 RECORDS_EVERY_S = 0.2
 """A worker's records are kept this often at most: a transaction costs as much as hundreds of its rows."""
+LAST_RECORDS_S, NO_MORE_S = 1.0, 0.05
+"""How long a gateway that ends keeps a worker's last records, and how soon the next ones follow an answer."""
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
@@ -155,6 +157,9 @@ class WorkerLink:
         self._peeks: dict[int, asyncio.Future[CacheProbed]] = {}
         self._num_peeks = 0
         self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
+        self._is_keeping = False
+        self._answered_at = 0.0
+        self._finishing = asyncio.Event()
 
     @property
     def is_up(self) -> bool:
@@ -192,7 +197,7 @@ class WorkerLink:
         told = self.status.running + self.status.waiting + len(self._unreported)
         return max(told, self.num_calls) + self._num_promised
 
-    @contextmanager
+    @contextlib.contextmanager
     def promised(self, num_uncached: int) -> Iterator[None]:
         """Counts a request that is about to be sent as this worker's load, so that the next ones are placed accordingly."""
         self._num_promised += 1
@@ -385,11 +390,23 @@ class WorkerLink:
         """
         while True:
             records = await self._records.get()
-            began = time.monotonic()
+            began, self._is_keeping = time.monotonic(), True
             answer = await uninterrupted(self._keep_records(records))
             if answer is not None:
                 self.send(answer)
-            await asyncio.sleep(began + RECORDS_EVERY_S - time.monotonic())
+            self._answered_at, self._is_keeping = time.monotonic(), False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(began + RECORDS_EVERY_S - self._answered_at):
+                    await self._finishing.wait()
+
+    async def finish_records(self) -> None:
+        """Keeps what the worker still has, without a pause. Call it once no request runs any more."""
+        self._finishing.set()
+        until = time.monotonic() + LAST_RECORDS_S
+        while (now := time.monotonic()) < until:
+            if not (self._is_keeping or self._records.qsize() or now < self._answered_at + NO_MORE_S):
+                return
+            await asyncio.sleep(NO_MORE_S / 5)
 
 
 def new_process_id() -> str:

@@ -278,6 +278,29 @@ async def test_records_are_shipped_until_acknowledged_and_survive_a_restart(tmp_
     journal.close()
 
 
+async def test_a_drained_worker_waits_for_the_answer_to_its_records(tmp_path):
+    """A gateway gathers records for a moment. The next process with this journal may come much later, or never."""
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", journal_dir=tmp_path / "journal") as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(generate_request("r1"))
+        first = await gateway.of(EngineRecords)
+        gateway.send(generate_request("r2"))
+        await gateway.of(Finished, request_id="r2")
+        worker.service.drain()
+        await asyncio.sleep(0.3)
+        gateway.send(EngineAck(first.worker, first.records[-1].seq))
+        await until(lambda: sum(isinstance(one, EngineRecords) for one in gateway.heard) == 2)
+        second = next(one for one in reversed(gateway.heard) if isinstance(one, EngineRecords))
+        assert [record.request_id for record in second.records] == ["r2"]
+        gateway.send(EngineAck(second.worker, second.records[-1].seq))
+        await asyncio.wait_for(worker._task, stretched(3))
+    journal = EngineJournal(tmp_path / "journal", "worker-0", "p", ROOT)
+    assert journal.unacked == []
+    journal.close()
+
+
 TESTS = Path(__file__).parents[2]
 VICTIM = """
 import asyncio, sys

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
 from workers.engine.journal.shipping import Shipper
 from workers.protocol.connection import Connection
-from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, TokenUsage
+from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, ResidencyReport, TokenUsage
 from workers.protocol.messages import (
     CacheProbe,
     Cancel,
@@ -255,39 +256,86 @@ async def test_records_are_acknowledged_after_they_are_kept(pair: tuple[HandWork
     assert await worker.hears(EngineAck) == [EngineAck("worker-0", 41)]
 
 
-async def test_records_that_come_in_quick_succession_are_kept_together(tmp_path: Path) -> None:
-    """A worker sends the next records when it has an answer. A transaction for each of them costs more than its row."""
-    worker, shipper, kept = HandWorker(), Shipper(), []
+class RecordingWorker(HandWorker):
+    """Sends engine records as a worker does: the next ones once the last ones are answered."""
 
-    async def keep(records: EngineRecords) -> EngineAck:
-        kept.append((asyncio.get_running_loop().time(), len(records.records)))
-        return EngineAck(records.worker, records.records[-1].seq)
+    def __init__(self) -> None:
+        super().__init__()
+        self.shipper = Shipper()
+        self.num_records = 0
 
-    def ship() -> None:
-        for ack in [message for message in worker.heard if isinstance(message, EngineAck)]:
-            worker.heard.remove(ack)
-            shipper.ack(0, ack.seq, 0.0)
-        if (batch := shipper.next([0], 0.0)) is not None:
-            worker.say(EngineRecords("worker-0", tuple(batch[1])))
+    async def on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connection = Connection(reader, writer)
+        self.say(Hello(1, "process", model="m", root="r", max_model_len=64))
+        async for messages in self.connection:
+            for message in messages:
+                if isinstance(message, EngineAck):
+                    self.shipper.ack(0, message.seq, 0.0)
+                    self.ship()
 
-    async with await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock"):
-        link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep)
-        running = asyncio.create_task(link.run())
-        await until(lambda: link.is_up)
-        for number in range(1, 101):
-            shipper.add(EngineRecord(number, f"req_{number}", 0, "t", "r", TokenUsage(output=1)))
-            ship()
-            await asyncio.sleep(0.002)
-        while len(shipper):
-            ship()
-            await asyncio.sleep(0.002)
-        assert worker.connection is not None
-        worker.connection.abort()
-        await running
-    times, counts = zip(*kept, strict=True)
+    def end_request(self) -> None:
+        self.num_records += 1
+        name = f"req_{self.num_records}"
+        self.shipper.add(EngineRecord(self.num_records, name, 0, "t", "r", TokenUsage(output=1)))
+        self.ship()
+
+    def ship(self) -> None:
+        if (batch := self.shipper.next([0], 0.0)) is not None:
+            self.say(EngineRecords("worker-0", tuple(batch[1])))
+
+
+@dataclass
+class Keeper:
+    """Keeps records, and notes when and how many at once."""
+
+    frames: list[tuple[float, int]] = field(default_factory=list)
+
+    async def keep(self, frame: EngineRecords | ResidencyReport) -> EngineAck:
+        assert isinstance(frame, EngineRecords)
+        self.frames.append((asyncio.get_running_loop().time(), len(frame.records)))
+        return EngineAck(frame.worker, frame.records[-1].seq)
+
+
+@pytest.fixture
+async def recording(tmp_path: Path) -> AsyncIterator[tuple[RecordingWorker, WorkerLink, Keeper]]:
+    worker, keeper = RecordingWorker(), Keeper()
+    server = await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock")
+    link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keeper.keep)
+    running = asyncio.create_task(link.run())
+    await until(lambda: link.is_up)
+    yield worker, link, keeper
+    assert worker.connection is not None
+    worker.connection.abort()
+    await running
+    server.close()
+
+
+async def test_records_that_come_in_quick_succession_are_kept_together(
+    recording: tuple[RecordingWorker, WorkerLink, Keeper],
+) -> None:
+    """A transaction for each of them costs more than its row."""
+    worker, _, keeper = recording
+    for _ in range(100):
+        worker.end_request()
+        await asyncio.sleep(0.002)
+    await until(lambda: not len(worker.shipper))
+    times, counts = zip(*keeper.frames, strict=True)
     assert sum(counts) == 100
     assert counts[0] == 1
     assert all(later - earlier >= 0.19 for earlier, later in pairwise(times))
+
+
+async def test_a_gateway_that_ends_keeps_all_records_at_once(
+    recording: tuple[RecordingWorker, WorkerLink, Keeper],
+) -> None:
+    worker, link, keeper = recording
+    for _ in range(3):
+        worker.end_request()
+        await asyncio.sleep(0.01)
+    assert len(worker.shipper) == 2, "one of them waits in the link, and one in the worker"
+    await link.finish_records()
+    assert [count for _, count in keeper.frames] == [1, 1, 1]
+    assert not len(worker.shipper)
 
 
 async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
