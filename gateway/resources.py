@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
@@ -64,6 +65,7 @@ from gateway.http.auth import AUTH, Authenticator
 from gateway.http.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse
+from gateway.http.upload import UNENDED
 from gateway.idempotency import idempotency
 from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
 from gateway.idempotency.idempotency import KEYED
@@ -186,6 +188,7 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
     """Opens the stores of files and answers at rest, and the notifier of the jobs process."""
     settings = app[SETTINGS]
     app[DATA_KEYS] = DataKeys(app[DATABASE], settings.secret("master.key"))
+    app[UNENDED] = Counter()
     app[FILES] = FileStore(settings.files_dir)
     app[JOBS_NOTIFIER] = JobsNotifier(settings.broker_url)
     app[RETRIES] = Retries(app[DATABASE])

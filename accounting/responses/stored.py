@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, Row, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from accounting.database.db import upsert
 from accounting.tables.response_models import Response, ResponseEvents, ResponseTotal
@@ -95,6 +96,16 @@ async def several(
     mine = (Response.tenant_id == tenant_id) & (Response.expires_at > now)
     found = await conn.execute(select(Response.__table__).where(mine, Response.id.in_(sorted(response_ids))))
     return [of_row(row) for row in found]
+
+
+async def own_bytes(conn: AsyncConnection, tenant_id: str, response_ids: Collection[str], now: int) -> int:
+    """Return the bytes of these responses' own items, without those of the responses before them. Where the one before
+    is gone, its bytes count too."""
+    mine = (Response.tenant_id == tenant_id) & (Response.expires_at > now)
+    before = aliased(Response)
+    own = Response.chain_bytes - func.coalesce(before.chain_bytes, 0)
+    query = select(func.coalesce(func.sum(own), 0)).outerjoin(before, before.id == Response.previous_id)
+    return int(await conn.scalar(query.where(mine, Response.id.in_(sorted(response_ids)))) or 0)
 
 
 async def remove(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> bool:

@@ -17,6 +17,7 @@ from accounting.books import books
 from accounting.books.equations import DOCUMENTED_IN, BooksReport
 from accounting.database.db import Database
 from accounting.ledger.write_off_sums import written_off
+from accounting.limits.limiter_books import CLOCKS_APART_MS
 from accounting.requests import request_postings
 from accounting.values import clock
 from accounting.values.progress import Told, nobody
@@ -27,9 +28,9 @@ from gateway.journal.journals import gateway_journals
 from gateway.journal.unshipped import unshipped
 
 FOR_EVER_MS = 2**62
-RECORD_LATE_MS = 2_000
-"""How long an engine record may come after its ending. It is many times the pause in which a worker gathers records
-(`RECORDS_EVERY_S` in `gateway/routing/links/worker_link.py`).
+RECORD_LATE_MS = 2_000 + CLOCKS_APART_MS
+"""How long an engine record may come after its ending, by clocks of two machines. It is many times the pause in which a
+worker gathers records (`RECORDS_EVERY_S` in `gateway/routing/links/worker_link.py`).
 """
 
 

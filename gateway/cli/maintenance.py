@@ -43,7 +43,7 @@ def verify_books(home: Path, as_json: bool) -> None:
     """Check that every engine token is a tenant's or a write-off, and every sum is the sum of its rows.
 
     Requests that still run, or whose journal is not shipped yet, are left out; their slots are named. So are those that
-    ended in the last two seconds and have no engine record yet.
+    ended in the last seven seconds and have no engine record yet.
     """
     place = Home(home)
     with progress("Verifying the books", quiet=as_json) as told:

@@ -6,6 +6,7 @@ says the same sentence. Nothing is loaded from another host, and no script or st
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
@@ -40,6 +41,8 @@ ROOT = "/console"
 SIGN_IN = ROOT + "/sign-in"
 COOKIE = "headgate_console"
 MAX_FORM_BYTES = 2 * 1024 * 1024
+MAX_OPEN_FORM_BYTES = 16 * 1024
+"""The longest form of somebody who has not signed in."""
 MAX_FORM_FIELDS = 100
 MAX_PART_CHARS = 256
 """The longest part of a page's path: the name of an object."""
@@ -104,7 +107,8 @@ def open_get(path: str, handler: Handler) -> Route:
 
 
 def open_post(path: str, handler: Handler) -> Route:
-    return _route("POST", path, _shown(handler))
+    """Returns the route of a form that anybody may send, and which is short for that."""
+    return _route("POST", path, _shown(handler), MAX_OPEN_FORM_BYTES)
 
 
 def _route(method: Literal["GET", "POST"], path: str, handler: Handler, max_body_bytes: int = MAX_FORM_BYTES) -> Route:
@@ -162,16 +166,21 @@ def see_other(path: str, **query: Any) -> web.Response:
     return web.Response(status=303, headers={hdrs.LOCATION: str(target)})
 
 
-async def fields_of(request: web.Request) -> MultiDict[str]:
+async def fields_of(request: web.Request, most_bytes: int = MAX_FORM_BYTES) -> MultiDict[str]:
     """Reads a form. Raises `ApiError`."""
     if FORM in request:
         return request[FORM]
     read = _READERS.get(request.content_type)
     if read is None:
         raise errors.ApiError(415, "The form must be urlencoded.", code="unsupported_media_type")
-    data = await body.read(request, MAX_FORM_BYTES)
+    data = await body.read(request, most_bytes)
     try:
-        request[FORM] = MultiDict(read(data, request.headers[hdrs.CONTENT_TYPE]))
+        # The escapes of a long form take a second.
+        content_type = request.headers[hdrs.CONTENT_TYPE]
+        is_long = len(data) > MAX_OPEN_FORM_BYTES
+        request[FORM] = MultiDict(
+            await asyncio.to_thread(read, data, content_type) if is_long else read(data, content_type)
+        )
     except ValueError:
         raise errors.invalid("The form cannot be read.") from None
     return request[FORM]

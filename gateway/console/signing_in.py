@@ -22,7 +22,7 @@ async def sign_in_page(request: web.Request) -> web.Response:
 async def sign_in(request: web.Request) -> web.Response:
     """Exchanges a key for a session. A session that the browser already had ends."""
     pages.refuse_other_sites(request)
-    form = await pages.fields_of(request)
+    form = await pages.fields_of(request, pages.MAX_OPEN_FORM_BYTES)
     goes_on_at = _own_path(form.get("next", ""))
     key = form.get("key", "")
     try:

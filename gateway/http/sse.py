@@ -108,8 +108,9 @@ class EventStream:
         self._hold()
         waited_s = 0.0
         while self._request.protocol.writing_paused:
-            if waited_s >= self._timeout_s:
+            if waited_s >= self._timeout_s or self._request.transport is None:
                 self._drop()
+            await asyncio.sleep(0)  # `drain` need not give way: it returns at once where the connection is lost
             pause_s = min(HOLD_EVERY_S, self._timeout_s - waited_s)
             try:
                 async with asyncio.timeout(pause_s):

@@ -6,6 +6,7 @@ The client's file name is metadata; the bytes get a random name. The caller fini
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -17,6 +18,7 @@ from accounting.batches.file_store import Writer
 from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
 from gateway.http import body
+from gateway.http.auth import PRINCIPAL
 
 MAX_PARTS = 16
 MAX_LINES = 1024
@@ -28,6 +30,9 @@ WRITE_BYTES = 512 * 1024
 """The number of bytes that a thread encrypts and writes at a time."""
 
 T = TypeVar("T")
+
+UNENDED = web.AppKey("unended_uploads", Counter[str])
+"""The bytes of uploads that have not ended, by tenant. They lie on the disk and are in no quota of SQL yet."""
 
 
 class _FewLines:
@@ -58,7 +63,7 @@ class Upload:
 
 class Receiver:
     """One upload. `limits` maps a purpose to its most bytes. Until the purpose is known, the largest limit holds.
-    `room` is the number of bytes that the tenant's disk quota leaves.
+    `room` is the number of bytes that the tenant's disk quota leaves to all its uploads that have not ended.
     """
 
     def __init__(self, request: web.Request, writer: Writer, limits: Mapping[str, int], room: int) -> None:
@@ -67,7 +72,11 @@ class Receiver:
         self._limits = limits
         self._room = room
         self._upload = Upload()
+        self._unended = request.app[UNENDED]
+        self._tenant_id = request[PRINCIPAL].tenant_id
+        self._num_read = 0
         self._body_s = request.app[SETTINGS].body_s
+        self._started = asyncio.get_running_loop().time()
 
     async def receive(self) -> Upload:
         """Reads the upload. Raises `ApiError`: 415, 413, 408, 400."""
@@ -107,6 +116,8 @@ class Receiver:
         waiting = bytearray()
         while chunk := await self._timed(part.read_chunk(READ_BYTES)):
             waiting += chunk
+            self._num_read += len(chunk)
+            self._unended[self._tenant_id] += len(chunk)
             self._check_size(len(waiting))
             if len(waiting) >= WRITE_BYTES:
                 await asyncio.to_thread(self._writer.write, bytes(waiting))
@@ -129,13 +140,19 @@ class Receiver:
         most = self._limits.get(purpose or "", max(self._limits.values()))
         if num_bytes > most:
             raise errors.too_large("The file is too large for its purpose.")
-        if num_bytes > self._room:
+        if self._unended[self._tenant_id] > self._room:
             raise errors.too_large("The files of your project take up all of their space.")
 
+    def end(self) -> None:
+        """Gives back the room of this upload: its file is registered, or gone. Call it once."""
+        self._unended[self._tenant_id] -= self._num_read
+        if not self._unended[self._tenant_id]:
+            del self._unended[self._tenant_id]
+
     async def _timed(self, reading: Awaitable[T]) -> T:
-        """Bounds the time of each piece, so that a client that sends too slowly is refused."""
+        """Bounds the time of all pieces so far, so that a client that sends too slowly is refused."""
         try:
-            async with asyncio.timeout(self._body_s):
+            async with asyncio.timeout_at(self._started + max(self._body_s, self._num_read / body.MIN_BYTES_PER_S)):
                 return await reading
         except TimeoutError:
             raise errors.timeout("The request body did not arrive in time.") from None

@@ -84,6 +84,8 @@ class Reader:
         successor = self._successor()
         if successor is None:
             return False
+        if len(data) < CHUNK_BYTES and self._segment.path.stat().st_size > self._position + len(data):
+            return True  # it grew between the read and the look, and only then did its successor begin
         if found.state == "corrupt":
             quarantine(self._segment, self._position)
         elif data.strip(b"\0"):

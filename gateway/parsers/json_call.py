@@ -122,8 +122,7 @@ def _late(scan: Scan, name: str, text: str) -> bool:
     found = decoded(found) if isinstance(found, str) else {} if found is None else found
     if not name or not isinstance(found, dict):
         return False
-    scan.call(name, found)
-    return True
+    return scan.call(name, found)
 
 
 def calls(

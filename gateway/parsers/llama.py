@@ -103,8 +103,7 @@ def _call(scan: Scan, ends: str, opening: str) -> Wait[bool]:
     found = _keywords(f"f({(yield from _balanced(scan))}")
     if found is None:
         return False
-    scan.call(name, found)
-    return True
+    return scan.call(name, found)
 
 
 def _balanced(scan: Scan) -> Wait[str]:

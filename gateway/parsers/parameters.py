@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Scan, Wait
+from gateway.parsers.scan import Scan, Wait, json_text
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,16 @@ def _value(scan: Scan, types: set[str], tags: ParameterTags) -> Wait[bool]:
         return (yield from scan.string(*ends))
     text, tag = yield from scan.before(*ends)
     if tag:
-        scan.argument(json.dumps(_typed(text, types), ensure_ascii=False))
+        scan.argument(_written(text, types))
     return bool(tag)
+
+
+def _written(text: str, types: set[str]) -> str:
+    """Returns a parameter's text as JSON. A value that JSON cannot say is the text itself."""
+    try:
+        return json_text(_typed(text, types))
+    except (ValueError, RecursionError):
+        return json_text(text)
 
 
 def _types(schema: Any) -> set[str]:

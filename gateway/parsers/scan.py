@@ -7,6 +7,7 @@ is written as if the whole output were there, and cannot depend on where it was 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ Wait = Generator[None, None, T]
 Format = Callable[["Scan"], Wait[None]]
 
 SPACES = " \n\r\t"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Scan:
@@ -233,11 +235,23 @@ class Scan:
         """Notes that the arguments of the last call are complete."""
         self.num_complete += 1
 
-    def call(self, name: str, arguments: dict[str, Any]) -> None:
-        """Writes a whole call."""
+    def call(self, name: str, arguments: dict[str, Any]) -> bool:
+        """Writes a whole call. Returns False, and writes nothing, for arguments that JSON cannot say."""
+        try:
+            text = json_text(arguments)
+        except (ValueError, RecursionError):
+            return False
         self.begin(name)
-        self.argument(json.dumps(arguments, ensure_ascii=False))
+        self.argument(text)
         self.complete()
+        return True
+
+
+def json_text(value: Any) -> str:
+    """Returns what a model wrote as JSON. Halves of surrogate pairs, which an escape can name and UTF-8 cannot say, become
+    U+FFFD. Raises ValueError for infinities, for NaN and for integers of thousands of digits, RecursionError.
+    """
+    return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 ReadCall = Callable[[Scan, str], Wait[bool]]

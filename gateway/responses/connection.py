@@ -5,8 +5,9 @@ Messages and events are values. Only the newest response is kept, in memory, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from gateway.base import errors
 
@@ -17,11 +18,14 @@ _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.fa
 
 
 class Connection:
-    """One turn at a time: `body_of` a message, then `seen` for each of its events, or `failed`."""
+    """One turn at a time: `body_of` a message, then `seen` for each of its events, or `failed`, and then `over`."""
 
     def __init__(self) -> None:
         self._kept_id: str | None = None
-        self._kept: Sequence[Any] = ()
+        self._kept = b""
+        """The items of the kept response as JSON. As objects they take many times as much, and the client may be silent for
+        long.
+        """
         self._asked: list[Any] = []
         """The items of the turn that runs, those before it included."""
         self._previous_id: str | None = None
@@ -42,7 +46,7 @@ class Connection:
         if previous_id is not None and previous_id == self._kept_id:
             del body["previous_response_id"]
             self._previous_id = self._kept_id
-            self._asked = [*self._kept, *self._asked]
+            self._asked = [*msgspec.json.decode(self._kept), *self._asked]
             body["input"] = self._asked
         return body | {"stream": True}
 
@@ -58,13 +62,26 @@ class Connection:
             if event["type"] == "response.failed":
                 self.failed()
             elif not response.get("store"):
-                self._kept_id, self._kept = response["id"], [*self._asked, *response["output"]]
+                self._kept_id = response["id"]
+                self._kept = msgspec.json.encode([*self._asked, *response["output"]])
         return event
+
+    def over(self) -> None:
+        """Ends the turn: what it asked is needed no more, and the client may be silent for long."""
+        self._asked = []
 
     def failed(self) -> None:
         """A turn that fails takes the response that it went on from with it."""
         if self._previous_id is not None:
-            self._kept_id, self._kept = None, ()
+            self.forget()
+
+    @property
+    def num_kept_bytes(self) -> int:
+        return len(self._kept)
+
+    def forget(self) -> None:
+        """Forgets the kept response. What would go on from it is refused as unknown."""
+        self._kept_id, self._kept = None, b""
 
 
 def _items(given: Any) -> list[Any]:

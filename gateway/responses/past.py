@@ -98,16 +98,28 @@ def referenced(items: Sequence[Any]) -> dict[str, str]:
     return found
 
 
-def resolved(items: Sequence[Any], known: Mapping[str, Any]) -> list[Any]:
-    """Replaces items that are named by id by the items. Raises `ApiError` 400."""
+def resolved(items: Sequence[Any], known: Mapping[str, Any], most_bytes: int) -> list[Any]:
+    """Replaces items that are named by id by the items. Raises `ApiError` 400 for an unknown one, and if the named ones
+    have more than `most_bytes`, each as often as it is named.
+    """
+    sizes = {name: len(msgspec.json.encode(item)) for name, item in known.items()}
     whole: list[Any] = []
+    num_left = most_bytes
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "item_reference":
             if item["id"] not in known:
                 raise _unknown_item(index)
+            num_left -= sizes[item["id"]]
+            if num_left < 0:
+                raise too_many_bytes(most_bytes)
             item = known[item["id"]]
         whole.append(item)
     return whole
+
+
+def too_many_bytes(most: int) -> errors.ApiError:
+    message = f"The items that are named by id have more than {most:,} bytes."
+    return errors.invalid(message, "input", "context_length_exceeded")
 
 
 def _unknown_item(index: int) -> errors.ApiError:

@@ -18,7 +18,8 @@ from accounting.batches import batches, files
 from accounting.batches.batches import BatchInfo
 from accounting.requests import batch_results
 from gateway.base import errors
-from gateway.base.app_keys import FILES, SETTINGS
+from gateway.base.app_keys import FILES
+from gateway.http import downloads
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
@@ -41,16 +42,11 @@ async def results(request: web.Request) -> web.StreamResponse:
     first = await anext(parts, b"")  # read before the head leaves, so that a database that is away is an error
     response = web.StreamResponse(headers={"content-type": "application/jsonl", "x-content-type-options": "nosniff"})
     await response.prepare(request)
-    await _send(request, response, first)
+    await downloads.send(request, response, first)
     async for part in parts:
-        await _send(request, response, part)
+        await downloads.send(request, response, part)
     await response.write_eof()
     return response
-
-
-async def _send(request: web.Request, response: web.StreamResponse, part: bytes) -> None:
-    async with asyncio.timeout(request.app[SETTINGS].write_timeout_s):
-        await response.write(part)
 
 
 async def _of_rows(request: web.Request, batch: BatchInfo, data_key: bytes) -> AsyncIterator[bytes]:

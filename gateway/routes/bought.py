@@ -117,7 +117,7 @@ async def chat_plan(
     """
     link = need_link(request, model)
     await common.form_of(request, fields)  # a form that is none is refused here, and not by a stranger
-    ask = await common.aside(request, chat_ask, link, value, fields, _counted(model, fields), fit=fit)
+    ask = await common.near(request, lambda: chat_ask(link, value, fields, _counted(model, fields), fit=fit))
     order = _order(request, value, fields, model, ask, line)
     with_reasoning = fields.include_reasoning is not False
     written = ChatForm(
@@ -141,9 +141,9 @@ async def completion_plan(
     texts = _texts(completions.prompts(fields.prompt, 2**31, "prompt"), "prompt")
     if line is not None and len(texts) > 1:
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
-    orders = [_order(request, value, fields, model, _completion_ask(link, value, fields, model, texts[0]), line)]
-    for text in texts[1:]:
-        ask = _completion_ask(link, value, fields, model, text)
+    asks = await common.near(request, lambda: [_completion_ask(link, value, fields, model, text) for text in texts])
+    orders = [_order(request, value, fields, model, asks[0], line)]
+    for ask in asks[1:]:
         facts = msgspec.structs.replace(orders[0].facts, request_id=ids.request_id(), prompt_tokens=ask.prompt.high)
         orders.append(msgspec.structs.replace(orders[0], facts=facts, foreign=ask))
     written = CompletionForm(model.tokenizer, -1, num_choices=fields.num_choices)
@@ -155,8 +155,7 @@ def _completion_ask(
     link: UpstreamLink, value: Mapping[str, Any], fields: CompletionFields, model: ServedModel, text: str
 ) -> Ask:
     _check_fields(fields, "completions")
-    counted = None if model.counter is None else model.counter(text)
-    prompt = _interval(len(text.encode()), counted, PER_PROMPT)
+    prompt = _interval_of(model, [text], PER_PROMPT)
     body = _passed(value, "completions") | {"prompt": text}
     ask = Ask("completions", body, fields.num_choices, _max_tokens(link, fields.max_output), prompt)
     _check_kinds(link, ask)
@@ -179,9 +178,7 @@ async def embedding_plan(
     inputs = _texts(texts, "input")
     size = fields.dimensions or (link.hello.vector_size if link.hello else 0) or USUAL_VECTOR
     check_answer(len(inputs) * size, "input")
-    num_bytes = sum(len(text.encode()) for text in inputs)
-    counted = None if model.counter is None else sum(map(model.counter, inputs))
-    prompt = _interval(num_bytes, counted, PER_MESSAGE * len(inputs))
+    prompt = await common.near(request, _interval_of, model, inputs, PER_MESSAGE * len(inputs))
     body: dict[str, Any] = {"input": inputs}
     if fields.dimensions is not None:
         body["dimensions"] = fields.dimensions
@@ -194,13 +191,16 @@ async def embedding_plan(
     return VectorPlan([order], written, len(inputs) * size, ignored, common.work_of(request))
 
 
-def with_ask(request: web.Request, order: EngineRequest, value: Mapping[str, Any], fields: ChatFields) -> EngineRequest:
+async def with_ask(
+    request: web.Request, order: EngineRequest, value: Mapping[str, Any], fields: ChatFields
+) -> EngineRequest:
     """Returns the order of a model of our own with what an upstream would be asked, if there is one that can be."""
     link = link_of(request, order.model)
     if link is None or not order.principal.buys_overflow or order.model.adapter:
         return order
     try:
-        return msgspec.structs.replace(order, foreign=chat_ask(link, value, fields, len(order.prompt)))
+        ask = await common.aside(request, chat_ask, link, value, fields, len(order.prompt))
+        return msgspec.structs.replace(order, foreign=ask)
     except errors.ApiError:
         return order  # our own workers can what no upstream is asked for
 
@@ -266,6 +266,12 @@ def _max_tokens(link: UpstreamLink, asked: int | None, *, fit: bool = False) -> 
 
 def _interval(num_bytes: int, counted: int | None, overhead: int) -> Interval:
     return of_bytes(num_bytes, overhead) if counted is None else of_count(counted, overhead)
+
+
+def _interval_of(model: ServedModel, texts: Sequence[str], overhead: int) -> Interval:
+    """Returns how many tokens the texts have. A tokenizer takes seconds for megabytes."""
+    counted = None if model.counter is None else sum(map(model.counter, texts))
+    return _interval(sum(len(text.encode()) for text in texts), counted, overhead)
 
 
 def _counted(model: ServedModel, fields: ChatFields) -> int | None:

@@ -81,7 +81,7 @@ async def plan(
         volatile=conversation.volatile,
     )
     writer = _writer(fields, model, tools)
-    order = bought.with_ask(request, order, value, fields)
+    order = await bought.with_ask(request, order, value, fields)
     plan = AnswerPlan(fields, [order], writer, ignored, work=common.work_of(request))
     if not PromptFacts.are_wanted(fields):
         return plan

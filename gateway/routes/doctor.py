@@ -11,6 +11,7 @@ from aiohttp import web
 from accounting.database import migrate
 from accounting.values.errors import SchemaError
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
+from gateway.http.sql import translated
 from gateway.routes.admin import route
 from gateway.schema import settings as shapes
 from gateway.schema.organization import reply
@@ -20,7 +21,8 @@ async def show(request: web.Request) -> web.Response:
     """Shows this gateway's versions and settings, secrets masked."""
     settings = request.app[SETTINGS]
     try:
-        await asyncio.to_thread(migrate.check, settings.sql_url)
+        with translated():
+            await asyncio.to_thread(migrate.check, settings.sql_url)
         fault = None
     except SchemaError as error:
         fault = str(error)

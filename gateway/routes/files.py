@@ -14,7 +14,8 @@ from accounting.batches import files
 from accounting.batches.file_store import Reader, Writer
 from accounting.batches.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.base import errors
-from gateway.base.app_keys import FILES, SETTINGS
+from gateway.base.app_keys import FILES
+from gateway.http import downloads
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
@@ -47,14 +48,18 @@ async def create(request: web.Request) -> web.Response:
         room = TENANT_BYTES - await files.tenant_bytes(conn, tenant_id)
     data_key = await request.app[DATA_KEYS].key(tenant_id)
     writer = await asyncio.to_thread(request.app[FILES].create, data_key)
+    receiver = Receiver(request, writer, MAX_BYTES, room)
     try:
-        upload = await Receiver(request, writer, MAX_BYTES, room).receive()
-        purpose, expires_after_s = _purpose(upload), _expiry(upload)
-        sha256 = await asyncio.to_thread(writer.finish)
-    except BaseException:
-        writer.abort()
-        raise
-    return reply(await _register(request, writer, sha256, upload, purpose, expires_after_s))
+        try:
+            upload = await receiver.receive()
+            purpose, expires_after_s = _purpose(upload), _expiry(upload)
+            sha256 = await asyncio.to_thread(writer.finish)
+        except BaseException:
+            writer.abort()
+            raise
+        return reply(await _register(request, writer, sha256, upload, purpose, expires_after_s))
+    finally:
+        receiver.end()
 
 
 async def _register(
@@ -157,8 +162,7 @@ async def _send(request: web.Request, reader: Reader, num_bytes: int) -> web.Str
         part = await asyncio.to_thread(reader.read, sent, MIB)
         if not part:
             raise OSError("a stored file is shorter than its row says")
-        async with asyncio.timeout(request.app[SETTINGS].write_timeout_s):
-            await response.write(part)
+        await downloads.send(request, response, part)
         sent += len(part)
     await response.write_eof()
     return response

@@ -19,7 +19,7 @@ from gateway.base import errors
 from gateway.base.app_keys import FILES, SETTINGS
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
 from gateway.base.lifecycle import uninterrupted
-from gateway.http import body
+from gateway.http import body, downloads
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import MAX_JSON_BYTES, Route
@@ -168,8 +168,7 @@ async def results(request: web.Request) -> web.StreamResponse:
 
 async def _send(request: web.Request, response: web.StreamResponse, chunks: Iterator[bytes]) -> None:
     while chunk := await asyncio.to_thread(next, chunks, b""):
-        async with asyncio.timeout(request.app[SETTINGS].write_timeout_s):
-            await response.write(chunk)
+        await downloads.send(request, response, chunk)
 
 
 async def _open(request: web.Request, file_id: str) -> Reader:
@@ -199,8 +198,12 @@ async def _shown(request: web.Request, batch: BatchInfo) -> dict[str, Any]:
 
 
 async def _num_requests(request: web.Request, batch: BatchInfo) -> int:
-    """Counts the requests of a batch whose lines nobody has read yet."""
-    with closing(await _open(request, batch.input_file_id)) as reader:
+    """Counts the requests of a batch whose lines nobody has read yet. Where its input has expired nobody ever will: 0."""
+    try:
+        reader = await _open(request, batch.input_file_id)
+    except errors.ApiError:
+        return 0
+    with closing(reader):
         return await asyncio.to_thread(lambda: sum(part.count(b"\n") for part in reader.parts()))
 
 

@@ -11,12 +11,12 @@ from aiohttp import web
 from accounting.prices.prices import priced_models
 from accounting.values import clock
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE
 from gateway.generation.models import MODELS, ServedModel
 from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.dialects import speaks_anthropic
 from gateway.http.route_table import Route
+from gateway.http.sql import reading
 from gateway.messages.models import model_info, page
 from gateway.routes.common import max_len, tasks_of
 
@@ -41,7 +41,7 @@ async def retrieve(request: web.Request) -> web.Response:
 async def _usable(request: web.Request) -> list[ServedModel]:
     """Returns the models that are visible to the key and have a price."""
     principal = request[PRINCIPAL]
-    async with request.app[DATABASE].read() as conn:
+    async with reading(request) as conn:
         priced = await priced_models(conn, principal.tenant_id, clock.now_ms())
     visible = request.app[MODELS].visible(principal)
     return [model for model in visible if model.id in priced or model.base in priced]

@@ -17,6 +17,7 @@ from gateway.base.app_keys import SETTINGS
 from gateway.generation.reply import AnswerPlan
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
+from gateway.intake.intake import SHARE
 from gateway.responses import past, store
 from gateway.responses.texts import ResponseTexts
 from gateway.responses.translation import Translated, echo, translate
@@ -24,6 +25,11 @@ from gateway.routes import chat, common
 from gateway.schema import responses
 from gateway.schema.responses import ResponseFields
 from gateway.writers.responses import ResponseWriter
+
+READ_BODIES = 8
+"""The most bytes of items that are read for items named by id, as a multiple of the longest body. A response keeps the items
+that it was made from, so a conversation of named items has each of them many times.
+"""
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,17 @@ async def _with_references(request: web.Request, texts: ResponseTexts, items: Se
     wanted = past.referenced(items)
     if not wanted:
         return items
-    rows = await store.several(request, set(wanted.values()))
-    request[NUM_BODY_BYTES] += sum(row.chain_bytes for row in rows)
-    found = await common.aside(request, past.items_of, texts, rows)
-    return past.resolved(items, {item["id"]: item for item in found if item["id"] in wanted})
+    most = request.app[SETTINGS].json_body_bytes
+    rows = await store.several(request, set(wanted.values()), READ_BODIES * most)
+    request[SHARE].take_up_to(request[NUM_BODY_BYTES])
+
+    def resolved() -> list[Any]:
+        known = {}
+        for row in rows:  # one at a time, because most of what is read may not be wanted
+            known |= {item["id"]: item for item in past.items_of(texts, [row]) if item["id"] in wanted}
+        return past.resolved(items, known, most)
+
+    return await common.aside(request, resolved)
 
 
 def _effective(made: AnswerPlan) -> dict[str, Any]:

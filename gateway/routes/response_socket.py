@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from gateway.http import inner_calls
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import Route
+from gateway.http.sse import ClientStalled
 from gateway.intake.intake import INTAKE, Intake
 from gateway.responses.connection import Connection
 from gateway.routes.common import aside
@@ -108,16 +110,41 @@ class _Waiting:
             self._intake.give_back(self._tenant_id, len(self.messages.get_nowait()))
 
 
+class _Kept:
+    """The bytes of the response that a connection keeps. They are held as those of a body are."""
+
+    def __init__(self, intake: Intake, tenant_id: str) -> None:
+        self._intake = intake
+        self._tenant_id = tenant_id
+        self._num_bytes = 0
+
+    def hold(self, connection: Connection) -> None:
+        """Holds what the connection keeps now. Where the tenant holds too much already, the connection forgets it."""
+        self.give_back()
+        try:
+            self._intake.take(self._tenant_id, connection.num_kept_bytes, counts=False)
+            self._num_bytes = connection.num_kept_bytes
+        except errors.ApiError:
+            connection.forget()
+
+    def give_back(self) -> None:
+        self._intake.give_back(self._tenant_id, self._num_bytes)
+        self._num_bytes = 0
+
+
 async def _turns(request: web.Request, socket: web.WebSocketResponse, waiting: _Waiting) -> None:
     """Answers messages until nobody asks any more, or this process stops."""
     connection = Connection()
+    kept = _Kept(request.app[INTAKE], request[PRINCIPAL].tenant_id)
     draining = asyncio.create_task(request.app[LIFECYCLE].draining.wait())
     try:
         while (text := await _next(waiting, draining)) is not None:
             await _turn(request, socket, connection, text)
+            kept.hold(connection)
     except ConnectionError:
         pass  # the client has left in the middle of an answer, which ended the request
     finally:
+        kept.give_back()
         draining.cancel()
         await socket.close(code=WSCloseCode.GOING_AWAY, message=b"idle, or the server stops")
 
@@ -133,15 +160,22 @@ async def _next(waiting: _Waiting, draining: asyncio.Task[bool]) -> bytes | None
 
 async def _turn(request: web.Request, socket: web.WebSocketResponse, connection: Connection, text: bytes) -> None:
     """Answers one message: with the events of a response, or with one event that says why there is none."""
-    request[NUM_BODY_BYTES] = len(text)
     try:
-        body = connection.body_of(await aside(request, decode_object, text))
+        await _answer(request, socket, connection, text)
+    finally:
+        connection.over()
+
+
+async def _answer(request: web.Request, socket: web.WebSocketResponse, connection: Connection, text: bytes) -> None:
+    request[NUM_BODY_BYTES] = len(text) + connection.num_kept_bytes
+    try:
+        body = await aside(request, lambda: connection.body_of(decode_object(text)))
     except errors.ApiError as error:
         await _refuse(socket, error.status, error.body())
         return
     headers = CIMultiDict((name, value) for name in PASSED_ON for value in request.headers.getall(name, ()))
     headers[hdrs.CONTENT_TYPE] = "application/json"
-    events = _Events(socket, connection)
+    events = _Events(request, socket, connection)
     data = await aside(request, msgspec.json.encode, body)
     answer = await inner_calls.call(request, "POST", request.rel_url, headers, data, events)
     if isinstance(answer, web.Response):
@@ -163,7 +197,9 @@ async def _send(socket: web.WebSocketResponse, event: dict[str, Any]) -> None:
 class _Events(AbstractStreamWriter):
     """Takes what a stream of events would send to an HTTP client, and sends each event as a message."""
 
-    def __init__(self, socket: web.WebSocketResponse, connection: Connection) -> None:
+    def __init__(self, outer: web.Request, socket: web.WebSocketResponse, connection: Connection) -> None:
+        self._outer = outer
+        self._timeout_s = outer.app[SETTINGS].write_timeout_s
         self._socket = socket
         self._connection = connection
         self._rest = b""
@@ -173,15 +209,26 @@ class _Events(AbstractStreamWriter):
         for written in whole:
             data = written.partition(b"data: ")[2]
             if data and data != b"[DONE]":
-                await _send(self._socket, self._connection.seen(msgspec.json.decode(data)))
+                await self._in_time(_send(self._socket, self._connection.seen(msgspec.json.decode(data))))
             elif written.startswith(b":"):
-                await self._socket.ping()
+                await self._in_time(self._socket.ping())
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         await self.write(chunk)
 
+    async def _in_time(self, sending: Coroutine[Any, Any, None]) -> None:
+        """Bounds the wait of a WebSocket's own writer for a client that does not read. Raises `ClientStalled`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await sending
+        except TimeoutError:
+            if self._outer.transport is not None:
+                self._outer.transport.abort()
+            raise ClientStalled("the client does not read") from None
+
     async def drain(self) -> None:
-        """`send_str` has waited already."""
+        """Waits until the connection takes more, as the writer of an answer over HTTP does."""
+        await self._outer.writer.drain()
 
     async def write_headers(self, status_line: str, headers: CIMultiDict[str]) -> None:
         """The head of the answer has no place in a WebSocket."""

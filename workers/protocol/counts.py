@@ -49,6 +49,9 @@ class EngineRecord(Frame, frozen=True):
     reason: str = ""
 
 
+MAX_RECORDS_IN_FRAME = 500
+
+
 class EngineRecords(Frame, frozen=True, tag="records"):
     """Records that are sent through any connected gateway. The worker keeps them until `EngineAck`."""
 

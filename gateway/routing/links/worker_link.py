@@ -23,7 +23,7 @@ from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
-from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
+from workers.protocol.counts import MAX_RECORDS_IN_FRAME, EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
@@ -395,6 +395,8 @@ class WorkerLink:
             if answer is not None:
                 self.send(answer)
             self._answered_at, self._is_keeping = time.monotonic(), False
+            if isinstance(records, EngineRecords) and len(records.records) >= MAX_RECORDS_IN_FRAME:
+                continue  # more wait than a pause gathers
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(began + RECORDS_EVERY_S - self._answered_at):
                     await self._finishing.wait()

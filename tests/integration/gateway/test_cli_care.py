@@ -226,7 +226,7 @@ async def endings(gateway) -> list[tuple[Any, ...]]:
 ENDED_AND_VOID = [("req_ended", "settle", 7, "ok"), ("req_running", "void", 0, "gateway_crash")]
 
 
-async def test_an_ending_waits_two_seconds_for_its_engine_record(gateway, monkeypatch):
+async def test_an_ending_waits_seconds_for_its_engine_record(gateway, monkeypatch):
     """A worker's records are gathered for a moment, so an ending may be in SQL before its record."""
     tenant, usage = gateway.keys.tenant_id, Usage(0, 0, 5, 2)
     [key] = await gateway.sql(f"SELECT id FROM api_key WHERE tenant_id = '{tenant}' LIMIT 1")

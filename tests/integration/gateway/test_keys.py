@@ -11,6 +11,7 @@ import pytest
 from gateways import MODEL, RunningGateway
 from load import stretched
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 from accounting.access import api_keys, credentials
 from accounting.lifecycle import tenant_status
@@ -168,6 +169,21 @@ async def test_sql_away_serves_known_keys_and_503_for_others(bare_gateway: Runni
     assert (await ask(bare_gateway, {"x-api-key": bare_gateway.keys.api_key}))[0] == 200
     status, body = await ask(bare_gateway, {"x-api-key": other})
     assert (status, b"database_unavailable" in body) == (503, True)
+
+
+async def test_the_list_of_models_is_503_without_sql(
+    bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bare_gateway.session() as session:
+        async with session.get("/v1/models") as answer:
+            assert answer.status == 200
+
+        def away() -> Any:
+            raise OperationalError("SELECT", {}, OSError("no answer"))
+
+        monkeypatch.setattr(bare_gateway.app[DATABASE], "read", away)
+        async with session.get("/v1/models") as answer:
+            assert (answer.status, b"database_unavailable" in await answer.read()) == (503, True)
 
 
 async def test_attack_C15_keys_of_batch_lines_are_refused_from_others(gateway: RunningGateway) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from gateways import MODEL, RunningGateway, until
+from fakes import ScriptedWorker
+from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.base.app_keys import LIFECYCLE
 from gateway.intake.intake import INTAKE
@@ -175,3 +177,53 @@ async def test_a_gateway_that_stops_answers_and_closes(gateway: RunningGateway) 
         assert (await events_of(socket))[-1]["type"] in ("response.completed", "response.incomplete")
         assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
         assert socket.close_code == aiohttp.WSCloseCode.GOING_AWAY
+
+
+async def test_attack_A07_a_socket_whose_client_does_not_read_holds_up_nobody(tmp_path: Path, redis_url: str) -> None:
+    """The gateway's loop turned for ever in the wait for such a client, and every tenant's requests stood still."""
+    async with (
+        running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker,
+    ):
+        await gateway.workers(1)
+        _, key = await gateway.new_tenant("neighbour")
+        reader, writer = await gateway.socket()
+        reader._transport.pause_reading()
+        asked = ASKED | {"max_output_tokens": 1900, "include": ["message.output_text.logprobs"], "top_logprobs": 20}
+        writer.write(_handshake(gateway.keys.api_key) + _frame(json.dumps(asked).encode()))
+        await until(lambda: bool(worker.engine.attempts))
+        async with gateway.session(key) as neighbour:
+            while worker.engine.attempts:
+                async with neighbour.get("/v1/models", timeout=aiohttp.ClientTimeout(total=10)) as answer:
+                    assert answer.status == 200
+                await asyncio.sleep(0.05)
+        assert worker.num_tokens_sent < 1900
+        await gateway.balanced()
+        [(outcome,)] = await gateway.sql("SELECT outcome FROM ledger_entry WHERE kind = 'settle'")
+        assert outcome == "client_gone"
+        writer.close()
+
+
+def _handshake(key: str) -> bytes:
+    return (
+        f"GET {PATH} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    ).encode()
+
+
+def _frame(text: bytes) -> bytes:
+    """A text frame of a client, masked with zeros."""
+    assert 126 <= len(text) < 2**16
+    return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text
+
+
+async def test_attack_A18_what_a_silent_connection_keeps_is_held_as_a_body_is(gateway: RunningGateway) -> None:
+    held = gateway.app[INTAKE]
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        first = (await turn(socket, input="x" * 1_200))[-1]["response"]["id"]
+        await until(lambda: 1_200 < held.num_held < 6_000)
+        assert (await turn(socket, previous_response_id=first, input="and?"))[-1]["type"] != "error"
+        (error,) = await turn(socket, model="unknown", input="y" * 9_000)
+        assert error["status"] == 404
+        await until(lambda: 1_200 < held.num_held < 6_000)
+    await until(lambda: not held.num_held)

@@ -245,6 +245,27 @@ async def test_an_item_may_be_named_by_its_id(shared_gateway: RunningGateway) ->
     assert found.value.param == "input[0].id"
 
 
+async def test_items_named_by_id_have_at_most_a_bodys_bytes(tmp_path: Path, redis_url: str) -> None:
+    """A thousand small requests stored what one request then read at once: gigabytes."""
+    async with (
+        running_gateway(tmp_path / "home", redis_url, json_body_bytes=40_000) as gateway,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url),
+        gateway.client() as client,
+    ):
+        await gateway.workers(1)
+        named = []
+        for _ in range(12):
+            item = {"type": "message", "role": "user", "content": "hello", "junk": "A" * 30_000}
+            made = await client.responses.create(model=MODEL, input=[item], max_output_tokens=1)
+            named.append((await client.responses.input_items.list(made.id)).data[0].id)
+        one = {"type": "item_reference", "id": named[0]}
+        assert (await client.responses.create(model=MODEL, input=[one], max_output_tokens=1)).output_text
+        for asked in ([one, one], [{"type": "item_reference", "id": name} for name in named]):
+            with pytest.raises(openai.BadRequestError, match="named by id have more than") as found:
+                await client.responses.create(model=MODEL, input=asked, max_output_tokens=1)
+            assert found.value.code == "context_length_exceeded"
+
+
 async def test_what_cannot_be_gone_on_from_is_refused(shared_gateway: RunningGateway) -> None:
     async with shared_gateway.client() as client:
         first = await client.responses.create(model=MODEL, input="a", max_output_tokens=1)

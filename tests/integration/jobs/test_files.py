@@ -12,7 +12,7 @@ import openai
 import pytest
 from gateways import RunningGateway, running_gateway, until
 
-from gateway.http.upload import MAX_PARTS
+from gateway.http.upload import MAX_PARTS, UNENDED
 from gateway.routes import files as routes
 
 
@@ -51,6 +51,58 @@ def form(*parts: tuple[str, bytes], boundary: str = "xx") -> bytes:
 
 
 MULTIPART = "multipart/form-data; boundary=xx"
+
+
+async def test_uploads_that_do_not_end_take_a_tenants_own_space_and_no_more(gateway, monkeypatch):
+    """Each of hundreds counted its own bytes alone, and one key could fill the disk of everybody."""
+    monkeypatch.setattr(routes, "TENANT_BYTES", 1 << 20)
+    begun = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 340_000)).removesuffix(
+        b"\r\n--xx--\r\n"
+    )
+    head = (
+        f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+        f"content-type: {MULTIPART}\r\ncontent-length: 900000\r\n\r\n"
+    ).encode()
+    unended = []
+    for _ in range(3):
+        _, writer = await gateway.socket()
+        writer.write(head + begun)
+        unended.append(writer)
+    held = gateway.app[UNENDED]
+    await until(lambda: sum(held.values()) > 800_000)
+    status, answer = await post(
+        gateway, form(('name="purpose"', b"batch"), ('name="file"; filename="b"', b"y" * 300_000)), MULTIPART
+    )
+    assert (status, "all of their space" in answer["error"]["message"]) == (413, True)
+    _, other = await gateway.new_tenant("neighbour")
+    async with gateway.client(other) as neighbour:
+        assert await neighbour.files.create(file=("c", b"z" * 200_000), purpose="batch")
+    for writer in unended:
+        writer.close()
+    await until(lambda: not held)
+    status, _ = await post(
+        gateway, form(('name="purpose"', b"batch"), ('name="file"; filename="b"', b"y" * 300_000)), MULTIPART
+    )
+    assert status == 200
+
+
+async def test_an_upload_keeps_a_rate(tmp_path, redis_url):
+    """One byte at a time, each within the time of a piece, kept an upload open for ever."""
+    async with running_gateway(tmp_path / "slow", redis_url, body_s=1) as gateway:
+        reader, writer = await gateway.socket()
+        body = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 100))
+        head = (
+            f"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"content-type: {MULTIPART}\r\ncontent-length: {len(body)}\r\n\r\n"
+        ).encode()
+        writer.write(head + body[:-100])
+        for byte in body[-100:]:
+            if reader._buffer:
+                break
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.1)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+        writer.close()
 
 
 async def test_a_file_comes_back_byte_for_byte_until_it_is_deleted(gateway, client):

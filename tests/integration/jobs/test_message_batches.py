@@ -13,6 +13,9 @@ import anthropic
 import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
+from sqlalchemy import text
+
+from gateway.base.app_keys import DATABASE
 
 pytestmark = pytest.mark.rest
 
@@ -114,3 +117,16 @@ async def test_another_tenants_batch_does_not_exist(gateway: RunningGateway, cli
             await other.messages.batches.create(requests=[request(1), request(1)])
         with pytest.raises(anthropic.NotFoundError):
             await other.messages.batches.create(requests=[request(1, model="none")])
+
+
+async def test_a_batch_whose_input_has_expired_is_listed_with_the_others(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
+) -> None:
+    """The whole list was 404, because its requests were counted in a file that is gone."""
+    old = await client.messages.batches.create(requests=[request(1)])
+    await client.messages.batches.cancel(old.id)
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE file SET expires_at = 1"))
+    new = await client.messages.batches.create(requests=[request(1)])
+    assert [one.id async for one in client.messages.batches.list()] == [new.id, old.id]
+    assert (await client.messages.batches.retrieve(old.id)).request_counts.processing == 0

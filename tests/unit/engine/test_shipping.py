@@ -1,4 +1,5 @@
-from workers.engine.journal.shipping import BATCH, RETRY_S, Shipper
+from workers.engine.journal.shipping import RETRY_S, Shipper
+from workers.protocol.counts import MAX_RECORDS_IN_FRAME as BATCH
 from workers.protocol.counts import EngineRecord, TokenUsage
 
 

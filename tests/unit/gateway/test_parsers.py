@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,6 +281,34 @@ def test_a_bare_mark_behind_calls_is_no_text(given: Transcript) -> None:
 def test_a_bare_mark_without_a_call_before_it_is_text() -> None:
     one = OutputSyntax(DIALECTS["hermes"], STYLES["none"]).parser(TOOLS, False)()
     assert Folded.of([*one.push("Write <tool_call>"), *one.end()]).text == "Write <tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "output", "arguments"),
+    [
+        ("hermes", r'<tool_call>{"name": "now", "arguments": "{\"a\": \"\\ud800\"}"}</tool_call>', {"a": "\ufffd"}),
+        ("pythonic", r'[now(a="\ud800\udc00 \ud83d")]', {"a": "\ufffd\ufffd \ufffd"}),
+        ("pythonic", "[now(a=0x" + 4000 * "f" + ")]", None),
+        ("pythonic", "[now(a=1e999)]", None),
+        ("hermes", '<tool_call>{"arguments": {"a": NaN}, "name": "now"}</tool_call>', None),
+        (
+            "qwen3_coder",
+            '<tool_call><function=get_weather><parameter=places>["\\ud800"]</parameter></function></tool_call>',
+            {"places": ["\ufffd"]},
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=get_weather><parameter=days>1e999</parameter></function></tool_call>",
+            {"days": "1e999"},
+        ),
+    ],
+)
+def test_what_json_or_utf_8_cannot_say_ends_no_answer(dialect: str, output: str, arguments: Any) -> None:
+    """It raised while the answer was written: a stream was free then, and a body was charged and was a 500."""
+    one = OutputSyntax(DIALECTS[dialect], STYLES["none"]).parser(TOOLS, False)()
+    folded = Folded.of([*one.push(output), *one.end()])
+    msgspec.json.encode([folded.text, [text for _, text in folded.calls]])
+    assert [json.loads(text) for _, text in folded.calls] == ([] if arguments is None else [arguments])
 
 
 def test_a_cut_in_what_was_no_call_begins_none() -> None:

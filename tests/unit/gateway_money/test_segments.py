@@ -58,6 +58,31 @@ async def test_a_reader_follows_a_writer(tmp_path: Path, opened) -> None:
     assert reader.num_bytes_ahead() == 0
 
 
+@pytest.mark.parametrize("num_missing", [1, 100, 700])
+async def test_a_segment_that_ends_between_a_read_and_the_look_for_the_next_is_read_whole(
+    tmp_path: Path, opened, num_missing: int
+) -> None:
+    """The writer ends a segment and begins the next while the reader is between its two steps. What it wrote last was
+    passed over, and those charges never came to SQL.
+    """
+    whole, seen = tmp_path / "whole", tmp_path / "seen"
+    await write(whole, opened, 8, segment_bytes=3000)
+    first, second = list_segments(whole)[:2]
+    data = first.path.read_bytes()
+    seen.mkdir()
+    (seen / first.path.name).write_bytes(data[:-num_missing])
+
+    class Slow(Reader):
+        def _successor(self):
+            (seen / first.path.name).write_bytes(data)
+            shutil.copy(second.path, seen)
+            return super()._successor()
+
+    found = [record.seq for record in Slow(seen, 0).read(ALL, 1000)]
+    assert found[-1] > second.first_seq
+    assert found == list(range(1, found[-1] + 1))
+
+
 async def test_a_journal_cut_at_every_byte_of_its_last_records_keeps_the_records_before(
     tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

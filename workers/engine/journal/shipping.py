@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from workers.protocol.counts import EngineRecord
+from workers.protocol.counts import MAX_RECORDS_IN_FRAME, EngineRecord
 
-BATCH = 500
 RETRY_S = 5.0
 
 
@@ -49,7 +48,7 @@ class Shipper:
             self._link = _after(links, self._link)
         elif self._unanswered:
             return None
-        batch = list(islice(self._records.values(), BATCH))
+        batch = list(islice(self._records.values(), MAX_RECORDS_IN_FRAME))
         self._waiting_since = now
         self._sent = batch[-1].seq
         assert self._link is not None

@@ -7,6 +7,7 @@ import io
 import re
 import time
 from collections import deque
+from collections.abc import AsyncIterator
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
@@ -274,3 +275,20 @@ async def test_an_address_without_a_page_is_a_page_that_says_so(shared_gateway: 
         page = await one.get("/nowhere/at/all")
         assert (page.status, "There is no such page." in page.words, "Sign out" in page.words) == (404, True, True)
         assert (await one.get("/")).path == "/console"
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["content-length", "chunked"])
+async def test_attack_F16_the_sign_in_form_is_short(shared_gateway: RunningGateway, is_told: bool) -> None:
+    """Without a key, forms of 2 MiB of escapes were read, held, and decoded on the loop for most of a second each."""
+    form = b"key=" + b"%41" * 20_000
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield form
+
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    async with shared_gateway.session("") as stranger:
+        data = form if is_told else pieces()
+        async with stranger.post("/console/sign-in", data=data, headers=headers) as answer:
+            assert answer.status == 413
+        async with stranger.post("/console/sign-in", data={"key": "hg_live_none"}) as answer:
+            assert answer.status == 401
