@@ -11,6 +11,8 @@ from simulation import PacedRunner, paced_driver
 
 from workers.engine.queueing.forecast import Forecast, Load, Queued
 from workers.engine.queueing.pace import LEAST_ROWS, MIN_STEPS, SHORT_COSTS, TokenBudget
+from workers.engine.sequences.sequence import Status
+from workers.protocol.messages import BeamParams
 
 FIXED_S, TOKEN_S, TARGET_S = 0.005, 0.001, 0.05
 NUM_ROWS = int((TARGET_S - FIXED_S) / TOKEN_S)
@@ -124,6 +126,56 @@ def test_batch_gets_some_rows_beside_more_streams_than_a_step_has_time_for():
         num_steps += 1
         assert num_steps < 60
     drive.run().check_idle()
+
+
+CROWDS = {
+    "one tenant": ("fair", [{}] * 60),
+    "six tenants": ("fair", [{"tenant": f"t{i % 6}"} for i in range(60)]),
+    "first come": ("fcfs", [{"tenant": f"t{i % 6}"} for i in range(60)]),
+    "choices": ("fair", [{"tenant": f"t{i % 2}", "num_choices": 3} for i in range(20)]),
+    "beams": ("fair", [{"num_choices": 2, "beams": BeamParams()} if i % 5 == 0 else {} for i in range(60)]),
+}
+
+
+def watch_plans(drive: Driver) -> Counter[str]:
+    """Counts from here on the plans that have no row for some stream, and the rows without all their blocks."""
+    scheduler, found = drive.scheduler, Counter()
+    plan_step = scheduler.plan
+
+    def plan(*args, **options):
+        plan = plan_step(*args, **options)
+        found["turns"] += any(s.decoding and not plan.has_row(s) for s in scheduler.all_running)
+        for sequence, num_tokens, _ in plan.work:
+            end = scheduler.layout.place(sequence) + num_tokens
+            has_blocks = len(sequence.block_ids) * drive.cache.block_size >= end
+            found["rows without blocks"] += sequence.status is not Status.RUNNING or not has_blocks
+        return plan
+
+    scheduler.plan = plan
+    return found
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(("policy", "streams"), CROWDS.values(), ids=CROWDS)
+def test_a_stream_with_a_row_in_a_plan_keeps_its_blocks_whoever_lacks_some(policy, streams, lag):
+    """The pool has 130 blocks, the streams want 540, and a step has 32 rows."""
+    runner = PacedRunner((FIXED_S, 2 * TOKEN_S, 0.0), num_blocks=130, block_size=4)
+    drive = paced_driver(runner, max_batch_tokens=256, max_running=200, lag=lag, policy=policy)
+    drive.send(*(generate_request(f"before{i}", [i, 98, 97], 12) for i in range(40)))
+    drive.run()
+    found, num_preempted = watch_plans(drive), drive.engine.totals.num_preempted
+    drive.send(*(generate_request(f"r{i}", [i, 98, 99], 30, **fields) for i, fields in enumerate(streams)))
+    for _ in range(4):
+        drive.step(0.0)
+    drive.send(*(generate_request(f"late{i}", [i, 97, 97], 40, tenant="late") for i in range(4)))
+    drive.run().check_idle()
+    assert found["rows without blocks"] == 0
+    assert found["turns"] >= 10
+    assert drive.engine.totals.num_preempted >= num_preempted + 10
+    for key, request in drive.requests.items():
+        assert drive.endings[key].reason == "length"
+        for index in range(request.num_choices if request.beams is None else 0):
+            drive.check_alone(request, index=index)
 
 
 def test_a_forecast_counts_the_fixed_costs_of_each_turn():

@@ -1,7 +1,10 @@
 """Blocks for running sequences: one when the last is full or shared. If there is none, this module chooses which
 sequence loses its own. The module is pure.
 
-Nobody is preempted while a step is in flight, because the blocks that the step gives back may be enough.
+Nobody is preempted while a step is in flight, because the blocks that the step gives back may be enough. Nobody is
+preempted who has a row in the plan already, because the row would have no blocks. Where streams take turns, fairness
+may choose such a one. Then the asker has no row in this step and asks again in the next one. It does not wait for ever:
+whoever had a row goes to the end of the turns, and the first of a tier to ask finds nobody of the tier with a row.
 """
 
 from __future__ import annotations
@@ -53,12 +56,16 @@ class Growth:
 
     def _fresh(self, asker: Sequence, number: Callable[[], int], plan: StepPlan) -> list[int] | None:
         """Takes blocks, and preempts other sequences if there are too few. The number is computed again after each
-        preemption, because the preempted sequence may have shared blocks with the asker."""
+        preemption, because the preempted sequence may have shared blocks with the asker. Returns None if the asker has
+        to wait for the next step, or was preempted itself."""
         while (fresh := self._block_tables.fresh_blocks(asker, number(), self._ranks.reach(asker))) is None:
             if plan.ahead:
                 plan.holds_next = True
                 return None
-            self._ranks.preempt(self._victim(asker), plan.now, "blocks", plan)
+            victim = self._victim(asker)
+            if plan.has_row(victim):
+                return None
+            self._ranks.preempt(victim, plan.now, "blocks", plan)
             if asker.status is not Status.RUNNING:
                 return None
         return fresh
@@ -78,9 +85,9 @@ class Growth:
         is chosen among those that came with the asker or later: of the tenant with the largest counter, its latest
         arrival, its last choice. A sequence preempted `MAX_PREEMPTED` times is spared if another can be chosen.
 
-        The victim is never planned yet, because a tier's decodes are planned in order of arrival, batch after
-        interactive. It is never an earlier arrival of the tier, which would be the first to come back. At the worst it
-        is the asker itself.
+        It is never an earlier arrival of the tier, which would be the first to come back. At the worst it is the asker
+        itself. It may have a row in the plan already where streams take turns, and only there: otherwise a tier's
+        decodes are planned in order of arrival, batch after interactive.
         """
         tier = sequence.attempt.message.tier
         batch = self._ranks.batch_victim()

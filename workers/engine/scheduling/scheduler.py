@@ -13,7 +13,8 @@ not: then one row too many was planned, and it is dropped (`drop`). `retract` ta
 The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
 most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of
 a tier is admitted while a preempted one waits. A plan that lacks blocks while a step is in flight is made again when
-that step is collected.
+that step is collected. A sequence that has to wait because another one has a row comes to be the first of its tier to
+ask, and then nobody of the tier has one.
 """
 
 from __future__ import annotations

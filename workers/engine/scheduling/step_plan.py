@@ -76,6 +76,9 @@ class StepPlan:
     def excludes(self, sequence: Sequence) -> bool:
         return self.takes is not None and not self.takes(sequence)
 
+    def has_row(self, sequence: Sequence) -> bool:
+        return any(work.sequence is sequence for work in self.work)
+
     def keep_short(self) -> None:
         """Gives batch only a part of the tokens that are left over, because an interactive request may come while this
         step runs."""
