@@ -10,6 +10,7 @@ part number).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -61,7 +62,7 @@ class Writer:
         self._rest = bytearray()
         self._num_parts = 0
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._file = os.fdopen(descriptor, "wb", buffering=PART_BYTES)  # without a buffer a full disk may write less
 
     def write(self, data: bytes) -> None:
         self._hash.update(data)
@@ -74,6 +75,7 @@ class Writer:
     def finish(self) -> str:
         """Make the file durable and visible; return the SHA-256 of its plain bytes."""
         self._write_part(bytes(self._rest))
+        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         self._path.rename(self._folder / self.storage_key)
@@ -85,7 +87,8 @@ class Writer:
         return self._hash.hexdigest()
 
     def abort(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what is in its buffer may find no space
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _write_part(self, part: bytes) -> None:

@@ -130,7 +130,7 @@ def _settle(home: Home, unpacked: Path, url: str) -> None:
     for part, target in ((OF_STATE, home.state), (OF_HOME, home.root)):
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in sorted((unpacked / part).iterdir()) if (unpacked / part).is_dir() else ():
-            path.replace(target / path.name)
+            shutil.move(path, target / path.name)  # the state may lie on another disk
     home.prepare()
 
 

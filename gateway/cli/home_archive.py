@@ -241,7 +241,7 @@ def _hold(path: Path, held: Path) -> None:
         return
     try:
         held.unlink(missing_ok=True)
-        os.link(path, held)
+        os.link(path.resolve(), held)  # a link that is relative means something else there
     except FileNotFoundError:
         raise
     except OSError:

@@ -210,6 +210,8 @@ class Supervisor:
                 _say(f"{child.spec.name} cannot be started now and is tried again: {error}.")
                 await asyncio.sleep(SPAWN_AGAIN_S)
             else:
+                if self._stopping and child.process is not None:  # it began as the others were told to stop
+                    child.process.send_signal(child.spec.stop_signal)
                 return True
         return False
 
@@ -307,4 +309,7 @@ def _backoff_s(num_deaths: int) -> float:
 
 
 def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
+    return f"signal {names.get(-code, -code)}"

@@ -22,11 +22,10 @@ def bury(directory: Path, what: object, seq: int, reason: Exception) -> None:
     log.critical("journal record %d cannot be posted: %s", seq, text_of(reason))
     line = json.dumps({"seq": seq, "reason": str(reason), "record": what}) + "\n"
     descriptor = os.open(directory / DEAD_LETTERS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    try:
-        os.write(descriptor, line.encode())
+    with os.fdopen(descriptor, "ab") as file:
+        file.write(line.encode())
+        file.flush()
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def is_rows_fault(failure: Exception) -> bool:

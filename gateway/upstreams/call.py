@@ -140,6 +140,9 @@ class UpstreamCall:
             return self._failed(place, answer, failed.fault)
         except answers.Broken as broken:
             return self._failed(place, answer, Fault(broken.reason))
+        except Exception:  # a fault of ours says nothing of the upstream, which would count as being tried for ever
+            place.cut(order.served)
+            raise
         finally:
             place.end()
             self._now = None

@@ -49,6 +49,13 @@ def check(ask: Ask) -> None:
             raise errors.invalid(f"This model's provider does not know '{name}'.", name, "unsupported_parameter")
     if (ask.body.get("temperature") or 0) > 1:
         raise errors.invalid("This model takes a temperature from 0 to 1.", "temperature")
+    for number, message in enumerate(ask.body["messages"]):
+        for place, call in enumerate(message.get("tool_calls") or ()):
+            try:
+                _arguments(call["function"])
+            except (ValueError, RecursionError):
+                where = f"messages[{number}].tool_calls[{place}].function.arguments"
+                raise errors.invalid("The arguments of this call are no JSON, which this model needs.", where) from None
 
 
 def message_body(ask: Ask) -> dict[str, Any]:
@@ -97,9 +104,13 @@ def _blocks(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        given = msgspec.json.decode(function["arguments"] or "{}")
-        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": given})
+        blocks.append({"type": "tool_use", "id": call["id"], "name": function["name"], "input": _arguments(function)})
     return blocks
+
+
+def _arguments(function: Mapping[str, Any]) -> Any:
+    """Returns the arguments of a call. Raises ValueError, RecursionError."""
+    return msgspec.json.decode(function["arguments"] or "{}")
 
 
 def _tool(function: Mapping[str, Any]) -> dict[str, Any]:

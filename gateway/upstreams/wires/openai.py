@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -159,7 +157,7 @@ def _stated(usage: dict[str, Any]) -> Stated:
 
 
 def _micro_units(cost: Any) -> int | None:
-    if isinstance(cost, bool) or not isinstance(cost, int | float) or not math.isfinite(cost) or not 0 <= cost < 1e6:
+    if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < 1e6:  # neither is NaN
         return None
     return round(cost * 1_000_000)
 
@@ -169,7 +167,7 @@ def _vector(value: Any) -> bytes:
     if isinstance(value, str):
         try:
             return base64.b64decode(value, validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error, or a letter beyond ASCII
             raise Garbage("an embedding is not base64") from None
     if not isinstance(value, list) or not value or not all(isinstance(one, int | float) for one in value):
         raise Garbage("an embedding is not a list of numbers")

@@ -248,14 +248,14 @@ async def test_an_item_may_be_named_by_its_id(shared_gateway: RunningGateway) ->
 async def test_items_named_by_id_have_at_most_a_bodys_bytes(tmp_path: Path, redis_url: str) -> None:
     """A thousand small requests stored what one request then read at once: gigabytes."""
     async with (
-        running_gateway(tmp_path / "home", redis_url, json_body_bytes=40_000) as gateway,
+        running_gateway(tmp_path / "home", redis_url, json_body_bytes=65_536) as gateway,
         ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url),
         gateway.client() as client,
     ):
         await gateway.workers(1)
         named = []
         for _ in range(12):
-            item = {"type": "message", "role": "user", "content": "hello", "junk": "A" * 30_000}
+            item = {"type": "message", "role": "user", "content": "hello", "junk": "A" * 45_000}
             made = await client.responses.create(model=MODEL, input=[item], max_output_tokens=1)
             named.append((await client.responses.input_items.list(made.id)).data[0].id)
         one = {"type": "item_reference", "id": named[0]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from provider import KEY, TEXT, Provider, Script, declared, price, running_provi
 from gateway.base.app_keys import LIFECYCLE
 from gateway.base.settings import SettingsError
 from gateway.configuration.file import read
+from gateway.upstreams import exchange
+from gateway.upstreams.breaker import MOST_FAILURES
 from gateway.upstreams.market import MARKET
 
 WORDS = [{"role": "user", "content": "Say something about foxes."}]
@@ -81,6 +84,24 @@ async def test_many_at_once_are_each_charged_what_the_provider_bills(
     [(charged,)] = await gateway.sql("SELECT sum(charge) FROM ledger_entry")
     assert charged == sum(row["amount"] for row in provider.bills)
     assert gateway.app[MARKET].places["mock"].num_running == 0
+
+
+async def test_a_fault_of_ours_leaves_no_upstream_on_trial(
+    gateway: RunningGateway, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an outage one request is the trial. If it ended by a fault of ours, none was ever sent again."""
+    place = gateway.app[MARKET].places["mock"]
+    for _ in range(MOST_FAILURES):
+        place.breaker.failed(0.0, "away")
+    assert place.breaker.state(time.monotonic()) == "half_open"
+    body = {"model": "bought", "messages": WORDS}
+    async with gateway.session() as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(exchange, "chunks", lambda *_: 1 / 0)
+            async with session.post("/v1/chat/completions", json=body) as answer:
+                assert answer.status == 503
+        async with session.post("/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
 
 
 async def test_the_request_log_and_the_workers_page_name_no_address(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import resource
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,27 @@ def test_an_unfinished_file_is_not_there(tmp_path: Path):
         store.open(writer.storage_key, KEY)
     writer.abort()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("room", [80_000, PART_BYTES + 100, 2 * PART_BYTES + 500])
+def test_a_disk_that_takes_less_than_all_fails_the_file(tmp_path: Path, room: int):
+    """A write may then take a part of the bytes without an error. The file had a right hash and could not be read."""
+    store = FileStore(tmp_path)
+    writer = store.create(KEY)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            _write_to_the_end(writer)
+        writer.abort()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def _write_to_the_end(writer: Writer) -> None:
+    writer.write(CONTENT)
+    writer.finish()
 
 
 def test_what_a_killed_process_left_is_dropped_and_what_is_being_written_is_not(tmp_path: Path):

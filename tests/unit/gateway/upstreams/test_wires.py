@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.values.types import Usage
+from gateway.base.errors import ApiError
 from gateway.upstreams.outcomes import of_status
-from gateway.upstreams.wires import kinds
+from gateway.upstreams.wires import anthropic, kinds
 from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
-from gateway.upstreams.wires.openai import stated_of
+from gateway.upstreams.wires.openai import _micro_units, _vector, stated_of
 from gateway.upstreams.wires.values import Ask, Garbage, Interval
 from gateway.upstreams.wires.wire import Failure
 
@@ -106,3 +107,21 @@ def test_cached_tokens_are_a_part_of_the_prompt():
     stated = stated_of(usage)
     assert stated is not None
     assert stated.usage == Usage(10, 0, 0, 2)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1', " ", "[" * 100_000])
+def test_arguments_that_are_no_json_are_refused_before_a_provider_is_asked(arguments: str) -> None:
+    """A model that was cut wrote them. The attempt ended without a word, and its upstream stayed on trial for ever."""
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(ApiError) as found:
+        anthropic.check(Ask("chat", {"messages": messages}, 1, 10, Interval(0, 1, 100)))
+    assert (found.value.status, found.value.param) == (400, "messages[1].tool_calls[0].function.arguments")
+
+
+def test_a_vector_or_a_cost_of_a_stranger_is_garbage_and_no_fault() -> None:
+    with pytest.raises(Garbage):
+        _vector("\u00e9")
+    assert [_micro_units(cost) for cost in (10**400, float("nan"), float("inf"), -1, "1", 0.5)] == [None] * 5 + [
+        500_000
+    ]
