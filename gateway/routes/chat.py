@@ -25,6 +25,7 @@ from gateway.schema.tools import Tools, has_grammar, read_tools
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
+from gateway.text.stops import StopStrings
 from gateway.writers.chat import ChatForm
 from gateway.writers.chunks import ChunkWriter
 
@@ -209,7 +210,7 @@ def _marks(tools: Tools, model: ServedModel) -> frozenset[int]:
 
 def rules(fields: SamplingFields) -> TextRules:
     return TextRules(
-        stops=fields.stops,
+        stops=StopStrings(fields.stops) if fields.stops else None,
         include_stop=bool(fields.include_stop_str_in_output),
         skip_special_tokens=fields.skip_special_tokens is not False,
         min_tokens=fields.min_tokens or 0,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from gateway.text.detokenizer import detokenizer
-from gateway.text.stops import StopMatcher
+from gateway.text.stops import StopMatcher, StopStrings
 from gateway.text.tokenizer import ModelTokenizer
 from workers.protocol.messages import TokenLogprob
 
@@ -22,7 +22,8 @@ from workers.protocol.messages import TokenLogprob
 class TextRules(msgspec.Struct, frozen=True):
     """The rules by which a request wants its text ended and shown."""
 
-    stops: tuple[str, ...] = ()
+    stops: StopStrings | None = None
+    """The stop strings, or None where the request has none."""
     include_stop: bool = False
     skip_special_tokens: bool = True
     min_tokens: int = 0
@@ -49,7 +50,7 @@ class Piece(msgspec.Struct, frozen=True):
 class ChoiceText:
     def __init__(self, tokenizer: ModelTokenizer, rules: TextRules) -> None:
         self._tokens = detokenizer(tokenizer, rules.skip_special_tokens, rules.marks)
-        self._stops = StopMatcher(rules.stops, rules.include_stop)
+        self._stops = None if rules.stops is None else StopMatcher(rules.stops, rules.include_stop)
         self._rules = rules
         self._num_chars = 0
         """The number of characters that the tokens so far have made, held ones included."""
@@ -77,7 +78,7 @@ class ChoiceText:
     @property
     def is_plain(self) -> bool:
         """Says whether text is all that is wanted of the tokens, so that `extend` may take them."""
-        return not self._rules.shows_tokens and not self._rules.stops
+        return not self._rules.shows_tokens and self._stops is None
 
     def extend(self, tokens: Sequence[int]) -> str:
         """Adds tokens of which nobody wants to see more than their text, which it returns. Needs `is_plain`."""
@@ -102,7 +103,7 @@ class ChoiceText:
             self._unshown.append(hidden_token)
         if self.stop is not None:
             return Piece(piece.text, piece.entries, tuple(self._unshown))
-        text = self._stops.flush()
+        text = "" if self._stops is None else self._stops.flush()
         self._num_out += len(text)
         entries = [*piece.entries, *self._pending]
         self._pending.clear()
@@ -115,7 +116,7 @@ class ChoiceText:
 
     def _advance(self, text: str) -> Piece:
         self._num_chars += len(text)
-        if self._rules.stops and self.num_tokens >= self._rules.min_tokens:
+        if self._stops is not None and self.num_tokens >= self._rules.min_tokens:
             out, self.stop = self._stops.push(text)
         else:
             out = text

@@ -18,7 +18,7 @@ from gateway.intake.fingerprints import fingerprint, fingerprint_in_pieces
 from gateway.schema.json_body import decode_object
 from gateway.text.choice import ChoiceText, TextRules
 from gateway.text.detokenizer import detokenizer
-from gateway.text.stops import StopMatcher
+from gateway.text.stops import StopMatcher, StopStrings
 from gateway.text.tokenizer import ModelTokenizer
 from workers.protocol.messages import TokenLogprob
 
@@ -115,7 +115,7 @@ def naive(text: str, stops: Sequence[str], include: bool) -> tuple[str, str | No
 @example(parts=["aab", "ab"], stops=["abab"], include=False)
 @example(parts=["a", "b"], stops=["b", "ab"], include=False)
 def test_stop_strings_cut_as_if_the_text_came_at_once(parts: list[str], stops: list[str], include: bool) -> None:
-    matcher = StopMatcher(stops, include)
+    matcher = StopMatcher(StopStrings(stops), include)
     seen = ""
     found = None
     for part in parts:
@@ -129,11 +129,71 @@ def test_stop_strings_cut_as_if_the_text_came_at_once(parts: list[str], stops: l
     assert (seen, found) == naive("".join(parts), stops, include)
 
 
+def pushed_plainly(parts: Sequence[str], stops: Sequence[str], include: bool) -> list[tuple[str, str | None]]:
+    """What each piece lets out, as the rule says it: look for the first end in all of the text, else hold back the
+    longest end that a stop string begins with.
+    """
+    answers: list[tuple[str, str | None]] = []
+    held = ""
+    for part in parts:
+        text = held + part
+        out, found = naive(text, stops, include)
+        if found is not None:
+            return [*answers, (out, found)]
+        sizes = (size for stop in stops for size in range(min(len(stop) - 1, len(text)) + 1))
+        keep = max(size for size in sizes if any(stop.startswith(text[len(text) - size :]) for stop in stops))
+        held = text[len(text) - keep :]
+        answers.append((text[: len(text) - keep], None))
+    return [*answers, (held, None)]
+
+
+similar_stops = st.one_of(
+    st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=6),
+    st.lists(st.text("ab c", min_size=1, max_size=4), min_size=1, max_size=16),
+    # The stop strings share a beginning and are of different lengths.
+    st.builds(
+        lambda begin, ends: [begin + end for end in ends],
+        st.text("ab", min_size=1, max_size=6),
+        st.lists(st.text("ab ", max_size=4), min_size=1, max_size=6),
+    ),
+)
+
+
+@given(
+    texts=st.lists(st.lists(st.text("ab ", max_size=9), max_size=12), min_size=1, max_size=3),
+    stops=similar_stops,
+    include=st.booleans(),
+    data=st.data(),
+)
+@example(texts=[["aaaa", "a", "ac"]], stops=["aab", "aaac", "aaaaab"], include=False, data=None)
+@example(texts=[["xa", "b", "c"]], stops=["xabd", "abc", "b c"], include=False, data=None)
+@example(texts=[["ab ", "x"]], stops=["abc", "ab", "ab x"], include=True, data=None)
+def test_each_piece_lets_out_what_the_plain_rule_says_whichever_choice_is_next(
+    texts: list[list[str]], stops: list[str], include: bool, data: st.DataObject | None
+) -> None:
+    """Several choices share the stop strings, which see their pieces in any order."""
+    shared = StopStrings(stops)
+    matchers = [StopMatcher(shared, include) for _ in texts]
+    answers: list[list[tuple[str, str | None]]] = [[] for _ in texts]
+    running = list(range(len(texts)))
+    while running:
+        index = running[0] if data is None else data.draw(st.sampled_from(running))
+        done, matcher = answers[index], matchers[index]
+        if len(done) == len(texts[index]):
+            done.append((matcher.flush(), None))
+            running.remove(index)
+        else:
+            done.append(matcher.push(texts[index][len(done)]))
+            if done[-1][1] is not None:
+                running.remove(index)
+    assert answers == [pushed_plainly(parts, stops, include) for parts in texts]
+
+
 @given(text=st.text("aé漢", max_size=30), stops=st.lists(st.text("aé", min_size=1, max_size=4), max_size=2))
 def test_text_and_token_entries_stay_in_step(text: str, stops: list[str]) -> None:
     """Entries of the text that went out, in order, each at its place; none behind a stop string."""
     ids = list(text.encode())
-    choice = ChoiceText(BYTE_LEVEL, TextRules(stops=tuple(stops)))
+    choice = ChoiceText(BYTE_LEVEL, TextRules(stops=StopStrings(stops) if stops else None))
     out, entries, num_pushed = "", [], 0
     for token in ids:
         piece = choice.push(token, TokenLogprob(-float(num_pushed)))
