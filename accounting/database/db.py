@@ -172,6 +172,8 @@ class Database:
             max_overflow=pool_size,
             pool_timeout=BUSY_TIMEOUT_MS / 1000,
             pool_pre_ping=True,
+            # A server's own default may be another: a writer that waited for its turn would not see what came before it.
+            isolation_level="READ COMMITTED",
             connect_args=driver_options(url),
         )
         _hide_values(engine)

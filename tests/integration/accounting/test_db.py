@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, event, insert, select, text
+from sqlalchemy import Engine, event, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 
 from accounting.database.db import Database, insert_new
@@ -245,3 +245,19 @@ async def test_a_cancelled_statement_ends_at_once(db):
     assert task.cancelled()
     async with db.read() as conn:
         assert await conn.scalar(text("SELECT 1")) == 1
+
+
+async def test_a_writer_sees_what_came_before_its_turn_whatever_the_servers_default_is(db: Database) -> None:
+    if db.dialect != "postgresql":
+        pytest.skip("SQLite has one writer")
+    name = make_url(db.url).database
+    change = f'ALTER DATABASE "{name}"'
+    async with db.write() as conn:
+        await conn.execute(text(f"{change} SET default_transaction_isolation = 'repeatable read'"))
+    other = Database(db.url)
+    async with other.write() as conn:
+        assert (await conn.execute(text("SHOW transaction_isolation"))).scalar() == "read committed"
+        await conn.execute(text(f"{change} RESET default_transaction_isolation"))
+    async with other.read() as conn:
+        assert (await conn.execute(text("SHOW transaction_isolation"))).scalar() == "repeatable read"
+    await other.close()
