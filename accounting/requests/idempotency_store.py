@@ -255,6 +255,15 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
     return [posting for posting in due if posting.request_id not in ended]
 
 
+async def owed_by_batch(conn: AsyncConnection, batch_id: str) -> list[Posting]:
+    """Return the postings that pay for stored answers of a batch and are not in the ledger (yet)."""
+    ended = select(LedgerEntry.request_id).where(
+        LedgerEntry.request_id == Reply.request_id, LedgerEntry.kind.in_(("settle", "void"))
+    )
+    query = select(Reply.posting).where(Reply.batch_id == batch_id, Reply.posting.is_not(None), ~ended.exists())
+    return [msgspec.msgpack.decode(one, type=Posting) for one in (await conn.execute(query)).scalars() if one]
+
+
 async def purge(conn: AsyncConnection, now: int) -> None:
     """Delete stored answers that have expired; answers of a batch are deleted with the batch."""
     await conn.execute(delete(Reply).where(Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)))
