@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.billing import invoice_lines, invoice_numbers, residency_sums
 from accounting.books import day_hashes, equations
 from accounting.books.equations import EquationResult
-from accounting.prices.repricing import Repriced
+from accounting.prices.repricing import Repriced, not_empty
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry
@@ -41,7 +41,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
             LedgerEntry.posted_at_ms <= cutoff_ms,
         )
         failures += rows.wrong
-        if rows.sums != await invoice_lines.invoiced(conn, tenant_id):
+        if not_empty(rows.sums) != not_empty(await invoice_lines.invoiced(conn, tenant_id)):
             failures.append(f"invoices of {tenant_id}: not the sums of their rows")
         num_checked += rows.num_rows
         table = ResidencyCharge
