@@ -1,7 +1,8 @@
 """Prepaid grants, and corrections of charged requests. Each is a new ledger row; no booked row is ever edited.
 
 A grant lies on the tenant's prepaid account until the close of a month uses it for usage (`invoices.py`) or it expires.
-A correction points at the row it corrects and never takes back more than was charged there. Before the row's period is
+A correction points at the row it corrects and never takes back more than was charged there; a charge that a reversal
+took back has nothing left. Before the row's period is
 closed the correction is an adjustment on the next invoice; afterwards it is a credit note with its own number.
 """
 
@@ -204,6 +205,13 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     wrong = (await conn.execute(query)).mappings().first()
     if wrong is None:
         raise NotFoundError("No such charge of this tenant.")
+    taken_back = select(LedgerEntry.request_id).where(
+        LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "reversal"
+    )
+    if await conn.scalar(taken_back) is not None:
+        raise ConflictError(
+            "This charge was taken back when its request was repeated: nothing is left to be corrected."
+        )
     invoice = await _invoice_of(conn, wrong) if wanted.type == "credit_note" else None
     if wanted.type == "credit_note" and invoice is None:
         raise ConflictError("This charge is on no invoice yet: correct it by an adjustment.")

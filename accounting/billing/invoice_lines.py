@@ -12,7 +12,7 @@ from accounting.billing import residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.residency_sums import Kept
 from accounting.prices import prices
-from accounting.prices.repricing import Key, RatesByVersion, Sums
+from accounting.prices.repricing import Key, RatesByVersion, Sums, not_empty
 from accounting.tables.invoice_models import Credit, Invoice, InvoiceLine, RollupMonth
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
@@ -51,7 +51,7 @@ async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
         for i in range(len(TOKEN_CLASSES)):
             mine.tokens[i] -= had.tokens[i]
             mine.amounts[i] -= had.amounts[i]
-    return {key: rest for key, rest in sums.items() if rest}
+    return not_empty(sums)
 
 
 async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:

@@ -20,8 +20,8 @@ from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.database.paging import Page, newest_first
 from accounting.events import events, outbox
-from accounting.ledger import ledger
-from accounting.prices.repricing import Repriced
+from accounting.ledger import ledger, rollups
+from accounting.prices.repricing import Repriced, not_empty
 from accounting.tables.invoice_models import Invoice, RollupMonth
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
@@ -34,6 +34,9 @@ DRAFT = "DRAFT"
 """The number of an invoice that is not made yet."""
 LATENESS_S = 48 * 3_600
 """A period closes this long after its end. A row that is posted later is on the next invoice."""
+
+_IS_USED = or_(*(getattr(RollupMonth, name) != 0 for name in rollups.COUNTED))
+"""The condition that a month's sums have anything: sums are 0 where all of their requests were reversed."""
 
 
 class InvoiceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,10 +157,11 @@ async def list_invoices(
 
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
-    """Return the tenants that used anything in that month and have no invoice for it."""
+    """Return the tenants that used anything in that month and have no invoice for it. What was reversed was not
+    used."""
     start, end = bounds(period)
     invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
-    used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start)
+    used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
     query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced))
@@ -175,14 +179,12 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
 
 
 async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[Any]:
-    """Return the conditions for rows that no invoice has: rows of the period, and earlier rows posted after the last
-    close."""
-    last_cutoff = await conn.scalar(
-        select(func.max(Invoice.cutoff_ms)).where(
-            Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE
-        )
-    )
-    new = LedgerEntry.opened_at_ms >= start * 1000
+    """Return the conditions for rows that no invoice has: rows of the period and of months before it that had nothing
+    to invoice, and earlier rows posted after the last close."""
+    mine = (Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
+    last_cutoff = await conn.scalar(select(func.max(Invoice.cutoff_ms)).where(*mine))
+    before = select(func.max(Invoice.until_ms)).where(*mine, Invoice.until_ms <= start * 1000)
+    new = LedgerEntry.opened_at_ms >= (await conn.scalar(before) or 0)
     if last_cutoff is not None:
         new = or_(new, LedgerEntry.posted_at_ms > last_cutoff)
     return [LedgerEntry.tenant_id == tenant_id, LedgerEntry.opened_at_ms < end * 1000, new]
@@ -231,8 +233,9 @@ def _columns(draft: drafts.Draft) -> dict[str, Any]:
 
 
 async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: int) -> None:
-    """Months are closed in order. A late line then always belongs to a month that was closed. Raises ConflictError."""
-    used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start)
+    """Months are closed in order. A late line then always belongs to a month that was closed. A month without usage, or
+    whose requests were all reversed, has no invoice and stops no other. Raises ConflictError."""
+    used = select(RollupMonth.bucket).where(RollupMonth.tenant_id == tenant_id, RollupMonth.bucket < start, _IS_USED)
     closed = select(Invoice.period).where(Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
     closed_periods = set((await conn.execute(closed)).scalars())
     for bucket in (await conn.execute(used.distinct().order_by(RollupMonth.bucket))).scalars():
@@ -243,8 +246,9 @@ async def _check_earlier_months(conn: AsyncConnection, tenant_id: str, start: in
 def _check_rows(rows: Repriced, sums: invoice_lines.SumsByKey, period: str) -> None:
     if rows.wrong:
         raise ConflictError(f"Charges differ from usage times price: {', '.join(rows.wrong)}.")
-    if rows.sums != sums:
-        differing = [key for key in {**rows.sums, **sums} if rows.sums.get(key) != sums.get(key)]
+    priced = not_empty(rows.sums)
+    if priced != sums:
+        differing = [key for key in {**priced, **sums} if priced.get(key) != sums.get(key)]
         named = "; ".join(" ".join(map(str, key)) for key in sorted(differing)[:5])
         raise ConflictError(f"The sums of {period} are not the sums of its rows: {named}.")
 

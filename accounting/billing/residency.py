@@ -8,7 +8,7 @@ are integers throughout: byte-milliseconds times micro-units per GB (10^9 bytes)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,7 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import insert_all, upsert
 from accounting.ledger import ledger
-from accounting.prices import prices, pricing
+from accounting.prices import pricing, residency_prices
+from accounting.prices.residency_prices import ResidencyPrice
 from accounting.tables.models import Tenant
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from accounting.values.types import OPERATOR_TENANT, RESIDENCY
@@ -76,24 +77,42 @@ async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
 async def charge_due(conn: AsyncConnection, now_ms: int) -> int:
     """Post the KV that was kept in hours that are over and was not charged yet. Returns the number of entries."""
     now_ms = await ledger.take_turn(conn, now_ms)
-    last = (now_ms - GRACE_MS) // 1000 - HOUR_S
-    kept = await _kept(conn, last)
-    had = await _had(conn, kept)
-    num_posted = 0
-    for hour in sorted(kept):
-        num_posted += await _charge(conn, hour, kept[hour], had.get(hour, Kept()), now_ms)
+    versions = await residency_prices.versions(conn)
+    num_posted = await _charge_left(conn, versions, now_ms) if versions else 0
     gone = ResidencyReading.hour < (now_ms - KEPT_MS) // 1000
     await conn.execute(delete(ResidencyReading).where(gone))
     return num_posted
 
 
-async def _kept(conn: AsyncConnection, last: int) -> dict[Hour, Kept]:
+async def _charge_left(conn: AsyncConnection, versions: residency_prices.Versions, now_ms: int) -> int:
+    """Post what is left to be charged. All postings wait meanwhile, so the number of statements does not grow with the
+    readings, but only with the entries."""
+    kept = await _kept(conn, (now_ms - GRACE_MS) // 1000 - HOUR_S, {model for _, model in versions})
+    had = await _had(conn, kept)
+    left = {hour: rest for hour in sorted(kept) if any(rest := _rest(kept[hour], had.get(hour, Kept())))}
+    if not left:
+        return 0
+    sheets = await residency_prices.sheets(conn)
+    num_posted = 0
+    for hour, rest in left.items():
+        price = residency_prices.price(versions, sheets, hour.tenant_id, hour.model, hour.hour * 1000)
+        if price is not None:
+            num_charges = had.get(hour, Kept()).num_charges
+            num_posted += await _charge(conn, hour, rest, price, num_charges, now_ms)
+    return num_posted
+
+
+def _rest(kept: Kept, had: Kept) -> tuple[int, int]:
+    return max(0, kept.cache - had.cache), max(0, kept.pinned - had.pinned)
+
+
+async def _kept(conn: AsyncConnection, last: int, models: Collection[str]) -> dict[Hour, Kept]:
     table = ResidencyReading
     keys = (table.hour, table.tenant_id, table.model)
     query = (
         select(*keys, func.sum(table.cache), func.sum(table.pinned))
         .join(Tenant, Tenant.id == table.tenant_id)
-        .where(table.hour <= last, table.tenant_id != OPERATOR_TENANT)
+        .where(table.hour <= last, table.tenant_id != OPERATOR_TENANT, table.model.in_(sorted(models)))
         .group_by(*keys)
     )
     return {Hour(*row[:3]): Kept(int(row[3]), int(row[4])) for row in await conn.execute(query)}
@@ -112,18 +131,16 @@ async def _had(conn: AsyncConnection, kept: Mapping[Hour, Kept]) -> dict[Hour, K
     return {Hour(*row[:3]): Kept(int(row[3]), int(row[4]), int(row[5])) for row in await conn.execute(query)}
 
 
-async def _charge(conn: AsyncConnection, hour: Hour, kept: Kept, had: Kept, now_ms: int) -> int:
-    """Post one hour's entry. Returns 1 if there was anything to charge, else 0."""
-    rest = (max(0, kept.cache - had.cache), max(0, kept.pinned - had.pinned))
-    price = await prices.residency_price(conn, hour.tenant_id, hour.model, hour.hour * 1000)
-    if price is None or not any(rest):
-        return 0
+async def _charge(
+    conn: AsyncConnection, hour: Hour, rest: tuple[int, int], price: ResidencyPrice, num_charges: int, now_ms: int
+) -> int:
+    """Post an entry for the rest of one hour. Returns 1, or 0 if the rest costs less than half a micro-unit."""
     charged = pricing.residency_charge(rest, price.rates)
     if not sum(charged):
         return 0
     row = {
         "request_id": hour.event,
-        "attempt": had.num_charges,
+        "attempt": num_charges,
         "tenant_id": hour.tenant_id,
         "model": hour.model,
         "hour": hour.hour,

@@ -10,12 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.billing import invoice_lines, invoice_numbers, residency_sums
 from accounting.books import day_hashes, equations
 from accounting.books.equations import EquationResult
-from accounting.prices.repricing import Repriced
+from accounting.prices.repricing import Repriced, not_empty
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
-from accounting.values.types import CORRECTIONS
+from accounting.values.types import BILLED, CORRECTIONS
 
 
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
@@ -41,7 +41,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
             LedgerEntry.posted_at_ms <= cutoff_ms,
         )
         failures += rows.wrong
-        if rows.sums != await invoice_lines.invoiced(conn, tenant_id):
+        if not_empty(rows.sums) != not_empty(await invoice_lines.invoiced(conn, tenant_id)):
             failures.append(f"invoices of {tenant_id}: not the sums of their rows")
         num_checked += rows.num_rows
         table = ResidencyCharge
@@ -56,7 +56,7 @@ async def invoice_truth(conn: AsyncConnection) -> EquationResult:
 
 async def immutability(conn: AsyncConnection) -> EquationResult:
     """Sealed days hold the rows that were sealed. Every correction is a separate row and takes back no more than
-    there was."""
+    settle and reversal leave."""
     num_days, failures = await day_hashes.broken(conn)
     missing = (
         select(Credit.id)
@@ -68,19 +68,22 @@ async def immutability(conn: AsyncConnection) -> EquationResult:
             )
         )
     )
+    # A reversal leaves nothing of a charge, so a correction beside it is too much.
+    charged = (
+        select(func.sum(LedgerEntry.charge))
+        .where(
+            LedgerEntry.request_id == Credit.corrects_request_id,
+            LedgerEntry.kind.in_(BILLED),
+            LedgerEntry.tenant_id == Credit.tenant_id,
+        )
+        .correlate(Credit)
+        .scalar_subquery()
+    )
     too_much = (
         select(Credit.corrects_request_id)
-        .outerjoin(
-            LedgerEntry,
-            and_(
-                LedgerEntry.request_id == Credit.corrects_request_id,
-                LedgerEntry.kind == "settle",
-                LedgerEntry.tenant_id == Credit.tenant_id,
-            ),
-        )
         .where(Credit.type.in_(CORRECTIONS))
-        .group_by(Credit.corrects_request_id, LedgerEntry.charge)
-        .having(or_(LedgerEntry.charge.is_(None), func.sum(Credit.amount) > LedgerEntry.charge))
+        .group_by(Credit.corrects_request_id, Credit.tenant_id)
+        .having(func.sum(Credit.amount) > func.coalesce(charged, 0))
     )
     overdrawn = (
         select(CreditUse.credit_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
@@ -226,37 +225,6 @@ async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_m
     highest = {row[0]: Rates(*map(int, row[1:])) for row in await conn.execute(query)}
     found = {tenant_id: sheets.get(tenant_id, DEFAULT_SHEET) for tenant_id in tenant_ids}
     return {tenant_id: highest[sheet] for tenant_id, sheet in found.items() if sheet in highest}
-
-
-class ResidencyPrice(msgspec.Struct, frozen=True):
-    version: str
-    currency: str
-    rates: tuple[int, int]
-    """The rates of the cache and of pinned prefixes."""
-
-
-async def residency_price(conn: AsyncConnection, tenant_id: str, model: str, at_ms: int) -> ResidencyPrice | None:
-    """Return the rates in force at that time, or None if kept KV is not charged."""
-    query = (
-        select(PriceResidency.__table__, PriceSheet.currency)
-        .join(
-            PriceSheetVersion,
-            and_(
-                PriceSheetVersion.sheet_id == PriceResidency.sheet_id,
-                PriceSheetVersion.version == PriceResidency.version,
-            ),
-        )
-        .join(PriceSheet, PriceSheet.id == PriceResidency.sheet_id)
-        .where(
-            PriceResidency.sheet_id == _sheet_of(tenant_id, at_ms),
-            PriceResidency.model == model,
-            covers(PriceSheetVersion, at_ms),
-        )
-    )
-    row = (await conn.execute(query)).first()
-    if row is None:
-        return None
-    return ResidencyPrice(f"{row.sheet_id}@{row.version}", row.currency, (row.cache, row.pinned))
 
 
 async def residency_rates(conn: AsyncConnection, price_version: str, model: str) -> tuple[int, int] | None:

@@ -70,6 +70,12 @@ class Sums:
         return self.num_requests, self.tokens, self.amounts
 
 
+def not_empty(sums: dict[Key, Sums]) -> dict[Key, Sums]:
+    """Return the groups in which anything is left. A group whose requests were all reversed has nothing left, and no
+    invoice has a line of it."""
+    return {key: rest for key, rest in sums.items() if rest}
+
+
 class Repriced:
     """Sums over rows, each priced by the version that its request was opened with, and the ids of rows whose stored
     charge differs."""

@@ -22,6 +22,7 @@ from accounting.ledger import booking, ledger, rollups
 from accounting.ledger.legs import reversal
 from accounting.limits import end_users, limiter_state, spend
 from accounting.requests import write_offs
+from accounting.tables.invoice_models import Credit
 from accounting.tables.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.upstreams import calls
 from accounting.values.types import (
@@ -88,11 +89,15 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     return PostResult(len(new), len(postings) - len(new))
 
 
-async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> None:
+async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> list[str]:
     """Take settled charges back: a reversal cancels the settle, and a write-off takes its tokens. This happens once per
-    request; a request that is not settled is skipped."""
+    request. A request that is not settled is skipped, and so is one of which an operator has corrected anything: a
+    reversal is of the whole charge, and would take that part back twice. Returns the requests that were reversed."""
     now_ms = await ledger.take_turn(conn)
-    settled = [e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle"]
+    corrected = await _corrected(conn, request_ids)
+    settled = [
+        e for e in await _endings_of(conn, request_ids) if e["kind"] == "settle" and e["request_id"] not in corrected
+    ]
     reversals = [reversal(entry, reason, now_ms) for entry in settled]
     columns = (LedgerEntry.request_id,)
     new = {row.request_id for row in await insert_new(conn, LedgerEntry.__table__, reversals, columns)}
@@ -103,6 +108,7 @@ async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: W
     await rollups.add(conn, taken_back)
     await limiter_state.raise_for_reversals(conn, taken_back, now_ms)
     await outbox.write_usage(conn, taken_back)
+    return [request_id for request_id in request_ids if request_id in new]
 
 
 async def post_engine_records(
@@ -240,6 +246,13 @@ async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Re
 
 async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[LedgerRow]:
     return [row for row in await _by_request(conn, LedgerEntry, request_ids) if row["kind"] in ("settle", "void")]
+
+
+async def _corrected(conn: AsyncConnection, request_ids: Collection[str]) -> set[str]:
+    """Return those of the requests that a credit note or an adjustment corrects."""
+    column = Credit.corrects_request_id
+    query = select(column).where(among_given(conn.dialect.name, column))
+    return {str(request_id) for request_id in (await conn.execute(query, given(conn, request_ids))).scalars()}
 
 
 async def _write_offs_of(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, list[LedgerRow]]:

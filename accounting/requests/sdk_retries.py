@@ -76,7 +76,8 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 
 
 async def move(conn: AsyncConnection) -> list[str]:
-    """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now."""
+    """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now. Returns
+    the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at again."""
     own, repeat = aliased(LedgerEntry), aliased(LedgerEntry)
     query = (
         select(Attempt.request_id)
@@ -86,10 +87,11 @@ async def move(conn: AsyncConnection) -> list[str]:
         .limit(MAX_AT_ONCE)
     )
     request_ids = list((await conn.execute(query)).scalars())
-    if request_ids:
-        await request_postings.reverse(conn, request_ids, "sdk_retry")
-        await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
-    return request_ids
+    if not request_ids:
+        return []
+    moved = await request_postings.reverse(conn, request_ids, "sdk_retry")
+    await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
+    return moved
 
 
 async def any_to_move(conn: AsyncConnection) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 import msgspec
 import pytest
 from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic, tenants_with_keys
-from money import posting
+from money import posting, record
 from sqlalchemy import func, select, text
 
 from accounting.billing import credits, invoices
@@ -18,8 +18,9 @@ from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, RollupDay
 from accounting.tenants import tenants
-from accounting.values import time_zones
+from accounting.values import clock, time_zones
 from accounting.values.errors import ConflictError, KeyReusedError, NotFoundError
+from accounting.values.periods import bounds
 from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
@@ -192,6 +193,80 @@ async def test_a_charge_that_is_not_usage_times_price_refuses_the_close(db, tena
         )
     with pytest.raises(ConflictError, match="req_wrong"):
         await close(db, tenant)
+
+
+async def settled(db, request, owner, version, at_s, now_ms=None) -> int:
+    """A request of model `m` with its engine record. Returns its charge."""
+    tenant, key = owner
+    async with db.write() as conn:
+        charge = pricing.charge(USAGE, await prices.rates_of(conn, version, "m", "interactive"))
+        times = {"opened_at_ms": at_s * 1000, "ended_at_ms": at_s * 1000 + 900}
+        paid = posting(request, USAGE, tenant_id=tenant, key_id=key, price_version=version, charge=charge, **times)
+        await request_postings.post(conn, 0, 1, [paid], now_ms=now_ms)
+        await request_postings.post_engine_records(conn, [record(request, USAGE, tenant_id=tenant)], now_ms=now_ms)
+    return charge.total
+
+
+async def reverse(db, *requests):
+    async with db.write() as conn:
+        await request_postings.reverse(conn, requests, "sdk_retry")
+
+
+def later_ms() -> int:
+    """A time after that of postings by the clock."""
+    return clock.now_ms() + 1_000
+
+
+async def test_a_month_closes_with_a_reversed_request_alone_in_its_key(db):
+    (owner,) = await tenants_with_keys(db, 1)
+    middle = START + 15 * 86_400
+    await settled(db, "req_1", owner, "standard@1", middle - 1)
+    charge = await settled(db, "req_2", owner, "own@1", middle)
+    await reverse(db, "req_1")
+    made = await close(db, owner[0], now_ms=later_ms())
+    assert (made.total, made.num_requests) == (charge, 1)
+    assert {line.price_version for line in made.lines} == {"own@1"}
+    await assert_books(db)
+
+
+async def test_a_month_whose_only_request_was_reversed_does_not_block_the_next(db):
+    (owner,) = await tenants_with_keys(db, 1)
+    await settled(db, "req_1", owner, "own@1", END - 1)
+    charge = await settled(db, "req_2", owner, "own@1", END)
+    await reverse(db, "req_1")
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == []
+        assert await invoices.due_tenants(conn, "2025-10") == [owner[0]]
+    with pytest.raises(ConflictError, match="nothing to invoice"):
+        await close(db, owner[0], now_ms=later_ms())
+    made = await close(db, owner[0], "2025-10", now_ms=later_ms())
+    assert (made.total, made.num_requests) == (charge, 1)
+    await assert_books(db)
+
+
+async def test_a_close_between_a_charge_and_its_reversal_does_not_block_the_month_after(db):
+    """The month between has nothing to invoice. Its charge was posted before the last close, its reversal after it."""
+    (owner,) = await tenants_with_keys(db, 1)
+    charges = [await settled(db, "req_0", owner, "own@1", END - 1, CLOSED_MS - 2)]
+    await settled(db, "req_1", owner, "own@1", END, CLOSED_MS - 1)
+    first = await close(db, owner[0])
+    charges.append(await settled(db, "req_2", owner, "own@1", bounds("2025-10")[1]))
+    await reverse(db, "req_1")
+    following = await close(db, owner[0], "2025-11", now_ms=later_ms())
+    assert [first.total, following.total] == charges
+    await assert_books(db)
+
+
+async def test_an_invoiced_request_that_is_reversed_later_is_a_line_below_zero_on_the_next(db):
+    (owner,) = await tenants_with_keys(db, 1)
+    await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)
+    first = await close(db, owner[0])
+    charge = await settled(db, "req_2", owner, "own@1", END)
+    await reverse(db, "req_1")
+    following = await close(db, owner[0], "2025-10", now_ms=later_ms())
+    assert first.total + following.total == charge
+    assert first.num_requests + following.num_requests == 1
+    await assert_books(db)
 
 
 async def test_grants_pay_by_priority_then_by_their_end_and_the_rest_is_due(db, tenant):

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import event, select, text
 
 from accounting.billing import invoices, reports, residency
 from accounting.billing.reports import ReportQuery
@@ -108,6 +108,54 @@ async def test_without_a_rate_or_a_tenant_nothing_is_charged(db, tenant):
     assert await charge(db, START * 1000 + KEPT_MS + 1000 * HOUR_S) == 0
     async with db.read() as conn:
         assert (await conn.execute(select(ResidencyReading.hour))).first() is None  # forgotten
+
+
+async def test_an_hour_is_charged_at_the_sheet_and_the_version_in_force_when_it_began(db, tenant):
+    other = {"m": (1, 1)}
+    async with db.write() as conn:
+        rates = {("m", "interactive"): CHEAP}
+        await prices.add_version(conn, prices.DEFAULT_SHEET, rates, (START + HOUR_S) * 1000, residency=other)
+        await prices.add_version(conn, "own", rates, (START + HOUR_S) * 1000, residency=other)
+        await prices.assign(conn, tenant, "own", (START + 2 * HOUR_S) * 1000, (START + 3 * HOUR_S) * 1000)
+        await prices.add_version(conn, "own", rates, (START + 4 * HOUR_S) * 1000)
+        await prices.assign(conn, tenant, "own", (START + 4 * HOUR_S) * 1000)
+    await note(db, *(reading(tenant, START + n * HOUR_S) for n in range(-1, 5)))
+    assert await charge(db, due_ms(START + 4 * HOUR_S)) == 4
+    versions = ["standard@2", "standard@3", "own@2", "standard@3"]
+    assert [(row.hour, row.price_version) for row in await charges(db)] == [
+        (START + n * HOUR_S, version) for n, version in enumerate(versions)
+    ]
+    assert await broken(db) == {}
+
+
+async def num_statements(db, now_ms: int) -> int:
+    """Statements of a round that charges nothing."""
+    found = 0
+
+    def count(*_: object) -> None:
+        nonlocal found
+        found += 1
+
+    async with db.write() as conn:
+        event.listen(conn.sync_connection, "before_cursor_execute", count)
+        assert await residency.charge_due(conn, now_ms) == 0
+        event.remove(conn.sync_connection, "before_cursor_execute", count)
+    return found
+
+
+@pytest.mark.parametrize("kept", [{"cache": GB_HOUR}, {"cache": 1}, {"model": "n"}], ids=["charged", "tiny", "free"])
+async def test_a_round_with_nothing_to_charge_takes_the_same_few_statements_for_any_readings(db, tenant, kept):
+    """Postings of all requests wait for this round, each minute."""
+    now_ms = due_ms(START + 40 * HOUR_S)
+    await note(db, *(reading(tenant, START + n * HOUR_S, **kept) for n in range(40)))
+    await charge(db, now_ms)
+    assert await num_statements(db, now_ms) <= 7
+
+
+async def test_without_any_price_of_kept_kv_the_readings_are_not_looked_at(db):
+    ((tenant, _),) = await tenants_with_keys(db, 1)
+    await note(db, *(reading(tenant, START + n * HOUR_S) for n in range(40)))
+    assert await num_statements(db, due_ms(START + 40 * HOUR_S)) <= 4
 
 
 async def test_a_month_is_invoiced_with_the_late_hours_on_the_next(db, tenant):

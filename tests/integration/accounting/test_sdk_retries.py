@@ -9,11 +9,14 @@ from money import NOON_MS, RATES, posting, record
 from sqlalchemy import text
 
 from accounting.access import api_keys
+from accounting.billing import credits
+from accounting.billing.credits import NewCredit
 from accounting.books import books
 from accounting.prices import prices
 from accounting.requests import request_postings, sdk_retries
 from accounting.requests.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, DisconnectedEarly
 from accounting.tenants import tenants
+from accounting.values.errors import ConflictError
 from accounting.values.types import Usage
 
 PRINT = b"\1" * 32
@@ -208,3 +211,60 @@ async def test_a_reversal_needs_a_settle_and_happens_once(conn, owner):
         await request_postings.reverse(conn, ["req_0", "req_1", "req_9"], "sdk_retry")
     assert await kinds(conn, 0) == {"void"}
     assert await billed(conn) == (0, 0, 0)
+
+
+async def correct(conn, owner, number: int, amount: int, kind: str = "adjustment") -> None:
+    wanted = NewCredit(type=kind, tenant_id=owner["tenant_id"], amount=amount, corrects=f"req_{number}")
+    await credits.create(conn, wanted, key=f"{kind} {number} {amount}", now_ms=NOON_MS + 9_000, actor="key_admin")
+
+
+async def broken(conn) -> dict[str, tuple[str, ...]]:
+    witnesses = [record(f"req_{n}", tenant_id=owner) for n, owner in await _settled(conn)]
+    await request_postings.post_engine_records(conn, witnesses)
+    return {e.id: e.failures for e in (await books.verify(conn)).equations if not e.ok}
+
+
+async def _settled(conn) -> list[tuple[int, str]]:
+    rows = await conn.execute(text("SELECT request_id, tenant_id FROM ledger_entry WHERE kind = 'settle'"))
+    return [(int(name.removeprefix("req_")), tenant) for name, tenant in rows]
+
+
+@pytest.mark.parametrize("kind", ["adjustment", "credit_note"])
+async def test_a_charge_that_was_reversed_cannot_be_corrected(conn, owner, kind):
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1)
+    await settle(conn, owner, 2, "ok")
+    await replace(conn, owner, 2)
+    assert await sdk_retries.move(conn) == ["req_1"]
+    with pytest.raises(ConflictError, match="taken back when its request was repeated"):
+        await correct(conn, owner, 1, 1, kind)
+    assert await kinds(conn, 1) == {"settle", "reversal", "sdk_retry"}
+    assert await broken(conn) == {}
+
+
+async def test_a_charge_that_was_corrected_is_not_reversed_and_its_rest_can_be_corrected(conn, owner):
+    one = posting("x", **owner)
+    for number in (1, 2):
+        await settle(conn, owner, number)
+        await unheard(conn, owner, number, NOON_MS + number)
+    await correct(conn, owner, 1, 1)
+    await settle(conn, owner, 3, "ok")
+    assert await replace(conn, owner, 3) == 2
+    assert await sdk_retries.move(conn) == ["req_2"]
+    assert not await sdk_retries.any_to_move(conn)
+    assert await kinds(conn, 1) == {"settle"}
+    assert await billed(conn) == (2 * one.charge.total, 2 * one.usage.total, 2)
+    await correct(conn, owner, 1, one.charge.total - 1)
+    assert await broken(conn) == {}
+
+
+async def test_i18_names_a_charge_that_was_corrected_and_reversed(conn, owner, monkeypatch):
+    async def of_nobody(conn, request_ids):
+        return set()
+
+    monkeypatch.setattr(request_postings, "_corrected", of_nobody, raising=False)
+    await settle(conn, owner, 1)
+    await correct(conn, owner, 1, 1)
+    assert await broken(conn) == {}
+    await request_postings.reverse(conn, ["req_1"], "sdk_retry")
+    assert await broken(conn) == {"I18": ("req_1",)}
