@@ -64,7 +64,7 @@ class Finaliser:
             await batch_runs.close_chunks(conn, self._held.batch_id)
         async with self._database.read() as conn:
             packed = await batch_runs.chunk_lines(conn, self._held.batch_id)
-            rows = [row async for page in batch_results.line_pages(conn, self._held.batch_id) for row in page]
+            rows = await batch_results.known_lines(conn, self._held.batch_id)
         known = {row.line_no: row for row in rows}
         places = {place.line_no: place for chunk in packed for place in unpack(chunk)}
         started = [no for no, row in known.items() if row.state == "started"]
