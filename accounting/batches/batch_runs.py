@@ -6,6 +6,7 @@ the bytes of files nor HTTP.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
@@ -42,10 +43,25 @@ class Chunk(msgspec.Struct, frozen=True):
 
 async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -> BatchClaim | None:
     """Claim a batch that waits to be validated or finalised. A cancelled or expired batch waits until its runners have
-    left, for `quiet_ms` at most; then their fences are raised."""
+    left, for `quiet_ms` at most; then their fences are raised.
+
+    The tenant is drawn at random among those with such a batch, and its oldest one is taken: a tenant with hundreds of
+    them delays the others by no more than one with a few.
+    """
+    due = _due(now, quiet_ms)
+    tenants = list((await conn.execute(select(Batch.tenant_id).where(due).distinct())).scalars())
+    for tenant_id in random.sample(tenants, len(tenants)):
+        held = await _claim_of(conn, tenant_id, due, now + lasts_ms)
+        if held is not None:  # else others were quicker
+            return held
+    return None
+
+
+async def _claim_of(conn: AsyncConnection, tenant_id: str, due: Any, until_ms: int) -> BatchClaim | None:
+    """Claim the tenant's oldest due batch."""
     chosen = (
         select(Batch.id)
-        .where(_due(now, quiet_ms))
+        .where(due, Batch.tenant_id == tenant_id)
         .order_by(Batch.created_at, Batch.id)
         .limit(1)
         .with_for_update(skip_locked=True)
@@ -53,7 +69,7 @@ async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -
     statement = (
         update(Batch)
         .where(Batch.id.in_(chosen))
-        .values(fence=Batch.fence + 1, claimed_until_ms=now + lasts_ms)
+        .values(fence=Batch.fence + 1, claimed_until_ms=until_ms)
         .returning(Batch.id, Batch.tenant_id, Batch.fence, Batch.state)
     )
     row = (await conn.execute(statement)).first()

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
 from accounting.database.sealing import NONCE_BYTES, TAG_BYTES, seal, unseal
+
+logger = logging.getLogger(__name__)
 
 PART_BYTES = 64 * 1024
 _SEALED_BYTES = PART_BYTES + NONCE_BYTES + TAG_BYTES
@@ -43,11 +46,18 @@ class FileStore:
         (self._root / storage_key).unlink(missing_ok=True)
 
     def drop_unfinished(self, older_than: float) -> None:
-        """Delete files that a killed process left half written. `older_than` is a Unix time."""
-        if self._unfinished.is_dir():
-            for path in self._unfinished.iterdir():
+        """Delete files that a killed process left half written. `older_than` is a Unix time. A file that cannot be
+        deleted is told in the log and stays."""
+        if not self._unfinished.is_dir():
+            return
+        for path in self._unfinished.iterdir():
+            try:
                 if path.stat().st_mtime < older_than:
-                    path.unlink(missing_ok=True)
+                    path.unlink()
+            except FileNotFoundError:  # its writer has finished it, or another sweeper was quicker
+                continue
+            except OSError as error:
+                logger.warning("unfinished_file_not_deleted", extra={"file": path.name, "reason": str(error)[:200]})
 
 
 class Writer:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import sealing
@@ -17,6 +17,8 @@ from accounting.requests import idempotency_store
 from accounting.tables.batch_models import BatchLine
 
 PAGE_LINES = 500
+PAGE_BYTES = 8 * 1024 * 1024
+"""The most bytes of answers in one page. An answer that is larger is alone in its page."""
 
 
 class LineFailures(msgspec.Struct, frozen=True):
@@ -30,9 +32,25 @@ class LineFailures(msgspec.Struct, frozen=True):
 
 
 async def line_page(conn: AsyncConnection, batch_id: str, after: int) -> Sequence[Row[Any]]:
-    """Returns at most `PAGE_LINES` rows of lines in input order, ended or not, after line number `after`."""
-    query = select(BatchLine.__table__).where(BatchLine.batch_id == batch_id, BatchLine.line_no > after)
-    return (await conn.execute(query.order_by(BatchLine.line_no).limit(PAGE_LINES))).all()
+    """Returns rows of lines in input order, ended or not, after line number `after`: at most `PAGE_LINES` of them and at
+    most `PAGE_BYTES` of answers, and one row at least where one is left."""
+    num_bytes = func.coalesce(func.length(BatchLine.body), 0).label("num_bytes")
+    head = (
+        select(BatchLine.line_no, num_bytes)
+        .where(BatchLine.batch_id == batch_id, BatchLine.line_no > after)
+        .order_by(BatchLine.line_no)
+        .limit(PAGE_LINES)
+        .subquery()
+    )
+    up_to = func.sum(head.c.num_bytes).over(order_by=head.c.line_no).label("up_to")
+    sums = select(head.c.line_no, head.c.num_bytes, up_to).subquery()
+    query = (
+        select(BatchLine.__table__)
+        .join(sums, sums.c.line_no == BatchLine.line_no)
+        .where(BatchLine.batch_id == batch_id)
+        .where(or_(sums.c.up_to <= PAGE_BYTES, sums.c.up_to == sums.c.num_bytes))
+    )
+    return (await conn.execute(query.order_by(BatchLine.line_no))).all()
 
 
 async def line_pages(conn: AsyncConnection, batch_id: str) -> AsyncIterator[Sequence[Row[Any]]]:
@@ -41,6 +59,13 @@ async def line_pages(conn: AsyncConnection, batch_id: str) -> AsyncIterator[Sequ
     while page := await line_page(conn, batch_id, after):
         yield page
         after = page[-1].line_no
+
+
+async def known_lines(conn: AsyncConnection, batch_id: str) -> Sequence[Row[Any]]:
+    """Returns number, state and `custom_id` of every line that was started or has ended, in input order, without the
+    answers."""
+    query = select(BatchLine.line_no, BatchLine.state, BatchLine.custom_id).where(BatchLine.batch_id == batch_id)
+    return (await conn.execute(query.order_by(BatchLine.line_no))).all()
 
 
 async def failures(conn: AsyncConnection, batch_id: str) -> list[LineFailures]:

@@ -167,6 +167,7 @@ class Jobs:
             for _ in range(swept.num_rings):
                 await asyncio.to_thread(ring, self._celery)
             self._watch(swept.num_rings > 0 and not swept.is_busy)
+            await sweeper.purge_files()
 
         def not_swept(error: Exception) -> None:
             logger.error("sweep_failed", exc_info=error)

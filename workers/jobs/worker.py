@@ -12,7 +12,7 @@ import logging
 import mmap
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from celery import Celery, Task, signals
@@ -24,7 +24,7 @@ from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base import tracing
 from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches.tasks import Look
+from workers.jobs.batches.tasks import Look, Turns
 from workers.process import logs
 from workers.process.forked import give_back
 
@@ -38,6 +38,8 @@ class Process:
     settings: JobsSettings
     drain: mmap.mmap
     provider: TracerProvider | None = None
+    turns: Turns = field(default_factory=Turns)
+    """The memory of the child that this process is."""
 
     def is_draining(self) -> bool:
         return self.drain[0] != 0
@@ -53,7 +55,7 @@ def build(settings: JobsSettings) -> Celery:
         assert process.provider is not None
         tracer = process.provider.get_tracer("headgate")
         with tracing.look_span(tracer, self.request.id, self.request.headers or {}) as span:
-            num_left = asyncio.run(Look(settings, process.is_draining, tracer).run())
+            num_left = asyncio.run(Look(settings, process.is_draining, tracer, process.turns).run())
             for _ in range(num_left):
                 headers: dict[str, Any] = {}
                 tracing.inject(headers, span)

@@ -116,3 +116,32 @@ def read_all(store: FileStore, storage_key: str, key: bytes) -> bytes:
         return b"".join(reader.parts())
     finally:
         reader.close()
+
+
+def test_an_unfinished_file_that_cannot_be_deleted_keeps_no_other_from_it(tmp_path: Path, monkeypatch, caplog):
+    store = FileStore(tmp_path)
+    names = ["a", "b", "c", "d"]
+    (tmp_path / "unfinished").mkdir()
+    for name in names:
+        (tmp_path / "unfinished" / name).touch()
+        os.utime(tmp_path / "unfinished" / name, (50, 50))
+    unlink, stat = Path.unlink, Path.stat
+
+    def failing_unlink(self: Path, *args, **options):
+        if self.name == names[0]:
+            raise PermissionError(13, "Permission denied")
+        return unlink(self, *args, **options)
+
+    def failing_stat(self: Path, *args, **options):
+        if self.name == names[1]:
+            raise OSError(5, "Input/output error")
+        if self.name == names[2]:  # its writer has finished it meanwhile
+            raise FileNotFoundError(2, "No such file or directory")
+        return stat(self, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing_unlink)
+        patch.setattr(Path, "stat", failing_stat)
+        store.drop_unfinished(older_than=100)
+    assert {path.name for path in (tmp_path / "unfinished").iterdir()} == set(names[:3])
+    assert sorted(record.file for record in caplog.records) == sorted(names[:2])

@@ -7,9 +7,9 @@ appear, and they are named in the transaction that ends the batch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 from sqlalchemy import Row
@@ -19,11 +19,17 @@ from accounting.batches import batch_lines, batch_runs, claims, files
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore, Writer
+from accounting.batches.files import FileInfo
 from accounting.batches.order import PackedLine, unpack
 from accounting.batches.source import InputUnreadable, opened
 from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches import renewal
 from workers.jobs.batches.runner import InputLine, delivered
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
@@ -36,7 +42,10 @@ _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
 
 
 class Finaliser:
-    def __init__(self, database: Database, store: FileStore, held: BatchClaim, data_key: bytes) -> None:
+    def __init__(
+        self, settings: JobsSettings, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
+    ) -> None:
+        self._settings = settings
         self._database = database
         self._store = store
         self._held = held
@@ -44,18 +53,25 @@ class Finaliser:
 
     async def run(self) -> None:
         """Finalise the batch. Raises `ClaimLost`."""
-        if self._held.work in _CUT_OFF:
-            await self._cut_off()
         output, errors = _Part(self._store, self._data_key), _Part(self._store, self._data_key)
         try:
-            num_lines = await self._write(output, errors)
-            await asyncio.to_thread(output.finish)
-            await asyncio.to_thread(errors.finish)
+            num_lines = await renewal.while_running(
+                self._settings, self._database, self._held, self._prepare(output, errors)
+            )
             await self._end(output, errors, num_lines)
         except BaseException:
             output.discard()
             errors.discard()
             raise
+
+    async def _prepare(self, output: _Part, errors: _Part) -> int:
+        """End what will not run any more and write both files. Returns the number of lines."""
+        if self._held.work in _CUT_OFF:
+            await self._cut_off()
+        num_lines = await self._write(output, errors)
+        await _in_thread(output.finish)
+        await _in_thread(errors.finish)
+        return num_lines
 
     # Lines that will not run any more
 
@@ -64,7 +80,7 @@ class Finaliser:
             await batch_runs.close_chunks(conn, self._held.batch_id)
         async with self._database.read() as conn:
             packed = await batch_runs.chunk_lines(conn, self._held.batch_id)
-            rows = [row async for page in batch_results.line_pages(conn, self._held.batch_id) for row in page]
+            rows = await batch_results.known_lines(conn, self._held.batch_id)
         known = {row.line_no: row for row in rows}
         places = {place.line_no: place for chunk in packed for place in unpack(chunk)}
         started = [no for no, row in known.items() if row.state == "started"]
@@ -90,15 +106,19 @@ class Finaliser:
         async with self._database.read() as conn:
             input_file = await files.of_batch(conn, self._held.batch_id)
         try:
-            with opened(self._store, input_file, self._data_key) as reader:
-                ends = [
-                    self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
-                    for place in sorted(places, key=lambda p: p.offset)
-                ]
+            ends = await _in_thread(self._cut_with_names, input_file, places)
         except InputUnreadable:  # the batch ends all the same, and its lines have numbers alone
             ends = [self._cut(place.line_no, None) for place in places]
         async with self._database.write() as conn:
             await batch_lines.add_ended_lines(conn, self._held.batch_id, ends)
+
+    def _cut_with_names(self, input_file: FileInfo, places: list[PackedLine]) -> list[LineEnd]:
+        """End lines with their `custom_id`, which the input has. Raises `InputUnreadable`."""
+        with opened(self._store, input_file, self._data_key) as reader:
+            return [
+                self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
+                for place in sorted(places, key=lambda p: p.offset)
+            ]
 
     def _cut(self, line_no: int, custom_id: str | None) -> LineEnd:
         state, error = _CUT_OFF[self._held.work]
@@ -111,7 +131,7 @@ class Finaliser:
         async with self._database.read() as conn:
             async for page in batch_results.line_pages(conn, self._held.batch_id):
                 num_lines += len(page)
-                await asyncio.to_thread(self._write_page, page, output, errors)
+                await _in_thread(self._write_page, page, output, errors)
         return num_lines
 
     def _write_page(self, page: Sequence[Row[Any]], output: _Part, errors: _Part) -> None:
@@ -123,7 +143,7 @@ class Finaliser:
     async def _end(self, output: _Part, errors: _Part, num_lines: int) -> None:
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
-            await batch_runs.renew(conn, self._held, now, 60_000)
+            await batch_runs.renew(conn, self._held, now, int(self._settings.claim_s * 1000))
             batch = await batch_runs.get(conn, self._held.batch_id)
             assert num_lines == batch.num_total == batch.num_completed + batch.num_failed, (
                 f"{self._held.batch_id}: {num_lines} lines, {batch.num_total} in the input, "
@@ -182,6 +202,16 @@ class _Part:
             expires_after_s=expires_after_s,
         )
         return info.id
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `work` in a thread. A cancel waits for its end, so that nothing writes to a file that was given up."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
 
 
 def _custom_id(raw: bytes) -> str | None:

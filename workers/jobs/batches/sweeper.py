@@ -6,6 +6,8 @@ A lost message, a dead child or an emptied broker thus costs one sweep. Any numb
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 
 import msgspec
@@ -14,6 +16,8 @@ from accounting.batches import batch_runs, claims, files
 from accounting.batches.file_store import FileStore
 from accounting.database.db import Database
 from workers.jobs.base.settings import JobsSettings
+
+logger = logging.getLogger(__name__)
 
 UNFINISHED_S = 86_400
 PURGED_PER_SWEEP = 100
@@ -41,15 +45,20 @@ class Sweeper:
             num_waiting = await claims.num_claimable(conn, now)
             num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
             is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)
-        await self._purge_files(now // 1000)
         return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)
 
-    async def _purge_files(self, now: int) -> None:
+    async def purge_files(self) -> None:
+        """Delete the bytes of old files. It comes after the rings, which must not wait for a disk. A file that cannot be
+        deleted is told in the log and tried again at the next sweep."""
         async with self._database.read() as conn:
-            gone = await files.purgeable(conn, now, PURGED_PER_SWEEP)
+            gone = await files.purgeable(conn, await claims.now_ms(conn) // 1000, PURGED_PER_SWEEP)
         for file_id, storage_key in gone:
             # The bytes are deleted first: a row without bytes is a 404, but bytes without a row would stay for ever.
-            self._store.delete(storage_key)
+            try:
+                await asyncio.to_thread(self._store.delete, storage_key)
+            except OSError as error:
+                logger.warning("file_not_deleted", extra={"file": file_id, "reason": str(error)[:200]})
+                continue
             async with self._database.write() as conn:
                 await files.purged(conn, file_id)
-        self._store.drop_unfinished(time.time() - UNFINISHED_S)
+        await asyncio.to_thread(self._store.drop_unfinished, time.time() - UNFINISHED_S)

@@ -10,10 +10,12 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import aiohttp
 from opentelemetry.trace import Tracer
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access.credentials import batch_credential
 from accounting.batches import batch_runs, claims, files
@@ -38,13 +40,24 @@ logger = logging.getLogger(__name__)
 CONNECT_S = 10.0
 
 
+@dataclass
+class Turns:
+    """The memory of a child between its messages: work on batches and chunks alternates where both wait."""
+
+    was_batch: bool = False
+    """The last work was on a batch as a whole, so that a chunk is looked for first."""
+
+
 class Look:
     """The work of one message."""
 
-    def __init__(self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer) -> None:
+    def __init__(
+        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer, turns: Turns | None = None
+    ) -> None:
         self._settings = settings
         self._is_draining = is_draining
         self._tracer = tracer
+        self._turns = turns or Turns()
         self._store = FileStore(settings.files_dir)
 
     async def run(self) -> int:
@@ -70,22 +83,35 @@ class Look:
             await database.close()
 
     async def _claim(self, database: Database) -> BatchClaim | ChunkClaim | None:
-        """Claim work. Batches come first: validating and finalising are short, and people wait for them."""
-        claim_ms = int(self._settings.claim_s * 1000)
+        """Claim work. Batches come first, since people wait for a validation or an end; after one a chunk comes first,
+        so that many batches do not keep chunks from running."""
+        found: BatchClaim | ChunkClaim | None
         async with database.write() as conn:
             now = await claims.now_ms(conn)
-            batch = await batch_runs.claim(conn, now, claim_ms, int(self._settings.quiet_s * 1000))
-            if batch is not None:
-                return batch
-            waiting = await claims.waiting(conn, now)
-            turn = fairness.choose(waiting, self._settings.jobs_tenant_chunks)
-            if turn is None:
-                return None
-            owner = f"{self._settings.owner_prefix}{os.getpid()}:{uuid.uuid4().hex}"
-            held = await claims.claim(conn, turn.tenant_id, owner, now, claim_ms)
-            if held is not None:
-                await claims.save_turns(conn, turn.deficits, turn.visits)
-            return held
+            if self._turns.was_batch:
+                found = await self._claim_chunk(conn, now) or await self._claim_batch(conn, now)
+            else:
+                found = await self._claim_batch(conn, now) or await self._claim_chunk(conn, now)
+        self._turns.was_batch = isinstance(found, BatchClaim)
+        return found
+
+    async def _claim_batch(self, conn: AsyncConnection, now: int) -> BatchClaim | None:
+        return await batch_runs.claim(conn, now, self._claim_ms, int(self._settings.quiet_s * 1000))
+
+    async def _claim_chunk(self, conn: AsyncConnection, now: int) -> ChunkClaim | None:
+        waiting = await claims.waiting(conn, now)
+        turn = fairness.choose(waiting, self._settings.jobs_tenant_chunks)
+        if turn is None:
+            return None
+        owner = f"{self._settings.owner_prefix}{os.getpid()}:{uuid.uuid4().hex}"
+        held = await claims.claim(conn, turn.tenant_id, owner, now, self._claim_ms)
+        if held is not None:
+            await claims.save_turns(conn, turn.deficits, turn.visits)
+        return held
+
+    @property
+    def _claim_ms(self) -> int:
+        return int(self._settings.claim_s * 1000)
 
     async def _do(self, database: Database, held: BatchClaim | ChunkClaim) -> None:
         async with database.write() as conn:
@@ -101,7 +127,7 @@ class Look:
             if held.work == "validate":
                 await Validation(self._settings, database, self._store, held, data_key).run()
             else:
-                await Finaliser(database, self._store, held, data_key).run()
+                await Finaliser(self._settings, database, self._store, held, data_key).run()
 
     async def _run_chunk(self, database: Database, held: ChunkClaim, batch: BatchInfo, data_key: bytes) -> None:
         async with database.read() as conn:

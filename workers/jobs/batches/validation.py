@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,6 +19,7 @@ from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.batches import renewal
 
 
 class Validation:
@@ -41,7 +41,8 @@ class Validation:
             priced = await prices.priced_models(conn, batch.tenant_id, now)
             models = await batch_runs.usable_models(conn, batch.tenant_id, batch.key_id, priced)
         try:
-            found = await self._keeping_the_claim(lambda: self._read(source, batch.endpoint, models))
+            reading = asyncio.to_thread(self._read, source, batch.endpoint, models)
+            found = await renewal.while_running(self._settings, self._database, self._held, reading)
         except InputUnreadable:
             await self._wait_for_input(batch)
         else:
@@ -59,17 +60,6 @@ class Validation:
                 await batch_runs.fail(conn, self._held, now, [Fault(UNREADABLE, None).shown()], 0)
             else:
                 await batch_runs.pause(conn, self._held, UNREADABLE)
-
-    async def _keeping_the_claim(self, work: Callable[[], Validated]) -> Validated:
-        """Run `work` in a thread and renew the claim meanwhile. Raises `ClaimLost`."""
-        task = asyncio.create_task(asyncio.to_thread(work))
-        while True:
-            done, _ = await asyncio.wait([task], timeout=self._settings.renew_s)
-            if done:
-                return task.result()
-            async with self._database.write() as conn:
-                now = await claims.now_ms(conn)
-                await batch_runs.renew(conn, self._held, now, int(self._settings.claim_s * 1000))
 
     async def _decide(self, batch: BatchInfo, found: Validated) -> None:
         chunks = [

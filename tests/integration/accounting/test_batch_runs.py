@@ -1,0 +1,65 @@
+"""Which batch is validated or finalised next: a tenant with hundreds of batches does not keep the others waiting."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+from accounting.access import api_keys
+from accounting.batches import batch_runs, batches, files
+from accounting.tenants import tenants
+
+NOW_MS = 10_000_000
+
+
+async def tenant_with_batches(conn, pepper, num: int, first_at: int) -> tuple[str, list[str]]:
+    """A tenant whose batches share one input; each was created a second after the one before it."""
+    tenant_id = (await tenants.create(conn, uuid.uuid4().hex, now=1)).id
+    key = await api_keys.create(conn, pepper, tenant_id=tenant_id, now=1)
+    source = await files.create(
+        conn, tenant_id, purpose="batch", name="in", num_bytes=1, sha256="0", storage_key=uuid.uuid4().hex, now=1
+    )
+    made = [
+        await batches.create(
+            conn,
+            tenant_id,
+            key.info.id,
+            input_file_id=source.id,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            now=first_at + number,
+        )
+        for number in range(num)
+    ]
+    return tenant_id, [batch.id for batch in made]
+
+
+async def test_a_tenant_with_many_batches_does_not_keep_the_others_waiting(conn, pepper):
+    await tenant_with_batches(conn, pepper, 60, first_at=100)
+    _, [other] = await tenant_with_batches(conn, pepper, 1, first_at=1000)
+    random.seed(1)
+    claimed = []
+    for _ in range(20):
+        held = await batch_runs.claim(conn, NOW_MS, 60_000, 30_000)
+        assert held is not None
+        claimed.append(held.batch_id)
+    assert other in claimed  # each claim takes it with one half
+
+
+async def test_tenants_get_the_same_share_and_each_its_oldest_batch_first(conn, pepper):
+    mine = dict([await tenant_with_batches(conn, pepper, num, first_at=100) for num in (40, 40)])
+    random.seed(2)
+    claimed: dict[str, list[str]] = {tenant_id: [] for tenant_id in mine}
+    for _ in range(40):
+        held = await batch_runs.claim(conn, NOW_MS, 60_000, 30_000)
+        assert held is not None
+        claimed[held.tenant_id].append(held.batch_id)
+    for tenant_id, ids in claimed.items():
+        assert len(ids) >= 8
+        assert ids == mine[tenant_id][: len(ids)]
+
+
+async def test_no_batch_is_claimed_where_none_is_due(conn, pepper):
+    await tenant_with_batches(conn, pepper, 1, first_at=100)
+    assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is not None
+    assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is None

@@ -1,0 +1,185 @@
+"""What a child does next, and a claim on a batch that lasts as long as the work on it. No jobs process runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from sqlalchemy import event
+
+from accounting.batches import batch_lines, batch_runs, batches, claims, files
+from accounting.batches.batch_lines import LineEnd
+from accounting.batches.batch_runs import BatchClaim, Chunk
+from accounting.batches.claims import ChunkClaim, ClaimLost
+from accounting.batches.order import Placed, pack
+from accounting.database import sealing
+from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.tracing import provider
+from workers.jobs.batches import finalise
+from workers.jobs.batches.finalise import Finaliser
+from workers.jobs.batches.tasks import Look, Turns
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MASTER = b"m" * 32
+SCALE = 0.01
+CLAIM_MS = int(60_000 * SCALE)
+
+
+@pytest.fixture
+def settings(home) -> JobsSettings:
+    return JobsSettings(
+        home=home.path, url="http://127.0.0.1:9", broker_url="redis://", jobs_process="me", test_time_scale=SCALE
+    )
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def alone(home):
+    """Nothing waits in the database."""
+    async with home.database.write() as conn:
+        for table in ("batch_line", "batch_chunk", "batch"):
+            await conn.exec_driver_sql(f"DELETE FROM {table}")
+
+
+async def validated(home, num_chunks: int = 1) -> str:
+    """A batch in progress, with chunks of one line each."""
+    batch_id = await home.submit([f"say {number}" for number in range(num_chunks)])
+    async with home.database.write() as conn:
+        now = await claims.now_ms(conn)
+        held = await batch_runs.claim(conn, now, 60_000, 30_000)
+        assert held.batch_id == batch_id
+        size = (await files.of_batch(conn, batch_id)).num_bytes // num_chunks
+        chunks = [Chunk(1, 1, pack([Placed(no, (no - 1) * size, size, b"", 1)])) for no in range(1, num_chunks + 1)]
+        await batch_runs.begin(
+            conn, held, now, model="demo", num_total=num_chunks, chunks=chunks, faulty=[], errors=None
+        )
+    return batch_id
+
+
+async def ended(home, settings, num_lines: int) -> tuple[BatchClaim, bytes]:
+    """A batch whose lines have all ended, claimed to be finalised, and its tenant's key."""
+    batch_id = await validated(home, num_lines)
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        for _ in range(num_lines):
+            now = await claims.now_ms(conn)
+            chunk = await claims.claim(conn, home.tenant_id, "me", now, 60_000)
+            number = chunk.seq + 1
+            await batch_lines.start_lines(conn, chunk, [(number, f"line-{number}")], now, 60_000)
+            end = LineEnd(line_no=number, custom_id=f"line-{number}", state="errored", error={"code": "x"})
+            await batch_lines.end_lines(conn, batch_id, [end])
+            await claims.finish_chunk(conn, chunk, now)
+        held = await batch_runs.claim(conn, await claims.now_ms(conn), CLAIM_MS, 0)
+    assert held.work == "complete"
+    return held, data_key
+
+
+@pytest.fixture
+def slow_writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Each line takes a while to write: all together take three times as long as a claim lasts."""
+    written: list[float] = []
+    write = finalise._Part.write
+
+    def slowly(self: Any, line: bytes) -> None:
+        time.sleep(CLAIM_MS / 1000 / 2)
+        write(self, line)
+        written.append(time.monotonic())
+
+    monkeypatch.setattr(finalise._Part, "write", slowly)
+    return written
+
+
+async def test_batches_and_chunks_alternate_where_both_wait(home, settings, alone, monkeypatch):
+    await validated(home, num_chunks=4)
+    for _ in range(4):
+        await home.submit(["say a"])
+    done: list[type] = []
+
+    async def do(self: Look, database: Any, held: BatchClaim | ChunkClaim) -> None:
+        done.append(type(held))
+
+    monkeypatch.setattr(Look, "_do", do)
+    traces, turns = provider(), Turns()
+    slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
+    for _ in range(8):
+        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
+    traces.shutdown()
+    assert done == [BatchClaim, ChunkClaim] * 4
+
+
+async def test_a_child_does_what_waits_where_only_one_kind_does(home, settings, alone, monkeypatch):
+    for _ in range(3):
+        await home.submit(["say a"])
+    done: list[type] = []
+
+    async def do(self: Look, database: Any, held: BatchClaim | ChunkClaim) -> None:
+        done.append(type(held))
+
+    monkeypatch.setattr(Look, "_do", do)
+    traces, turns = provider(), Turns()
+    slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
+    for _ in range(4):
+        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
+    traces.shutdown()
+    assert done == [BatchClaim] * 3
+
+
+async def test_a_finalisation_that_lasts_longer_than_a_claim_keeps_it(home, settings, alone, slow_writing):
+    held, data_key = await ended(home, settings, 6)
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    others = []
+    while not working.done():
+        await asyncio.sleep(0.05)
+        if len(slow_writing) < 6:
+            async with home.database.write() as conn:
+                others.append(await batch_runs.claim(conn, await claims.now_ms(conn), CLAIM_MS, 0))
+    await working
+    assert others
+    assert not any(others)
+    batch = await home.get(held.batch_id)
+    assert batch.state == "completed"
+    assert [one["custom_id"] for one in await home.read(batch.error_file_id)] == [f"line-{n}" for n in range(1, 7)]
+
+
+async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):
+    held, data_key = await ended(home, settings, 6)
+    before = set(home.store._root.rglob("*"))
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    await home.until(lambda: bool(slow_writing))
+    async with home.database.write() as conn:
+        await conn.exec_driver_sql("UPDATE batch SET fence = fence + 1")
+    with pytest.raises(ClaimLost):
+        await working
+    num_written = len(slow_writing)
+    await asyncio.sleep(CLAIM_MS / 1000)
+    assert len(slow_writing) == num_written, "nothing is written any more"
+    assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
+
+
+async def test_a_batch_is_cut_off_without_reading_the_answers(home, settings, alone):
+    batch_id = await validated(home, 3)
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        chunk = await claims.claim(conn, home.tenant_id, "me", await claims.now_ms(conn), 60_000)
+        await batch_lines.start_lines(conn, chunk, [(1, "line-0")], await claims.now_ms(conn), 60_000)
+        await batches.stop(conn, batch_id, int(time.time()))
+        held = await batch_runs.claim(conn, await claims.now_ms(conn) + 60_000, 60_000, 0)
+    assert held.work == "cancel"
+    statements: list[str] = []
+    engine = home.database._readers.sync_engine
+
+    def see(_conn: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement)
+
+    event.listen(engine, "before_cursor_execute", see)
+    try:
+        await Finaliser(settings, home.database, home.store, held, data_key)._cut_off()
+    finally:
+        event.remove(engine, "before_cursor_execute", see)
+    of_lines = [one for one in statements if "FROM batch_line" in one]
+    assert of_lines
+    assert not any("body" in one for one in of_lines)

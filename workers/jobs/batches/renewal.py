@@ -1,0 +1,33 @@
+"""The claim on a batch is renewed as long as work on it runs: no other child takes up a long validation or finalisation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from accounting.batches import batch_runs, claims
+from accounting.batches.batch_runs import BatchClaim
+from accounting.database.db import Database
+from workers.jobs.base.settings import JobsSettings
+
+T = TypeVar("T")
+
+
+async def while_running(
+    settings: JobsSettings, database: Database, held: BatchClaim, work: Coroutine[Any, Any, T]
+) -> T:
+    """Run `work` and renew the claim meanwhile. Raises `ClaimLost` when `work` has been cancelled for that."""
+    task = asyncio.create_task(work)
+    try:
+        while True:
+            done, _ = await asyncio.wait([task], timeout=settings.renew_s)
+            if done:
+                return task.result()
+            async with database.write() as conn:
+                now = await claims.now_ms(conn)
+                await batch_runs.renew(conn, held, now, int(settings.claim_s * 1000))
+    except BaseException:
+        task.cancel()
+        await asyncio.wait([task])
+        raise
