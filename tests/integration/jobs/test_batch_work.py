@@ -7,9 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
-from sqlalchemy import event
+from money import posting
+from sqlalchemy import event, func, insert, select
 
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_lines import LineEnd
@@ -17,6 +19,8 @@ from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.order import Placed, pack
 from accounting.database import sealing
+from accounting.tables.batch_models import IdempotentReply
+from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
@@ -183,3 +187,34 @@ async def test_a_batch_is_cut_off_without_reading_the_answers(home, settings, al
     of_lines = [one for one in statements if "FROM batch_line" in one]
     assert of_lines
     assert not any("body" in one for one in of_lines)
+
+
+async def test_a_stored_answer_is_paid_for_before_its_batch_ends(home, settings, alone):
+    """Its gateway was killed between the answer and the ledger. The end of the batch drops both, with what pays."""
+    held, data_key = await ended(home, settings, 1)
+    owed = posting(
+        "req_owed", Usage(0, 0, 5, 2), tenant_id=home.tenant_id, key_id=home.key_id, batch_id=held.batch_id, line_no=1
+    )
+    reply = {
+        "tenant_id": home.tenant_id,
+        "key": f"batch:{held.batch_id}:1",
+        "fingerprint": b"f",
+        "request_id": "req_owed",
+        "slot": 0,
+        "state": "stored",
+        "batch_id": held.batch_id,
+        "line_no": 1,
+        "status": 200,
+        "body": b"sealed",
+        "posting": msgspec.msgpack.encode(owed),
+        "num_bytes": 6,
+        "created_at": 1,
+        "expires_at": 1 << 40,
+    }
+    async with home.database.write() as conn:
+        await conn.execute(insert(IdempotentReply).values(reply))
+    await Finaliser(settings, home.database, home.store, held, data_key).run()
+    async with home.database.read() as conn:
+        row = (await conn.exec_driver_sql("SELECT kind, charge FROM ledger_entry WHERE request_id = 'req_owed'")).one()
+        assert tuple(row) == ("settle", owed.charge.total)
+        assert await conn.scalar(select(func.count()).select_from(IdempotentReply)) == 0

@@ -23,7 +23,7 @@ from accounting.batches.files import FileInfo
 from accounting.batches.order import PackedLine, unpack
 from accounting.batches.source import InputUnreadable, opened
 from accounting.database.db import Database
-from accounting.requests import batch_results, idempotency_store
+from accounting.requests import batch_results, idempotency_store, request_postings
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.batches import renewal
 from workers.jobs.batches.runner import InputLine, delivered
@@ -140,7 +140,16 @@ class Finaliser:
             part = output if row.state == "succeeded" else errors
             part.write(batch_results.result_line(row, self._data_key))
 
+    async def _pay(self) -> None:
+        """Posts what pays for stored answers and is not in the ledger: their gateway may have died, and the end of the
+        batch drops the answers with their postings.
+        """
+        async with self._database.write() as conn:
+            if owed := await idempotency_store.owed_by_batch(conn, self._held.batch_id):
+                await request_postings.post_stored(conn, owed)
+
     async def _end(self, output: _Part, errors: _Part, num_lines: int) -> None:
+        await self._pay()
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             await batch_runs.renew(conn, self._held, now, int(self._settings.claim_s * 1000))
