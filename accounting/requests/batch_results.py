@@ -61,7 +61,7 @@ async def line_pages(conn: AsyncConnection, batch_id: str) -> AsyncIterator[Sequ
         after = page[-1].line_no
 
 
-async def known_lines(conn: AsyncConnection, batch_id: str) -> Sequence[Row[Any]]:
+async def known_lines(conn: AsyncConnection, batch_id: str) -> Sequence[Row[int, str, str | None]]:
     """Returns number, state and `custom_id` of every line that was started or has ended, in input order, without the
     answers."""
     query = select(BatchLine.line_no, BatchLine.state, BatchLine.custom_id).where(BatchLine.batch_id == batch_id)

@@ -19,11 +19,11 @@ from accounting.batches.batches import BatchInfo
 from accounting.requests import batch_results
 from gateway.base import errors
 from gateway.base.app_keys import FILES
-from gateway.http import downloads
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
 from gateway.idempotency.data_keys import DATA_KEYS
+from gateway.routes import downloads
 
 PART_BYTES = 1024 * 1024
 

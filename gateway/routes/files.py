@@ -15,12 +15,12 @@ from accounting.batches.file_store import Reader, Writer
 from accounting.batches.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.base import errors
 from gateway.base.app_keys import FILES
-from gateway.http import downloads
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.http.upload import Receiver, Upload
 from gateway.idempotency.data_keys import DATA_KEYS
+from gateway.routes import downloads
 from gateway.schema import query
 from gateway.schema.batches import file_object
 from gateway.schema.organization import listing, reply

@@ -19,7 +19,7 @@ from gateway.base import errors
 from gateway.base.app_keys import FILES, SETTINGS
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
 from gateway.base.lifecycle import uninterrupted
-from gateway.http import body, downloads
+from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import MAX_JSON_BYTES, Route
@@ -28,7 +28,7 @@ from gateway.idempotency import creations
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.messages import batches as shapes
 from gateway.messages.batches import PATH, NewMessageBatch, batch_object
-from gateway.routes import common
+from gateway.routes import common, downloads
 from gateway.routes.files import TENANT_BYTES
 from gateway.schema import query
 from gateway.schema.organization import reply

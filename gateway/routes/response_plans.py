@@ -105,7 +105,7 @@ async def _with_references(request: web.Request, texts: ResponseTexts, items: Se
     request[SHARE].take_up_to(request[NUM_BODY_BYTES])
 
     def resolved() -> list[Any]:
-        known = {}
+        known: dict[str, Any] = {}
         for row in rows:  # one at a time, because most of what is read may not be wanted
             known |= {item["id"]: item for item in past.items_of(texts, [row]) if item["id"] in wanted}
         return past.resolved(items, known, most)

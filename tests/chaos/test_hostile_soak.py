@@ -73,7 +73,8 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
         told = f"p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {per_s:.0f} a second {replies}"
         print(f"seed {seed}, round {number}, {kind}: {told}")
         allowed = REFUSALS if kind == "refused" else set(replies) - {"500"}
-        if wrong := {status: count for status, count in replies.items() if status not in allowed}:
+        # What the attackers' own server says is no fault of ours.
+        if kind != "apart" and (wrong := {status: count for status, count in replies.items() if status not in allowed}):
             faults.append(f"round {number}, {kind}: {wrong}")
         if kind == "refused" and per_s < LEAST_PER_S:
             faults.append(f"round {number}: {per_s:.0f} requests a second are no attack")

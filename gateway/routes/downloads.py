@@ -9,7 +9,7 @@ from aiohttp import web
 from gateway.base.app_keys import SETTINGS
 
 PIECE_BYTES = 64 * 1024
-"""What a client has the whole write timeout for."""
+"""The bytes that a client has the whole write timeout for."""
 
 
 async def send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
