@@ -27,10 +27,16 @@ from aiohttp import web
 
 from gateway.cli.model_workers import Place
 from gateway.cli.supervisor import Spec
-from workers.engine.journal.shipping import BATCH
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
-from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, PromptCounts, TokenUsage
+from workers.protocol.counts import (
+    MAX_RECORDS_IN_FRAME,
+    EngineAck,
+    EngineRecord,
+    EngineRecords,
+    PromptCounts,
+    TokenUsage,
+)
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
     Cancel,
@@ -177,7 +183,7 @@ class CheapWorker:
         """Sends the records of ended requests, those that came until the last ones were answered, as a worker does."""
         if links and self._records and not self._unanswered:
             self._unanswered = True
-            records, self._records = self._records[:BATCH], self._records[BATCH:]
+            records, self._records = self._records[:MAX_RECORDS_IN_FRAME], self._records[MAX_RECORDS_IN_FRAME:]
             links[0].send(EngineRecords("worker-0", tuple(records)))
 
 
