@@ -140,18 +140,16 @@ def count_own_time() -> None:
     from gateway.telemetry.span_export import _Counted
     from gateway.telemetry.tracing import Tracing
 
-    RequestLogWriter.observe = OWN.counted(RequestLogWriter.observe)  # type: ignore[method-assign]
-    RequestLogWriter.write = OWN.counted_steps(RequestLogWriter.write)  # type: ignore[method-assign,assignment]
-    RequestLogWriter._add = OWN.counted_steps(RequestLogWriter._add)  # type: ignore[method-assign,assignment]
-    Tracing.observe = OWN.counted(Tracing.observe)  # type: ignore[method-assign]
-    Tracing.shipped = OWN.counted(Tracing.shipped)  # type: ignore[method-assign]
-    _Counted.export = OWN.counted(_Counted.export)  # type: ignore[method-assign]
+    for kind, name in ((RequestLogWriter, "observe"), (Tracing, "observe"), (Tracing, "shipped"), (_Counted, "export")):
+        setattr(kind, name, OWN.counted(getattr(kind, name)))
+    for name in ("write", "_add"):
+        setattr(RequestLogWriter, name, OWN.counted_steps(getattr(RequestLogWriter, name)))
     execute = core.Connection._execute
 
     async def execute_counted(self: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return await execute(self, OWN.if_within(function), *args, **kwargs)
 
-    core.Connection._execute = execute_counted  # type: ignore[method-assign]
+    core.Connection._execute = execute_counted
 
 
 class UpWithSwitch(mock_server.UpWithMock):

@@ -6,7 +6,6 @@ says the same sentence. Nothing is loaded from another host, and no script or st
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
 import hashlib
@@ -33,6 +32,7 @@ from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
 from gateway.http.route_table import Route
+from gateway.intake.text_work import TEXT_WORK
 from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
@@ -174,13 +174,13 @@ async def fields_of(request: web.Request, most_bytes: int = MAX_FORM_BYTES) -> M
     if read is None:
         raise errors.ApiError(415, "The form must be urlencoded.", code="unsupported_media_type")
     data = await body.read(request, most_bytes)
+    parse = functools.partial(read, data, request.headers[hdrs.CONTENT_TYPE])
     try:
-        # The escapes of a long form take a second.
-        content_type = request.headers[hdrs.CONTENT_TYPE]
-        is_long = len(data) > MAX_OPEN_FORM_BYTES
-        request[FORM] = MultiDict(
-            await asyncio.to_thread(read, data, content_type) if is_long else read(data, content_type)
-        )
+        if len(data) <= MAX_OPEN_FORM_BYTES:
+            pairs = parse()
+        else:  # its escapes may take a second, so it waits for its tenant's turn
+            pairs = await request.app[TEXT_WORK].run(request[TENANT], len(data), parse)
+        request[FORM] = MultiDict(pairs)
     except ValueError:
         raise errors.invalid("The form cannot be read.") from None
     return request[FORM]
@@ -195,6 +195,8 @@ _READERS = {"application/x-www-form-urlencoded": _urlencoded, "multipart/form-da
 
 
 FORM = web.RequestKey("console_form", MultiDict[str])
+TENANT = web.RequestKey("console_tenant", str)
+"""The tenant of the session. A form that anybody may send has none."""
 
 
 def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler:
@@ -202,6 +204,7 @@ def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler
         viewer = await _viewer_of(request)
         if viewer is None:
             return _to_sign_in(request)
+        request[TENANT] = viewer.principal.tenant_id
         try:
             _check(request, viewer, path, changes)
             with _one_file(request, viewer):

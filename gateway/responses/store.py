@@ -14,10 +14,8 @@ from gateway.base import errors
 from gateway.base.app_keys import DATABASE
 from gateway.base.lifecycle import uninterrupted
 from gateway.http.auth import PRINCIPAL
-from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.sql import reading, translated, writing
 from gateway.idempotency.data_keys import DATA_KEYS
-from gateway.responses import past
 from gateway.responses.texts import ResponseTexts
 
 
@@ -44,17 +42,16 @@ async def chain(request: web.Request, response_id: str) -> list[StoredResponse]:
         return await stored.chain(conn, request[PRINCIPAL].tenant_id, _storable(response_id), int(time.time()))
 
 
-async def several(request: web.Request, response_ids: Collection[str], most_bytes: int) -> list[StoredResponse]:
-    """Returns those of the responses that exist; their items count as bytes of the body from here on. Raises `ApiError`
-    400 if they have more than `most_bytes`, before any is read.
-    """
-    whose = (request[PRINCIPAL].tenant_id, response_ids, int(time.time()))
+async def own_bytes(request: web.Request, response_ids: Collection[str]) -> int:
+    """Returns the bytes of these responses' own items."""
     async with reading(request) as conn:
-        num_bytes = await stored.own_bytes(conn, *whose)
-        if num_bytes > most_bytes:
-            raise past.too_many_bytes(most_bytes)
-        request[NUM_BODY_BYTES] += num_bytes
-        return await stored.several(conn, *whose)
+        return await stored.own_bytes(conn, request[PRINCIPAL].tenant_id, response_ids, int(time.time()))
+
+
+async def several(request: web.Request, response_ids: Collection[str]) -> list[StoredResponse]:
+    """Returns those of the responses that exist."""
+    async with reading(request) as conn:
+        return await stored.several(conn, request[PRINCIPAL].tenant_id, response_ids, int(time.time()))
 
 
 async def insert(request: web.Request, row: StoredResponse) -> None:

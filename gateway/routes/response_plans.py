@@ -100,9 +100,13 @@ async def _with_references(request: web.Request, texts: ResponseTexts, items: Se
     wanted = past.referenced(items)
     if not wanted:
         return items
-    most = request.app[SETTINGS].json_body_bytes
-    rows = await store.several(request, set(wanted.values()), READ_BODIES * most)
-    request[SHARE].take_up_to(request[NUM_BODY_BYTES])
+    most, response_ids = request.app[SETTINGS].json_body_bytes, set(wanted.values())
+    num_bytes = await store.own_bytes(request, response_ids)
+    if num_bytes > READ_BODIES * most:
+        raise past.too_many_bytes(READ_BODIES * most)
+    request[NUM_BODY_BYTES] += num_bytes
+    request[SHARE].take_up_to(request[NUM_BODY_BYTES])  # before they are read
+    rows = await store.several(request, response_ids)
 
     def resolved() -> list[Any]:
         known: dict[str, Any] = {}

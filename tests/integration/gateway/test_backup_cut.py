@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,36 @@ def after_the_database(monkeypatch: pytest.MonkeyPatch, what: Callable[[], Corou
         asyncio.run_coroutine_threadsafe(what(), loop).result()
 
     monkeypatch.setattr(copies, "take", taken)
+
+
+@pytest.fixture
+def another_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than the test's own."""
+    here = tmp_path.stat().st_dev
+    found = next(
+        (one for one in ("/var/tmp", "/dev/shm", "/tmp") if Path(one).is_dir() and os.stat(one).st_dev != here), None
+    )
+    if found is None:
+        pytest.skip("this machine has one file system")
+    with tempfile.TemporaryDirectory(dir=found) as folder:
+        yield Path(folder)
+
+
+async def test_a_home_with_relative_links_is_restored_with_its_state_on_another_disk(
+    scene, tmp_path, another_disk, monkeypatch
+):
+    """The backup linked the link, which led nowhere. The restore filled the database and then could not move the state."""
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "headgate.toml").write_text("# empty\n")
+    (scene.home.root / "headgate.toml").symlink_to("../conf/headgate.toml")
+    await scene.request("req_0")
+    await run(backup.backup, tmp_path / "b.tar", "--home", scene.home.root)
+    monkeypatch.setenv("HEADGATE_STATE_DIR", str(another_disk / "state"))
+    await run(backup.restore, tmp_path / "b.tar", "--home", tmp_path / "second")
+    home = Home(tmp_path / "second")
+    assert (home.root / "headgate.toml").read_text() == "# empty\n"
+    assert home.state == another_disk / "state"
+    assert await endings_and_records(home) == ({"req_0": "settle"}, {"req_0"})
 
 
 async def test_a_record_that_was_still_with_the_worker_is_in_the_restored_books(scene, tmp_path):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateways import MODEL, RunningGateway, running_gateway
@@ -15,6 +17,7 @@ from provider import KEY, TEXT, Provider, Script, declared, price, running_provi
 from gateway.base.app_keys import LIFECYCLE
 from gateway.base.settings import SettingsError
 from gateway.configuration.file import read
+from gateway.routes import bought
 from gateway.upstreams import exchange
 from gateway.upstreams.breaker import MOST_FAILURES
 from gateway.upstreams.market import MARKET
@@ -84,6 +87,33 @@ async def test_many_at_once_are_each_charged_what_the_provider_bills(
     [(charged,)] = await gateway.sql("SELECT sum(charge) FROM ledger_entry")
     assert charged == sum(row["amount"] for row in provider.bills)
     assert gateway.app[MARKET].places["mock"].num_running == 0
+
+
+async def test_prompts_for_an_upstream_are_counted_off_the_loop(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tokenizer takes seconds for the longest prompts, and every tenant's stream waited for it."""
+    threads: list[int] = []
+    for name in ("_counted", "_interval_of"):
+        count = getattr(bought, name)
+
+        def noted(*given: Any, count: Callable[..., Any] = count) -> Any:
+            threads.append(threading.get_ident())
+            return count(*given)
+
+        monkeypatch.setattr(bought, name, noted)
+    text = "foxes " * 2_000
+    asked = {
+        "chat/completions": {"model": "bought", "messages": [{"role": "user", "content": text}]},
+        "completions": {"model": "bought", "prompt": text},
+        "embeddings": {"model": "vectors", "input": text},
+    }
+    async with gateway.session() as session:
+        for path, body in asked.items():
+            async with session.post(f"/v1/{path}", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
 
 
 async def test_a_fault_of_ours_leaves_no_upstream_on_trial(

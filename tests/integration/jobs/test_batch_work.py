@@ -97,10 +97,8 @@ def slow_writing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     return written
 
 
-async def test_batches_and_chunks_alternate_where_both_wait(home, settings, alone, monkeypatch):
-    await validated(home, num_chunks=4)
-    for _ in range(4):
-        await home.submit(["say a"])
+async def done_by_a_child(settings, monkeypatch, num_looks: int) -> list[type]:
+    """The kinds of work of a child's looks, one after the other."""
     done: list[type] = []
 
     async def do(self: Look, database: Any, held: BatchClaim | ChunkClaim) -> None:
@@ -109,27 +107,23 @@ async def test_batches_and_chunks_alternate_where_both_wait(home, settings, alon
     monkeypatch.setattr(Look, "_do", do)
     traces, turns = provider(), Turns()
     slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
-    for _ in range(8):
+    for _ in range(num_looks):
         await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
     traces.shutdown()
-    assert done == [BatchClaim, ChunkClaim] * 4
+    return done
+
+
+async def test_batches_and_chunks_alternate_where_both_wait(home, settings, alone, monkeypatch):
+    await validated(home, num_chunks=4)
+    for _ in range(4):
+        await home.submit(["say a"])
+    assert await done_by_a_child(settings, monkeypatch, 8) == [BatchClaim, ChunkClaim] * 4
 
 
 async def test_a_child_does_what_waits_where_only_one_kind_does(home, settings, alone, monkeypatch):
     for _ in range(3):
         await home.submit(["say a"])
-    done: list[type] = []
-
-    async def do(self: Look, database: Any, held: BatchClaim | ChunkClaim) -> None:
-        done.append(type(held))
-
-    monkeypatch.setattr(Look, "_do", do)
-    traces, turns = provider(), Turns()
-    slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
-    for _ in range(4):
-        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
-    traces.shutdown()
-    assert done == [BatchClaim] * 3
+    assert await done_by_a_child(settings, monkeypatch, 4) == [BatchClaim] * 3
 
 
 async def test_a_finalisation_that_lasts_longer_than_a_claim_keeps_it(home, settings, alone, slow_writing):

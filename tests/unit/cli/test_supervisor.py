@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from gateway.base.home import write_private
-from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor
+from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor, _ending
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -187,3 +187,12 @@ async def test_a_log_that_somebody_deleted_does_not_end_restarts(supervisor, tmp
     await supervisor.start(spec(f"while [ -e {tmp_path}/worker-0.log ]; do sleep 0.01; done; exit {os.EX_CONFIG}"))
     (tmp_path / "worker-0.log").unlink()
     await until(lambda: supervisor.changes)
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(3, "exit code 3"), (-9, "signal SIGKILL"), (-signal.SIGRTMIN - 1, f"signal {signal.SIGRTMIN + 1}")],
+)
+def test_every_ending_of_a_child_can_be_said(code: int, said: str) -> None:
+    """Real-time signals between the first and the last have no name: the watcher ended, and nobody restarted the child."""
+    assert _ending(code) == said

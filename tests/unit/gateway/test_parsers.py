@@ -33,7 +33,7 @@ MARKS = {
     "granite": "<|tool_call|>",
     "cohere": "<|START_ACTION|>",
 }
-"""What stands in front of a call, by dialect."""
+"""What stands in front of a call, by dialect. The other formats have no mark there."""
 
 
 def parser(given: Transcript, tools: Tools = TOOLS) -> OutputParser:
@@ -267,12 +267,12 @@ def test_a_call_that_was_cut_behind_its_name_is_begun(dialect: str, output: str)
     assert [begin.name for begin, _ in found.calls] == ["get_weather"] and not found.text
 
 
-@pytest.mark.parametrize("given", [one for one in TRANSCRIPTS if one.calls], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "given", [one for one in TRANSCRIPTS if one.calls and one.dialect in MARKS], ids=lambda one: one.name
+)
 def test_a_bare_mark_behind_calls_is_no_text(given: Transcript) -> None:
     """The model began a further call and ended. A mark with something behind it is text, as before."""
-    mark = MARKS.get(given.dialect)
-    if mark is None:
-        pytest.skip("the format has no mark in front of a call")
+    mark = MARKS[given.dialect]
     for end, text in ((mark, given.text), (f"\n{mark}", given.text), (f"{mark}?", f"{given.text}{mark}?")):
         folded = Folded.of(parsed(dataclasses.replace(given, output=given.output + end))[0])
         assert ("".join(folded.text.split()), len(folded.calls)) == ("".join(text.split()), len(given.calls)), end

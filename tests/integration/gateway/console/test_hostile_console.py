@@ -7,7 +7,7 @@ import io
 import re
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from html import unescape
 from html.parser import HTMLParser
 from typing import Any
@@ -27,6 +27,7 @@ from accounting.requests import label_usage, request_log
 from accounting.requests.request_log import LoggedRequest
 from gateway.app import routes
 from gateway.base.app_keys import DATABASE
+from gateway.intake.text_work import TEXT_WORK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 MARKUP = "\"'><img src=x onerror=alert(1)><script>alert(1)</script>{{7*7}}"
@@ -292,3 +293,24 @@ async def test_attack_F16_the_sign_in_form_is_short(shared_gateway: RunningGatew
             assert answer.status == 413
         async with stranger.post("/console/sign-in", data={"key": "hg_live_none"}) as answer:
             assert answer.status == 401
+
+
+async def test_attack_F16_a_long_form_is_parsed_when_it_is_its_tenants_turn(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two megabytes of escapes take most of a second, which every stream waited for."""
+    tenants: list[str] = []
+    work = shared_gateway.app[TEXT_WORK]
+    run = work.run
+
+    async def noted(tenant: str, units: int, function: Callable[[], Any]) -> Any:
+        tenants.append(tenant)
+        return await run(tenant, units, function)
+
+    monkeypatch.setattr(work, "run", noted)
+    tenant, key = await shared_gateway.new_tenant("long forms", [*api_keys.TENANT_SCOPES])
+    async with signed_in(shared_gateway, key) as viewer:
+        form = {"form_token": (await viewer.get("")).form_token, "name": "%" * 50_000}
+        async with viewer.session.post("/console/keys", data=form, allow_redirects=False) as answer:
+            assert answer.status == 400, await answer.text()
+    assert tenants == [tenant]
