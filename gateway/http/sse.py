@@ -106,17 +106,17 @@ class EventStream:
 
     async def _until_it_reads(self) -> None:
         self._hold()
-        waited_s = 0.0
+        now = asyncio.get_running_loop().time
+        until = now() + self._timeout_s
         while self._request.protocol.writing_paused:
-            if waited_s >= self._timeout_s or self._request.transport is None:
+            left_s = until - now()
+            if left_s <= 0 or self._request.transport is None:
                 self._drop()
             await asyncio.sleep(0)  # `drain` need not give way: it returns at once where the connection is lost
-            pause_s = min(HOLD_EVERY_S, self._timeout_s - waited_s)
             try:
-                async with asyncio.timeout(pause_s):
+                async with asyncio.timeout(min(HOLD_EVERY_S, left_s)):
                     await self._request.writer.drain()
             except TimeoutError:
-                waited_s += pause_s
                 self._hold()
         self._release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +187,13 @@ async def test_attack_A07_a_socket_whose_client_does_not_read_holds_up_nobody(tm
         ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker,
     ):
         await gateway.workers(1)
+        worker.runner.step_s = 0.002  # an event each time, so that the wait is between two of them
         _, key = await gateway.new_tenant("neighbour")
-        reader, writer = await gateway.socket()
-        reader._transport.pause_reading()
+        deaf = socket.socket()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", gateway.port))
         asked = ASKED | {"max_output_tokens": 1900, "include": ["message.output_text.logprobs"], "top_logprobs": 20}
-        writer.write(_handshake(gateway.keys.api_key) + _frame(json.dumps(asked).encode()))
+        deaf.sendall(_handshake(gateway.keys.api_key) + _frame(json.dumps(asked).encode()))
         await until(lambda: bool(worker.engine.attempts))
         async with gateway.session(key) as neighbour:
             while worker.engine.attempts:
@@ -201,7 +204,7 @@ async def test_attack_A07_a_socket_whose_client_does_not_read_holds_up_nobody(tm
         await gateway.balanced()
         [(outcome,)] = await gateway.sql("SELECT outcome FROM ledger_entry WHERE kind = 'settle'")
         assert outcome == "client_gone"
-        writer.close()
+        deaf.close()
 
 
 def _handshake(key: str) -> bytes:
