@@ -60,6 +60,18 @@ _GATEWAY_PHASES = (
 )
 
 
+_RUNNING = "running"
+_FOLLOWING = {
+    "queued": "queue",
+    "compiling": "grammar",
+    "compiled": "queue",
+    "fetching": "fetch",
+    "fetched": "queue",
+    "parked": "parked",
+    "preempted": "preempted",
+    "finished": "",
+} | dict.fromkeys(("matched", "restored", "swapped_in", "chunk", "first_token", "unparked", "resumed"), _RUNNING)
+"""Event of the worker → the phase that begins with it. A request that runs is in prefill or decodes."""
 _COPIES = {"restored": "restore", "swapped_in": "swap_in"}
 """Event at the end of a copy from the host → the phase that ends with it."""
 
@@ -150,26 +162,13 @@ def worker_phases(events: Sequence[Event]) -> list[Phase]:
         has_token = has_token or event.name == "first_token"
         if event.name in ("preempted", "resumed"):
             has_blocks = event.name == "resumed"
-        running = "decode" if has_token else "prefill"
-        following = {
-            "queued": "queue",
-            "compiling": "grammar",
-            "compiled": "queue",
-            "fetching": "fetch",
-            "fetched": "queue",
-            "matched": running,
-            "restored": running,
-            "swapped_in": running,
-            "chunk": running,
-            "first_token": running,
-            "parked": "parked",
-            "unparked": running if has_blocks else "preempted",
-            "preempted": "preempted",
-            "resumed": running,
-            "finished": "",
-        }.get(event.name)
+        following = _FOLLOWING.get(event.name)
         if following is None:
             continue
+        if event.name == "unparked" and not has_blocks:
+            following = "preempted"
+        elif following == _RUNNING:
+            following = "decode" if has_token else "prefill"
         if event.name == "chunk":
             found.append(Phase("prefill", since_us, event.at_us, event.step, event.num_tokens))
         elif present:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from opentelemetry.trace import SpanContext
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from gateway.telemetry import names
 from gateway.telemetry.spans import PlannedSpan
 
+_SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
-@dataclass(frozen=True, slots=True)
-class MadeSpan:
+
+class MadeSpan(NamedTuple):
     planned: PlannedSpan
-    context: SpanContext
-    parent: SpanContext | None
+    trace_id: int
+    span_id: int
+    parent_id: int = 0
+    """The parent's span. It is 0 where there is none."""
+    is_parent_remote: bool = False
     links: Sequence[SpanContext] = ()
+
+    @property
+    def context(self) -> SpanContext:
+        """What the SDK's queue reads: it takes nothing that is not sampled. It is the same for all spans, because making
+        one takes longer than all else of a span.
+        """
+        return _SAMPLED
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
+from opentelemetry.trace import SpanContext, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from gateway.telemetry.made_span import Exporter, MadeSpan
@@ -21,7 +20,6 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.spans import Kind, PlannedSpan
 
 MAX_QUEUED_SPANS = 2048
-_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 SCOPE = "headgate"
 _W3C = TraceContextTextMapPropagator()
 _ids = RandomIdGenerator()
@@ -31,7 +29,7 @@ class OtlpExporter:
     """Sends spans by OTLP/HTTP."""
 
     def __init__(self, environ: Mapping[str, str], slot: int) -> None:
-        from gateway.telemetry import otlp  # it loads protobuf, about 10 MB, which few gateways need
+        from gateway.telemetry import otlp  # it loads a client of HTTP, which few gateways need
 
         resource = Resource.create(
             {
@@ -71,26 +69,22 @@ def parse(traceparent: str) -> SpanContext | None:
     return context if context.is_valid else None
 
 
-@dataclass(frozen=True)
-class TraceIds:
-    """The two spans of a request whose ids were sent before the spans were made."""
+class TraceIds(NamedTuple):
+    """The trace of a request, and its two spans whose ids were sent before the spans were made."""
 
-    server: SpanContext
-    client: SpanContext
+    trace_id: int
+    server: int
+    client: int
 
     @classmethod
     def of(cls, record: RequestRecord) -> TraceIds:
-        return cls(_told(record.outgoing_traceparent), _told(record.worker_traceparent))
+        """Reads what `Tracing.start` has written."""
+        own = record.outgoing_traceparent
+        return cls(int(own[3:35], 16), int(own[36:52], 16), int(record.worker_traceparent[36:52], 16))
 
     def preset(self, kind: Kind) -> int:
         """Returns the id that a span of this kind has; 0 means any."""
-        return {"server": self.server.span_id, "client": self.client.span_id}.get(kind, 0)
-
-
-def _told(traceparent: str) -> SpanContext:
-    """Returns the context of a `traceparent` that this process wrote itself."""
-    _, trace_id, span_id, flags = traceparent.split("-")
-    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16)))
+        return self.server if kind == "server" else self.client if kind == "client" else 0
 
 
 class _Counted(SpanExporter):
@@ -145,17 +139,17 @@ class SpanExport:
             self.num_refused += num_spans
             return False
         self._num_sent += num_spans
-        self._make(top, ids, parent, links)
+        self._make(top, ids, parent.span_id if parent else 0, parent is not None and parent.is_remote, links)
         return True
 
     def _make(
-        self, planned: PlannedSpan, ids: TraceIds, parent: SpanContext | None, links: Sequence[SpanContext]
+        self, planned: PlannedSpan, ids: TraceIds, parent_id: int, is_remote: bool, links: Sequence[SpanContext]
     ) -> None:
         span_id = ids.preset(planned.kind) or _ids.generate_span_id()
-        context = SpanContext(ids.server.trace_id, span_id, is_remote=False, trace_flags=_SAMPLED)
         for child in planned.children:
-            self._make(child, ids, context, ())
-        self._queue.on_end(MadeSpan(planned, context, parent, links))  # type: ignore[arg-type]  # it reads `context`
+            self._make(child, ids, span_id, False, ())
+        made = MadeSpan(planned, ids.trace_id, span_id, parent_id, is_remote, links)
+        self._queue.on_end(made)  # type: ignore[arg-type]  # it reads `context`
 
     def shutdown(self) -> None:
         self._queue.shutdown()  # type: ignore[no-untyped-call]

@@ -147,7 +147,8 @@ class Tracing:
         assert record.settled_mono_ns is not None
         _, shipped_ns = self._rounds[bisect_left(self._rounds, (record.settled_mono_ns, 0))]
         ids = TraceIds.of(record)
-        _ = out.send(spans.ship(record, shipped_ns), ids, ids.server)
+        server = SpanContext(ids.trace_id, ids.server, is_remote=True)
+        _ = out.send(spans.ship(record, shipped_ns), ids, server)
 
 
 class _Slowest:

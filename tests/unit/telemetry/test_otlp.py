@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.resources import Resource
@@ -20,20 +23,34 @@ from gateway.telemetry.spans import PlannedSpan
 
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
-ATTRIBUTES = {"text": "a", "yes": True, "number": 2**62, "share": 0.5, "list": ["stop", "length"], "none": 0}
+ATTRIBUTES = {
+    "text": "a" * 127,
+    "long": "ü" * 5000,
+    "empty": "",
+    "yes": True,
+    "no": False,
+    "number": 2**62,
+    "below": -1,
+    "share": 0.5,
+    "list": ["stop", "length"],
+    "none": 0,
+}
+
+
+TRACE = 2**127 + 7
 
 
 def context(number: int, *, is_remote: bool = False) -> SpanContext:
-    return SpanContext(2**127 + 7, number, is_remote=is_remote, trace_flags=SAMPLED)
+    return SpanContext(TRACE, number, is_remote=is_remote, trace_flags=SAMPLED)
 
 
 def made() -> list[MadeSpan]:
     server = PlannedSpan("POST /v1/chat/completions", "server", 10, 90, dict(ATTRIBUTES), error="internal")
     client = PlannedSpan("chat llama", "client", 20, 80, {}, [("first_token", 30, {"step": 4}), ("parked", 40, {})])
     return [
-        MadeSpan(server, context(1), context(9, is_remote=True), [context(5, is_remote=True)]),
-        MadeSpan(client, context(2), context(1)),
-        MadeSpan(PlannedSpan("settle", "internal", 80, 85), context(3), None),
+        MadeSpan(server, TRACE, 1, 9, True, [context(5, is_remote=True)]),
+        MadeSpan(client, TRACE, 2, 1),
+        MadeSpan(PlannedSpan("settle", "internal", 80, 2**63), TRACE, 3),
     ]
 
 
@@ -41,8 +58,8 @@ def by_the_sdk(one: MadeSpan, resource: Resource) -> ReadableSpan:
     planned = one.planned
     return ReadableSpan(
         planned.name,
-        one.context,
-        one.parent,
+        context(one.span_id),
+        context(one.parent_id, is_remote=one.is_parent_remote) if one.parent_id else None,
         resource,
         one.attributes,
         [Event(name, given, at) for name, at, given in planned.events],
@@ -65,6 +82,39 @@ def test_a_body_says_what_the_sdks_encoder_says() -> None:
         str(span) for span in wanted.resource_spans[0].scope_spans[0].spans
     ]
     assert found == wanted
+
+
+VALUES = st.one_of(
+    st.text(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.lists(st.text(min_size=1)),
+)
+
+
+def values(of: Any) -> dict[str, Any]:
+    """The attributes of a resource, a span or an event."""
+    found = {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in of.attributes}
+    return {
+        name: [item.string_value for item in value.values] if hasattr(value, "values") else value
+        for name, value in found.items()
+    }
+
+
+@given(told=st.dictionaries(st.text(min_size=1), VALUES), resource=st.dictionaries(st.text(min_size=1), st.text()))
+def test_protobuf_reads_every_value_as_it_was(told: dict[str, Any], resource: dict[str, str]) -> None:
+    span = MadeSpan(PlannedSpan("a", "internal", 1, 2, told, [("b", 3, told)]), TRACE, 1)
+    found = ExportTraceServiceRequest.FromString(otlp.encoded([span], resource, "headgate")).resource_spans[0]
+    (read,) = found.scope_spans[0].spans
+    assert values(found.resource) == resource
+    assert values(read) == values(read.events[0]) == told
+
+
+def test_half_a_surrogate_pair_costs_no_other_span() -> None:
+    spans = [MadeSpan(PlannedSpan("a", "internal", 1, 2, {"model": "\ud800"}), TRACE, number) for number in (1, 2)]
+    found = ExportTraceServiceRequest.FromString(otlp.encoded(spans, {}, "headgate"))
+    assert len(found.resource_spans[0].scope_spans[0].spans) == 2
 
 
 class Server:
