@@ -21,13 +21,13 @@ from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first
 from accounting.ledger import ledger
-from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry, Tenant
 from accounting.terms import amounts
 from accounting.terms import terms as frozen
 from accounting.values import currencies
+from accounting.values.budget_types import MAX_AMOUNT
 from accounting.values.errors import ConflictError, InvalidError, KeyReusedError, NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.periods import bounds, period_of

@@ -36,13 +36,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.database.driver_inserts import driver_insert
 from accounting.database.sqlite_cursor import OneTripConnection
-from accounting.values.errors import DatabaseUnreachable, DatabaseUrlError
+from accounting.values.errors import AccountingError, DatabaseUnreachable, DatabaseUrlError
 
 Dialect = Literal["sqlite", "postgresql"]
 
@@ -251,6 +251,14 @@ def first_line(error: SQLAlchemyError) -> str:
     """Return the first line of the driver's message, without the statement, to be used at the end of a sentence."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return said.splitlines()[0].rstrip(".")[:300] if said else type(error).__name__
+
+
+def is_rows_fault(failure: Exception) -> bool:
+    """Say whether a repeat cannot help because this very row is refused. A statement that never reached the driver
+    counts."""
+    if isinstance(failure, DBAPIError):
+        return isinstance(failure, DataError | IntegrityError)
+    return isinstance(failure, StatementError | AccountingError | OverflowError)
 
 
 def sqlite_transactions(engine: Any) -> None:

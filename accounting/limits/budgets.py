@@ -17,11 +17,10 @@ from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among_given, given
 from accounting.database.paging import Page, newest_first
-from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.budget_models import BudgetAdjustment, BudgetRow
 from accounting.tables.models import ApiKey
 from accounting.tenants import tenants
-from accounting.values.budget_types import Adjustment, Budget, Hardness, PeriodKind
+from accounting.values.budget_types import MAX_AMOUNT, Adjustment, Budget, Hardness, PeriodKind
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.ids import new_id
 

@@ -11,11 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among, upsert
-from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.budget_models import QuotaRow
 from accounting.tables.models import ApiKey
 from accounting.tenants import tenants
-from accounting.values.budget_types import Quota
+from accounting.values.budget_types import MAX_AMOUNT, Quota
 from accounting.values.errors import InvalidError, NotFoundError
 
 _IN_ORDER = select(QuotaRow.__table__).order_by(QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)

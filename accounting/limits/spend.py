@@ -8,18 +8,22 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Select, bindparam, func, select
+from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among_given, given, insert_new
 from accounting.events import events, outbox
-from accounting.ledger.rollups import SECONDS, Span, table_of
+from accounting.ledger import rollups
+from accounting.ledger.rollups import Span, table_of
 from accounting.limits import budgets
 from accounting.prices import prices
 from accounting.tables.budget_models import BudgetAlert
 from accounting.values.budget_types import THRESHOLDS, Budget, Period
-from accounting.values.periods import DAY_S, month_start
+from accounting.values.periods import DAY_S
 from accounting.values.types import LedgerRow
+
+LONGEST_MS = 100 * 366 * DAY_S * 1000
+"""A budget whose period is longer counts its first century."""
 
 
 async def spent(conn: AsyncConnection, budget: Budget, period: Period) -> int:
@@ -48,11 +52,16 @@ class _Charged(msgspec.Struct, frozen=True):
 
 
 async def _charges(conn: AsyncConnection, tenant_ids: Collection[str], period: Period) -> dict[str, list[_Charged]]:
-    query = _charges_of(conn.dialect.name, _widest(period))
-    times = {"start": period.start_ms // 1000, "end": period.end_ms // 1000}
+    """Reads at most some two hundred buckets for each century, whatever the period's bounds are: rollups have no index
+    that begins with a tenant, so a range of fine buckets would read those of all tenants."""
+    start, end = period.start_ms // 1000, min(period.end_ms, period.start_ms + LONGEST_MS) // 1000
     found: dict[str, list[_Charged]] = defaultdict(list)
-    for tenant_id, key_id, model, tier, charge in await conn.execute(query, given(conn, tenant_ids) | times):
-        found[tenant_id].append(_Charged(key_id, model, tier, int(charge)))
+    for span, buckets in rollups.covering(start, end).items():
+        query = _charges_of(conn.dialect.name, span)
+        for tenant_id, key_id, model, tier, charge in await conn.execute(
+            query, given(conn, tenant_ids) | {"buckets": buckets}
+        ):
+            found[tenant_id].append(_Charged(key_id, model, tier, int(charge)))
     return found
 
 
@@ -61,9 +70,7 @@ def _charges_of(dialect: str, span: Span) -> Select[*tuple[Any, ...]]:
     table = table_of(span)
     groups = (table.tenant_id, table.key_id, table.model, table.tier)
     query = select(*groups, func.sum(table.charge)).where(
-        among_given(dialect, table.tenant_id),
-        table.bucket >= bindparam("start", type_=BigInteger),
-        table.bucket < bindparam("end", type_=BigInteger),
+        among_given(dialect, table.tenant_id), table.bucket.in_(bindparam("buckets", expanding=True))
     )
     return query.group_by(*groups)
 
@@ -144,14 +151,3 @@ def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[st
         for threshold in THRESHOLDS
         if used * 100 >= limit * threshold
     ]
-
-
-def _widest(period: Period) -> Span:
-    """Return the widest rollups whose buckets begin and end where the period does."""
-    start, end = period.start_ms // 1000, period.end_ms // 1000
-    if end - start <= 31 * DAY_S and month_start(start) == start != month_start(end) == end:
-        return "month"
-    for width in ("1d", "1h"):
-        if start % SECONDS[width] == 0 and end % SECONDS[width] == 0:
-            return width
-    return "1m"

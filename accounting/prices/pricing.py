@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from accounting.values.budget_types import MAX_AMOUNT
 from accounting.values.errors import InvalidError
 from accounting.values.types import TOKEN_CLASSES, Charge, Rates, Usage
 
@@ -14,8 +15,6 @@ PER_MILLION = 1_000_000
 PER_GB_HOUR = 10**9 * 3_600_000
 """Byte-milliseconds of one GB-hour."""
 MAX_RATE = 10**12
-MAX_AMOUNT = 2**53 - 1
-"""The highest amount. Beyond it a Lua number, which is a double, would lose units."""
 
 
 def charge(usage: Usage, rates: Rates) -> Charge:

@@ -8,15 +8,17 @@ poster's turn first (`ledger.take_turn`). The module knows no frames and no HTTP
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Select, exists, func, select, text
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import among_given, given, insert_all, insert_new
+from accounting.database.db import among_given, first_line, given, insert_all, insert_new, is_rows_fault
 from accounting.events import outbox
 from accounting.ledger import booking, ledger, rollups
 from accounting.ledger.legs import reversal
@@ -25,6 +27,7 @@ from accounting.requests import write_offs
 from accounting.tables.invoice_models import Credit
 from accounting.tables.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.upstreams import calls
+from accounting.values.errors import AccountingError
 from accounting.values.types import (
     TOKEN_CLASSES,
     Charge,
@@ -35,6 +38,8 @@ from accounting.values.types import (
     WitnessRecord,
     WriteOffReason,
 )
+
+log = logging.getLogger(__name__)
 
 Records = Mapping[tuple[str, int], LedgerRow]
 
@@ -62,9 +67,23 @@ async def post(
     return result
 
 
-async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> PostResult:
-    """Post endings that are kept with a stored answer. A journal may hold them too; its offset is not changed."""
-    return await _post(conn, postings, await ledger.take_turn(conn))
+async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> None:
+    """Post endings that are kept with a stored answer. A journal may hold them too; its offset is not changed. One whose
+    row the database refuses is left out and logged: it must not keep an answer from everybody for ever."""
+    now_ms = await ledger.take_turn(conn)
+    try:
+        async with conn.begin_nested():
+            await _post(conn, postings, now_ms)
+    except (SQLAlchemyError, AccountingError, OverflowError) as failure:
+        if not is_rows_fault(failure):
+            raise
+        if len(postings) == 1:
+            reason = first_line(failure) if isinstance(failure, SQLAlchemyError) else failure
+            log.critical("the charge of request %s cannot be posted: %s", postings[0].request_id, reason)
+            return
+        middle = len(postings) // 2
+        await post_stored(conn, postings[:middle])
+        await post_stored(conn, postings[middle:])
 
 
 async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:

@@ -19,6 +19,9 @@ a hard one would have refused."""
 THRESHOLDS = (50, 80, 100)
 """Percentages of a budget at which an alert is due."""
 
+MAX_AMOUNT = 2**53 - 1
+"""The highest amount in micro-units. Beyond it a Lua number, which is a double, would lose units."""
+
 HOUR_S = 3_600
 HOUR_MS = HOUR_S * 1000
 
@@ -86,7 +89,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
             for adjustment in self.adjustments
             if adjustment.from_ms <= now_ms < adjustment.until_ms
         )
-        return max(0, self.limit_micro_units + change)
+        return min(MAX_AMOUNT, max(0, self.limit_micro_units + change))
 
     def begins_empty(self, period: Period) -> bool:
         """Say whether every gateway knew this budget before the period began, so that nothing can have been charged to

@@ -108,8 +108,8 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     """End the requests that only the journal of gateway SLOT knew, whose disk is gone for good.
 
     The limits and budgets that it held are given back. Requests that a worker recorded more than ten minutes ago, that
-    have no ending, and that no other journal or reservation names, become void: nobody is charged for them. A journal
-    that exists is never abandoned: replay it.
+    have no ending, and that no other journal or reservation names, become void: nobody is charged for them. One whose
+    answer is stored under an Idempotency-Key is charged. A journal that exists is never abandoned: replay it.
     """
     place = Home(home)
     journals = gateway_journals(place.state)

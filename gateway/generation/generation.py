@@ -390,10 +390,9 @@ class Generation:
         self.is_over = True
         return await self.admitted.end(posting)
 
-    def leave(self, posting: Posting) -> None:
-        """Leaves the request to the next start of this gateway (`Admitted.leave`)."""
+    def leave(self) -> None:
+        """Keeps the request from being ended until `end` comes, or the next start of this gateway."""
         self.is_over = True
-        self.admitted.leave(posting)
 
     def begin_abort(self) -> None:
         """Sends the cancel to the worker at once. `abandon` waits for the answer, which has the counts."""

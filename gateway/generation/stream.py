@@ -221,9 +221,15 @@ class GenerationGroup:
             try:
                 if not await self._key.store(answer, postings, content_type):
                     postings = [generation.unstored() for generation in self.generations]
-            except (SQLAlchemyError, OSError) as error:
-                for generation, posting in zip(self.generations, postings, strict=True):
-                    generation.leave(posting)
+            except BaseException as error:
+                # It is unknown whether the answer is stored, and so what the requests must end with.
+                for generation in self.generations:
+                    generation.leave()
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                _ = self._engine.detached.spawn(self._end_late(self._key), "end a request whose answer may be stored")
+                if not isinstance(error, SQLAlchemyError | OSError):
+                    raise
                 raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
         if len(postings) == 1:
             self.settled = [await self.generations[0].end(postings[0])]
@@ -234,6 +240,12 @@ class GenerationGroup:
         self._fill_record(self.settled, self.usage)
         if self._ended is not None and self._record.num_retries:
             _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
+
+    async def _end_late(self, key: ClaimedKey) -> None:
+        """Ends the requests as SQL says, once it answers. If this gateway ends before, its next start does it."""
+        kept = await key.decide([generation.order.facts.request_id for generation in self.generations])
+        for generation in self.generations:
+            await generation.end(kept.get(generation.order.facts.request_id) or generation.unstored())
 
     async def _tell(self, ended: Ended) -> None:
         pairs = zip(self.generations, self.settled, strict=True)

@@ -5,7 +5,7 @@ key.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
@@ -17,6 +17,7 @@ from accounting.values.types import Posting
 from gateway.base import errors
 
 STORE_ATTEMPTS, STORE_BACKOFF_S = 6, 0.25
+DECIDE_EVERY_S = 2.0
 
 
 class ClaimedKey:
@@ -50,12 +51,25 @@ class ClaimedKey:
                     )
                 return self.is_stored
             except (SQLAlchemyError, OSError):
-                # It is unknown whether the transaction was committed; storing twice equals storing once. If every try
-                # fails, the request has no ending in the journal, and the next replay knows which one it must have.
+                # It is unknown whether the transaction was committed; storing twice equals storing once.
                 if attempt == STORE_ATTEMPTS - 1:
                     raise
                 await asyncio.sleep(STORE_BACKOFF_S * 2**attempt)
         raise AssertionError("unreachable")
+
+    async def decide(self, request_ids: Collection[str]) -> dict[str, Posting]:
+        """Finds out what a failed `store` has done, as soon as SQL answers. The key is dropped unless the answer is
+        stored, so that none can come later. Returns the postings of a stored answer by request, else nothing.
+        """
+        wait_s = STORE_BACKOFF_S
+        while True:
+            try:
+                async with self._database.write() as conn:
+                    await idempotency_store.drop(conn, self._tenant_id, self._key, self._request_id)
+                    return await idempotency_store.postings(conn, request_ids)
+            except (SQLAlchemyError, OSError):
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, DECIDE_EVERY_S)
 
     async def drop(self) -> None:
         """Drops the key because there is no answer to keep: it may be used again."""

@@ -7,9 +7,6 @@ import logging
 import os
 from pathlib import Path
 
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, StatementError
-
-from accounting.values.errors import AccountingError
 from workers.process.logs import text_of
 
 log = logging.getLogger(__name__)
@@ -26,12 +23,3 @@ def bury(directory: Path, what: object, seq: int, reason: Exception) -> None:
         file.write(line.encode())
         file.flush()
         os.fsync(descriptor)
-
-
-def is_rows_fault(failure: Exception) -> bool:
-    """Returns True if a repeat cannot help because this very row is refused. A statement that never reached the driver
-    counts.
-    """
-    if isinstance(failure, DBAPIError):
-        return isinstance(failure, DataError | IntegrityError)
-    return isinstance(failure, StatementError | AccountingError | OverflowError)

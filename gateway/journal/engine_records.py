@@ -15,11 +15,11 @@ from pathlib import Path
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database.db import Database
+from accounting.database.db import Database, is_rows_fault
 from accounting.requests import request_postings
 from accounting.values.errors import AccountingError
 from accounting.values.types import Usage, WitnessRecord
-from gateway.journal.dead_letters import bury, is_rows_fault
+from gateway.journal.dead_letters import bury
 from gateway.journal.journals import gateway_journals, worker_journals
 from gateway.journal.unshipped import unshipped
 from workers.protocol.counts import EngineRecord, EngineRecords

@@ -20,12 +20,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import residency
 from accounting.billing.residency import Reading
-from accounting.database.db import Database
+from accounting.database.db import Database, is_rows_fault
 from accounting.requests import request_postings
 from accounting.values.errors import AccountingError
 from accounting.values.types import Posting
 from gateway.journal import engine_records, journal_records
-from gateway.journal.dead_letters import bury, is_rows_fault
+from gateway.journal.dead_letters import bury
 from gateway.journal.reader import Reader
 from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.journal import Kind, Record

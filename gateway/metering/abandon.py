@@ -1,7 +1,8 @@
 """Ends requests that only a lost journal knew, because the disk of a gateway slot is gone for good (metering.md 6.4).
 
 Work of the engine without an ending becomes a void and a write-off, counted by the engine's own records. Nobody is
-charged, because it cannot be known whether a SETTLE had been durable there.
+charged, because it cannot be known whether a SETTLE had been durable there. A request whose answer is stored under an
+Idempotency-Key ends with the posting that is stored beside it: it is charged if and only if its answer is stored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from accounting.database.db import Database
-from accounting.requests import request_postings
+from accounting.requests import idempotency_store, request_postings
 from accounting.requests.request_postings import Unsettled
 from accounting.values import clock
 from accounting.values.types import Posting
@@ -37,6 +38,8 @@ class JournalThere(Exception):
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     voided: int
+    charged: int
+    """The number of requests that are charged, because their answer is stored."""
     younger: int
     """The number of requests without an ending whose engine records are too young to tell."""
 
@@ -59,10 +62,14 @@ async def abandon(
         held = await _held(found.link, {one.tenant_id for one in unended})
         lost = [one for one in unended if one.request_id not in held]
         due = [one for one in lost if one.posted_at_ms <= now_ms - OLD_MS]
+        async with database.read() as conn:
+            kept = await idempotency_store.postings(conn, [one.request_id for one in due])
         for one in due:
-            await found.journal.end(_void(one, now_ms))
+            await found.journal.end(kept.get(one.request_id) or _void(one, now_ms))
         await found.shipper.caught_up(soon=True)
-    return Abandoned(slot=f"{GATEWAY}{slot}", voided=len(due), younger=len(lost) - len(due))
+    return Abandoned(
+        slot=f"{GATEWAY}{slot}", voided=len(due) - len(kept), charged=len(kept), younger=len(lost) - len(due)
+    )
 
 
 def _is_there(directory: Path) -> bool:

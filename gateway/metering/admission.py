@@ -361,13 +361,6 @@ class Admitted:
         """
         return await self.settle(outcome, Usage(), False, bought=bought)
 
-    def leave(self, posting: Posting) -> None:
-        """Leaves the request without an ending in the journal, because it is unknown whether SQL has stored the answer
-        and the posting: who starts next in this slot knows. The limiter counts the posting meanwhile.
-        """
-        self._end_once()
-        self._admission.detach(self._give_back(posting))
-
     def _end_once(self) -> None:
         if self._has_ended:
             raise RuntimeError(f"{self._opened.request_id} has ended already")

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from accounting.prices.pricing import MAX_AMOUNT
 from accounting.terms.parties import MAX_CHARS, MAX_PAYMENT_DAYS, Customer, Issuer, Tax
+from accounting.values.budget_types import MAX_AMOUNT
 from gateway.schema.convert import convert
 from gateway.schema.invoices import Second
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from accounting.billing.credits import CreditInfo, NewCredit
 from accounting.billing.invoice_lines import Line
 from accounting.billing.invoices import InvoiceInfo
-from accounting.prices.pricing import MAX_AMOUNT
+from accounting.values.budget_types import MAX_AMOUNT
 from gateway.schema import forms
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]

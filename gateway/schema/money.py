@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from accounting.prices.pricing import MAX_AMOUNT
+from accounting.values.budget_types import MAX_AMOUNT
 
 MICRO_UNITS = 1_000_000
 LARGEST_BARE = 999

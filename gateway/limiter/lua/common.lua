@@ -208,7 +208,11 @@ end
 
 -- Budgets: {row, budget, start, limit, hardness, version}; at start -1 only a rebuild knows the used amount
 
--- Makes missing rows. Returns false if a missing row may have been charged to.
+local function start_of(row) return tonumber(string.match(row, '@(%d+)$')) end
+
+-- Makes missing rows. Returns false if a missing row may have been charged to. Of the budget's other rows those that hold
+-- nothing go, but for the one of the period before and those of later periods: a request that comes late, or from a
+-- gateway whose clock is behind, must find its row with what is used, and must not empty the present one.
 local function rows_exist(state, budgets)
   local fields = {'built'}
   for _, b in ipairs(budgets) do fields[#fields + 1] = 'u:' .. b[1] end
@@ -216,9 +220,13 @@ local function rows_exist(state, budgets)
   for i, b in ipairs(budgets) do
     if not known[i + 1] then
       if b[3] < tonumber(known[1]) then return false end
-      local starts = {b[1]}
-      for _, row in ipairs(words(redis.call('HGET', state, 'p:' .. b[2]))) do
-        if tonumber(redis.call('HGET', state, 'h:' .. row) or '0') ~= 0 then
+      local starts, rows, before = {b[1]}, words(redis.call('HGET', state, 'p:' .. b[2])), -1
+      for _, row in ipairs(rows) do
+        local start = start_of(row)
+        if start < b[3] and start > before then before = start end
+      end
+      for _, row in ipairs(rows) do
+        if start_of(row) >= before or tonumber(redis.call('HGET', state, 'h:' .. row) or '0') ~= 0 then
           starts[#starts + 1] = row
         else
           redis.call('HDEL', state, 'u:' .. row, 'h:' .. row, 'l:' .. row, 'k:' .. row, 'v:' .. row)

@@ -10,7 +10,7 @@ import msgspec
 from accounting.values.types import Usage
 from gateway.base import errors
 from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wires.wire import Failure, decoded, number_of, parts_of, text_of
+from gateway.upstreams.wires.wire import Failure, decoded, id_of, number_of, parts_of, text_of
 
 VERSION = "2023-06-01"
 FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
@@ -163,9 +163,9 @@ class AnthropicReader:
     def _start(self, message: dict[str, Any]) -> list[Chunk]:
         usage = message.get("usage")
         if not isinstance(usage, dict):
-            return [Chunk(provider_id=text_of(message.get("id"), "id")[:128])]
+            return [Chunk(provider_id=id_of(message.get("id")))]
         self._usage |= usage
-        return [Chunk(stated=self._stated(), provider_id=text_of(message.get("id"), "id")[:128])]
+        return [Chunk(stated=self._stated(), provider_id=id_of(message.get("id")))]
 
     def _block(self, index: int, block: dict[str, Any]) -> list[Chunk]:
         if block.get("type") != "tool_use":

@@ -11,7 +11,7 @@ import msgspec
 
 from accounting.values.types import Usage
 from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgoing, Stated, Upstream, their_name
-from gateway.upstreams.wires.wire import Failure, decoded, number_of, objects_of, parts_of, text_of
+from gateway.upstreams.wires.wire import Failure, decoded, id_of, number_of, objects_of, parts_of, text_of
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 AZURE_VERSION = "2024-10-21"
@@ -47,7 +47,10 @@ class OpenAIWire:
         ]
         if sorted(chunk.index for chunk in found) != list(range(ask.num_choices)):
             raise Garbage("the number of vectors differs from the number of inputs")
-        return [*found, Chunk(stated=stated_of(body.get("usage")), is_last_statement=True, provider_id=_id(body))]
+        return [
+            *found,
+            Chunk(stated=stated_of(body.get("usage")), is_last_statement=True, provider_id=id_of(body.get("id"))),
+        ]
 
     def probe(self, upstream: Upstream) -> Outgoing | None:
         return Outgoing(f"{upstream.source.url}/models", self._headers(upstream), b"")
@@ -96,7 +99,7 @@ class OpenAIReader:
         found = [self._choice(choice) for choice in choices]
         if event.get("usage") is not None:
             found.append(Chunk(stated=stated_of(event["usage"]), is_last_statement=self._are_all_finished))
-        if found and (provider_id := _id(event)):
+        if found and (provider_id := id_of(event.get("id"))):
             found.append(Chunk(provider_id=provider_id))
         return found
 
@@ -175,11 +178,6 @@ def _vector(value: Any) -> bytes:
         return array("f", value).tobytes()
     except OverflowError:
         raise Garbage("an embedding has a number out of range") from None
-
-
-def _id(event: dict[str, Any]) -> str:
-    value = event.get("id")
-    return value[:128] if isinstance(value, str) else ""
 
 
 def _failure(error: Any) -> Failure:

@@ -10,6 +10,7 @@ import msgspec
 from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstream
 
 MAX_TOKENS_STATED = 2**40
+MAX_ID_CHARS = 128
 NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """A decoder raises these for bytes that are no JSON, no text, or too deep."""
 
@@ -67,6 +68,11 @@ def text_of(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise Garbage(f"{what} is not text")
     return value
+
+
+def id_of(value: Any) -> str:
+    """Returns the provider's id of an answer, without what no database takes; none for anything but text."""
+    return "".join(filter(str.isprintable, value[:MAX_ID_CHARS])) if isinstance(value, str) else ""
 
 
 def objects_of(value: Any, what: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from gateways import MODEL, running_gateway
 from money import posting, record
 
 from accounting.books import books
-from accounting.requests import request_postings
+from accounting.requests import idempotency_store, request_postings
 from accounting.values import clock
 from accounting.values.types import Charge, Limits, Opened, Principal, Usage
 from gateway.base.app_keys import DATABASE
@@ -311,7 +311,7 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
     said = await headgate("journals", "abandon", "0", "--yes", expect=1)
     assert "headgate journals replay 0" in said
     [found] = await read(headgate, "journals", "abandon", "6", "--yes")
-    assert found == {"slot": "gateway-6", "voided": 1, "younger": 1}
+    assert found == {"slot": "gateway-6", "voided": 1, "charged": 0, "younger": 1}
     assert await endings(gateway) == [(lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash")]
     assert await link.command("ZRANGE", open_key(tenant), 0, -1) == [held.encode()]
     async with database.read() as conn:
@@ -319,6 +319,21 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
     assert [e.id for e in report.equations if not e.ok] == []
     await gateway.app[METERING].journal.end(posting(opened, kind="void", tenant_id=tenant, key_id="key_x"))
     await link.close()
+
+
+async def test_an_answer_that_is_stored_is_charged_although_its_journal_is_lost(gateway, headgate):
+    tenant, key_id, database = gateway.keys.tenant_id, "key_x", gateway.app[DATABASE]
+    usage, old_ms = Usage(0, 0, 5, 2), time.time_ns() // 1_000_000 - OLD_MS
+    async with database.write() as conn:
+        await request_postings.post_engine_records(conn, [record("req_kept", usage, tenant_id=tenant)], now_ms=old_ms)
+        taken = {"fingerprint": b"f", "request_id": "req_kept", "slot": 6, "now": int(time.time())}
+        assert await idempotency_store.take(conn, tenant, "k", **taken) is None
+        kept = posting("req_kept", usage, tenant_id=tenant, key_id=key_id, charge=Charge(7, 0, 0, 3, 4))
+        stored = {"request_id": "req_kept", "status": 200, "body": b"sealed", "postings": [kept]}
+        assert await idempotency_store.store(conn, tenant, "k", **stored)
+    [found] = await read(headgate, "journals", "abandon", "6", "--yes")
+    assert found == {"slot": "gateway-6", "voided": 0, "charged": 1, "younger": 0}
+    assert [row.charge for row in await gateway.sql("SELECT charge FROM ledger_entry WHERE kind = 'settle'")] == [7]
 
 
 async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):

@@ -14,11 +14,16 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
+from accounting.limits import budgets
+from accounting.limits.budgets import NewBudget
 from accounting.requests import idempotency_store as replies
-from gateway.base.app_keys import DATABASE
+from gateway.base.app_keys import DATABASE, LIFECYCLE
+from gateway.base.lifecycle import Detached
+from gateway.books.limiter_truth import limiter_equals_books
 from gateway.idempotency import idempotency
 from gateway.idempotency.claimed_key import ClaimedKey
 from gateway.idempotency.idempotency import KEYED
+from gateway.metering.metering import METERING
 
 CHAT = "/v1/chat/completions"
 Answer = tuple[int, bytes, Mapping[str, str]]
@@ -306,34 +311,78 @@ async def test_one_of_many_at_once_runs_on_two_gateways_and_either_database(
 @pytest.mark.parametrize("committed", [False, True], ids=["not stored", "stored, unknown"])
 @pytest.mark.parametrize("stream", [False, True], ids=["body", "stream"])
 async def test_when_sql_goes_as_the_answer_is_stored_it_is_paid_once_or_not_at_all(
-    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, committed: bool, stream: bool
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, committed: bool, stream: bool
 ) -> None:
-    """The client is told 503. The request has no end in the journal until the next start, which knows the right one."""
-    real = ClaimedKey.store
+    """The client is told 503. As soon as SQL answers, the request ends as SQL says, and the budget hears the same."""
+    real, body = ClaimedKey.store, chat(stream=stream)
+    async with gateway.app[DATABASE].write() as conn:
+        new = NewBudget(tenant_id=gateway.keys.tenant_id, limit_micro_units=10**9, period="month")
+        await budgets.create(conn, new, now=1)
 
     async def failing(self: ClaimedKey, *args: Any) -> bool:
         if committed:
             await real(self, *args)
-            self.is_stored = False
         raise OperationalError("away", None, Exception())
 
-    home, body = tmp_path / "home", chat(stream=stream)
+    with monkeypatch.context() as patched:
+        patched.setattr(ClaimedKey, "store", failing)
+        status, answer, _ = await ask(gateway, **body)
+        assert b"database_unavailable" in answer
+        assert status == (200 if stream else 503)
+        assert b"[DONE]" not in answer
+    expected = [("settle", "ok")] if committed else [("void", "internal")]
+    for _ in range(200):
+        if await endings(gateway) == expected:
+            break
+        await asyncio.sleep(0.05)
+    assert await endings(gateway) == expected
+    metered = gateway.app[METERING]
+    journals = {0: metered.journal.directory}
+    truth = await limiter_equals_books(gateway.app[DATABASE], metered.link, journals, drift_s=5)
+    assert (truth.failures, truth.num_checked) == ((), 1)
+    status, answer, headers = await ask(gateway, **body)
+    assert (status, "idempotent-replayed" in headers) == (200, committed)
+    assert await endings(gateway) == ([] if committed else expected) + [("settle", "ok")]
+    await gateway.balanced()
+
+
+@pytest.mark.parametrize("committed", [False, True], ids=["not stored", "stored, unknown"])
+@pytest.mark.parametrize("is_drained", [False, True], ids=["sql is away", "drained while it stores"])
+async def test_if_the_gateway_ends_before_sql_answers_the_next_start_ends_the_request(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, committed: bool, is_drained: bool
+) -> None:
+    real, forever = ClaimedKey.store, asyncio.Event()
+
+    async def failing(self: ClaimedKey, *args: Any) -> bool:
+        if committed:
+            await real(self, *args)
+        if is_drained:
+            await forever.wait()
+        raise OperationalError("away", None, Exception())
+
+    async def silent(self: ClaimedKey, _: object) -> Any:
+        await forever.wait()
+
+    home, body = tmp_path / "home", chat()
+    join = Detached.join
+    monkeypatch.setattr(Detached, "join", lambda self, _: join(self, 0.3))
     async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimedKey, "store", failing)
+            patched.setattr(ClaimedKey, "decide", silent)
+            async with running_gateway(home, redis_url) as gateway:
+                monkeypatch.setattr(gateway.app[LIFECYCLE], "idle", lambda _: asyncio.sleep(0))
+                await gateway.workers(1)
+                asked = asyncio.create_task(ask(gateway, **body))
+                if is_drained:
+                    await until_state(gateway, "stored" if committed else "running")
+                    await asyncio.sleep(0.2)
+                else:
+                    assert (await asked)[0] == 503
+            await asyncio.gather(asked, return_exceptions=True)
         async with running_gateway(home, redis_url) as gateway:
             await gateway.workers(1)
-            with monkeypatch.context() as patched:
-                patched.setattr(ClaimedKey, "store", failing)
-                status, answer, _ = await ask(gateway, **body)
-                assert b"database_unavailable" in answer
-                assert status == (200 if stream else 503)
-                assert b"[DONE]" not in answer
-            status, answer, headers = await ask(gateway, **body)
-            assert (status, "idempotent-replayed" in headers) == (200, committed)
-            if committed:  # settled by the key's second request, while the journal knows no end
-                assert await ledger_endings(gateway) == [("settle", "ok")]
-        async with running_gateway(home, redis_url) as gateway:
-            await gateway.workers(1)
-            assert (await ask(gateway, **body))[1] == answer
-            expected = [("settle", "ok")] if committed else [("void", "gateway_crash"), ("settle", "ok")]
-            assert await endings(gateway) == expected
+            assert await endings(gateway) == [("settle", "ok") if committed else ("void", "gateway_crash")]
+            _, _, headers = await ask(gateway, **body)
+            assert ("idempotent-replayed" in headers) == committed
             await gateway.balanced()

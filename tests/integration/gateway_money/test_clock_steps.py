@@ -170,6 +170,34 @@ async def test_s4_a_budget_holds_whatever_redis_clock_says(
     assert late.money[who.budgets[0].row].held <= 100
 
 
+async def test_a_late_request_at_the_edge_of_a_period_finds_its_row_and_empties_no_other(
+    books: Database, limiter: Limiter, clocks: Clocks
+) -> None:
+    """Another gateway's clock is behind, or the request was on its way while the hour ended."""
+    budget = Budget(id="b", tenant_id="proj_1", period="hour", limit_micro_units=1000)
+    await spend(books, budget, 0, clocks.books())
+    await limiter.reserve(holder(0, clocks.books(), budgets=(budget,)), 1, 5, LADDER)
+    clocks.run(HOUR_MS - clocks.books() % HOUR_MS + 1000)
+    hour_ms = clocks.books() - 1000
+    number = 0
+
+    async def spends(charge: int, at_ms: int) -> int:
+        """Returns what was used of the request's hour before it."""
+        nonlocal number
+        number += 1
+        who = holder(number, at_ms, budgets=(budget,))
+        verdict = await limiter.reserve(who, 1, 5, LADDER)
+        await limiter.settle(who, charge, 1, 1)
+        return verdict.money[who.budgets[0].row].used
+
+    for hour in range(3):
+        assert await spends(400, hour_ms + hour * HOUR_MS) == 0
+        assert await spends(300, hour_ms + hour * HOUR_MS) == 400
+        if hour:
+            assert await spends(100, hour_ms + hour * HOUR_MS - 100) == 699 + hour, "the hour that has just ended"
+            assert await spends(1, hour_ms + hour * HOUR_MS) == 700
+
+
 @pytest.mark.parametrize("ahead", [0, HOUR_MS, -HOUR_MS])
 async def test_s4_what_counted_in_the_last_minute_counts_under_the_other_clock(
     books: Database, limiter: Limiter, clocks: Clocks, ahead: int

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from accounting.values.budget_types import MAX_AMOUNT, Adjustment, Budget
 from accounting.values.tenant_types import ApiKeyInfo
 from accounting.values.types import Limits, Principal, Usage
 
@@ -34,3 +35,10 @@ def test_a_redacted_key_shows_its_id_and_nothing_of_the_secret():
         limits=Limits(),
     )
     assert info.redacted_value == "hg_test_AAAAAAAAAA_***"
+
+
+def test_no_adjustment_raises_a_budget_beyond_the_highest_amount():
+    """The limiter refused every request of a budget without end that was raised once more."""
+    more = Adjustment(id="a", micro_units=5, from_ms=0, until_ms=10)
+    budget = Budget(id="b", tenant_id="t", period="month", limit_micro_units=MAX_AMOUNT, adjustments=(more,))
+    assert budget.limit_at(5) == MAX_AMOUNT

@@ -15,7 +15,7 @@ from gateway.upstreams.wires import anthropic, kinds
 from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
 from gateway.upstreams.wires.openai import _micro_units, _vector, stated_of
 from gateway.upstreams.wires.values import Ask, Garbage, Interval
-from gateway.upstreams.wires.wire import Failure
+from gateway.upstreams.wires.wire import Failure, id_of
 
 ASK = Ask("chat", {"messages": [{"role": "user", "content": "hi"}]}, 2, 10, Interval(0, 1, 100))
 JSON = st.recursive(
@@ -125,3 +125,17 @@ def test_a_vector_or_a_cost_of_a_stranger_is_garbage_and_no_fault() -> None:
     assert [_micro_units(cost) for cost in (10**400, float("nan"), float("inf"), -1, "1", 0.5)] == [None] * 5 + [
         500_000
     ]
+
+
+@pytest.mark.parametrize("given", ["chat\x00cmpl\u2028-1\n", "chatcmpl-1"])
+def test_an_id_has_only_what_every_database_takes(given: str) -> None:
+    """A NUL in it made the charge one that PostgreSQL never takes."""
+    events = {
+        "openai": {"id": given, "choices": [{"index": 0, "delta": {"content": "a"}}]},
+        "anthropic": {"type": "message_start", "message": {"id": given}},
+    }
+    for kind, event in events.items():
+        chunks = kinds.of(kind).reader(ASK).read(json.dumps(event).encode())
+        assert [one.provider_id for one in chunks if one.provider_id] == ["chatcmpl-1"]
+    assert id_of(5) == id_of(None) == ""
+    assert id_of("a" * 200) == "a" * 128
