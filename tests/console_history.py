@@ -71,7 +71,7 @@ async def fill(database: Database, pepper: bytes, model: str, num_days: int = 50
         await profiles.change_issuer(conn, ISSUER, now=int(now), actor="key_admin")
         for start in range(0, len(made), 500):
             part = made[start : start + 500]
-            await request_postings.post_stored(conn, part)
+            await request_postings.post_unshipped(conn, part)
             witnesses = [record(p.request_id, p.usage, tenant_id=p.tenant_id, root=p.root) for p in part]
             await request_postings.post_engine_records(conn, witnesses)
         rows = list(_rows(owners, model, int(now * 1000), chance))

@@ -67,9 +67,10 @@ async def post(
     return result
 
 
-async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> None:
-    """Post endings that are kept with a stored answer. A journal may hold them too; its offset is not changed. One whose
-    row the database refuses is left out and logged: it must not keep an answer from everybody for ever."""
+async def post_unshipped(conn: AsyncConnection, postings: Sequence[Posting]) -> None:
+    """Post endings that come from no journal: they are kept with a stored answer, or the journal takes none. A journal may
+    hold them too; its offset is not changed. One whose row the database refuses is left out and logged: it must not
+    keep an answer back for ever."""
     now_ms = await ledger.take_turn(conn)
     try:
         async with conn.begin_nested():
@@ -82,8 +83,8 @@ async def post_stored(conn: AsyncConnection, postings: Sequence[Posting]) -> Non
             log.critical("the charge of request %s cannot be posted: %s", postings[0].request_id, reason)
             return
         middle = len(postings) // 2
-        await post_stored(conn, postings[:middle])
-        await post_stored(conn, postings[middle:])
+        await post_unshipped(conn, postings[:middle])
+        await post_unshipped(conn, postings[middle:])
 
 
 async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:

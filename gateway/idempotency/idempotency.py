@@ -178,7 +178,7 @@ def stored_answer(
 async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: idempotency_store.Stored) -> None:
     """Settles a stored answer, if a crash came between the answer and its settlement."""
     if owed := await idempotency_store.owed(conn, tenant_id, key, stored):
-        await request_postings.post_stored(conn, owed)
+        await request_postings.post_unshipped(conn, owed)
 
 
 def no_room(refusal: idempotency_store.NoRoom, tenant_id: str) -> errors.ApiError:

@@ -78,7 +78,6 @@ class Admission:
         prices: PriceCache,
         database: Database,
         backlog: Backlog,
-        slot: int,
         metrics: MeteringMetrics,
     ) -> None:
         self.journal = journal
@@ -87,7 +86,6 @@ class Admission:
         self._prices = prices
         self._database = database
         self._backlog = backlog
-        self._slot = slot
         self._subjects = Subjects()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -138,8 +136,7 @@ class Admission:
             await self.journal.end(posting)
         except JournalPoisoned:
             async with self._database.write() as conn:
-                offset = await request_postings.journal_offset(conn, self._slot) or 0
-                await request_postings.post(conn, self._slot, offset, [posting])
+                await request_postings.post_unshipped(conn, [posting])
             self.journal.forget(posting.request_id)
         self._metrics.charged(posting)
 

@@ -80,7 +80,7 @@ async def metering(
     upkeep = Upkeep(limiter, link, database)
     prices = prices or PriceCache(database)
     admission = Admission(
-        journal=journal, limiter=limiter, prices=prices, database=database, backlog=shipper, slot=slot, metrics=metrics
+        journal=journal, limiter=limiter, prices=prices, database=database, backlog=shipper, metrics=metrics
     )
     metrics.watch(limiter, link, journal, shipper)
     await shipper.start()

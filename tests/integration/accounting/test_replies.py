@@ -59,7 +59,7 @@ async def test_all_postings_of_an_answer_are_found_until_they_are_in_the_ledger(
     assert await owed() == names
     await request_postings.post(conn, 3, 8, [posting("req_k_1", **owner)])
     assert await owed() == names - {"req_k_1"}
-    await request_postings.post_stored(conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored))
+    await request_postings.post_unshipped(conn, await replies.owed(conn, owner["tenant_id"], "k", known.stored))
     assert await owed() == set()
     assert await request_postings.journal_offset(conn, 3) == 8, "nobody's offset has moved"
 
@@ -68,7 +68,7 @@ async def test_a_charge_that_sql_refuses_keeps_no_answer_back(conn, owner, caplo
     """It is logged, and everything else of the answer is charged."""
     refused = posting("req_bad", **owner, opened_at_ms=2**70)
     good = [posting(f"req_{number}", **owner) for number in range(3)]
-    await request_postings.post_stored(conn, [good[0], refused, *good[1:]])
+    await request_postings.post_unshipped(conn, [good[0], refused, *good[1:]])
     rows = await conn.execute(text("SELECT request_id FROM ledger_entry WHERE kind = 'settle' ORDER BY request_id"))
     assert rows.scalars().all() == ["req_0", "req_1", "req_2"]
     (line,) = [record.getMessage() for record in caplog.records if record.levelname == "CRITICAL"]

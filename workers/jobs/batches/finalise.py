@@ -146,7 +146,7 @@ class Finaliser:
         """
         async with self._database.write() as conn:
             if owed := await idempotency_store.owed_by_batch(conn, self._held.batch_id):
-                await request_postings.post_stored(conn, owed)
+                await request_postings.post_unshipped(conn, owed)
 
     async def _end(self, output: _Part, errors: _Part, num_lines: int) -> None:
         await self._pay()
