@@ -22,6 +22,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.sql import reading, writing
 from gateway.http.sse import RESPONSES, EventStream
+from gateway.intake.intake import SHARE
 from gateway.responses import background, past, store
 from gateway.responses.background import Planned, own_request, packet_of
 from gateway.responses.texts import ResponseTexts
@@ -65,9 +66,10 @@ async def _plan(request: web.Request, claim: Claim) -> Planned:
     if principal is None:
         raise errors.unauthorized()
     request[PRINCIPAL] = principal
-    request[NUM_BODY_BYTES] = row.chain_bytes
+    request[NUM_BODY_BYTES] = await store.own_bytes(request, {row.id})
     asked = await common.aside(request, past.read_asked, await store.texts_of(request), row)
-    return await _planned(request, await check(request, asked.whole), row.id, row.created_at)
+    with request[SHARE].held():  # the request that asked for the run has ended
+        return await _planned(request, await check(request, asked.whole), row.id, row.created_at)
 
 
 async def _insert(request: web.Request, checked: Checked, planned: Planned) -> StoredResponse:
