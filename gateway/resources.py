@@ -75,6 +75,7 @@ from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.messages.line_counts import LINE_COUNTS, LineCounts
 from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
@@ -190,6 +191,7 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
     app[DATA_KEYS] = DataKeys(app[DATABASE], settings.secret("master.key"))
     app[UNENDED] = Counter()
     app[FILES] = FileStore(settings.files_dir)
+    app[LINE_COUNTS] = LineCounts()
     app[JOBS_NOTIFIER] = JobsNotifier(settings.broker_url)
     app[RETRIES] = Retries(app[DATABASE])
     yield

@@ -89,6 +89,11 @@ async def chain(conn: AsyncConnection, tenant_id: str, response_id: str, now: in
     return [of_row(row) for row in found]
 
 
+async def chain_bytes(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> int:
+    """Return the bytes of the items of the response and of all before it; 0 if it does not exist."""
+    return await conn.scalar(select(Response.chain_bytes).where(_mine(tenant_id, response_id, now))) or 0
+
+
 async def several(
     conn: AsyncConnection, tenant_id: str, response_ids: Collection[str], now: int
 ) -> list[StoredResponse]:

@@ -87,7 +87,9 @@ def _client_id(request: web.Request) -> str:
 
 @web.middleware
 async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turns refusals into answers. Any other exception goes on to the connection's last resort: a 500."""
+    """Turns refusals into answers. Any other exception goes on to the connection's last resort: a 500. An answer that has
+    begun is cut off, so that its client does not take what it has for the whole.
+    """
     try:
         return await handler(request)
     except errors.ApiError as error:
@@ -95,6 +97,8 @@ async def error_bodies(request: web.Request, handler: Handler) -> web.StreamResp
         record.error_code = error.code or error.type
         if error.headgate is not None:
             record.refused_by = f"{error.headgate.get('level')}/{error.headgate.get('dimension')}"
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun; only closing is left") from error
         route = request.app[ROUTES].get(request.match_info.route)
         return refusal(request, error) if route is None or route.shows is None else route.shows(request, error)
     except web.HTTPException as error:

@@ -31,6 +31,7 @@ from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.idempotency.retries import SDK_RETRY, SdkRetry
 from gateway.intake.fingerprints import FINGERPRINT
+from gateway.intake.intake import SHARE
 from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ async def _keyed(
     request_id, keyed = request[RECORD].request_id, request.app[KEYED]
     keyed.add(request_id)
     try:
-        with request.app[LIFECYCLE].running():
+        with request.app[LIFECYCLE].running(), request[SHARE].held():
             claimed = await _claim(request, key, request[FINGERPRINT].digest(), line)
             if isinstance(claimed, _Replay):
                 return claimed

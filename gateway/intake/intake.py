@@ -53,10 +53,8 @@ class Intake:
     def share(self, principal: Principal | None) -> Iterator[Share]:
         """Opens the share of one request; its bytes are given back when the request has ended."""
         share = Share(self, principal)
-        try:
+        with share.held():
             yield share
-        finally:
-            share.close()
 
     def take(self, tenant: str, num_bytes: int, *, counts: bool) -> None:
         """Takes bytes. Raises `ApiError` 429. `counts` says whether they count towards the minute."""
@@ -118,17 +116,32 @@ class Intake:
 
 
 class Share:
-    """The bytes that one request has taken. If there is no tenant, nothing is counted."""
+    """The bytes that one request has taken. If there is no tenant, nothing is counted. Bytes are taken only inside of
+    `held`: work that may outlive its request holds the share for itself.
+    """
 
     def __init__(self, intake: Intake, principal: Principal | None) -> None:
         self._intake = intake
         self._principal = principal
         self._num_taken = 0
+        self._num_holders = 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Holds the bytes for the length of a block. They are given back when their last holder has ended."""
+        self._num_holders += 1
+        try:
+            yield
+        finally:
+            self._num_holders -= 1
+            if not self._num_holders:
+                self._give_back()
 
     def take_up_to(self, num_bytes: int) -> None:
         """Raises the request's bytes to `num_bytes` in all. The batch runner bounds itself, so its bytes count towards
         no minute. Raises `ApiError` 429.
         """
+        assert self._num_holders, "nobody would give these bytes back"
         more = num_bytes - self._num_taken
         if self._principal is None or more <= 0:
             return
@@ -136,7 +149,7 @@ class Share:
         self._intake.take(self._principal.tenant_id, more, counts=counts)
         self._num_taken = num_bytes
 
-    def close(self) -> None:
+    def _give_back(self) -> None:
         if self._principal is not None and self._num_taken:
             self._intake.give_back(self._principal.tenant_id, self._num_taken)
         self._num_taken = 0

@@ -1,8 +1,8 @@
 """Runs one response in the background: it is claimed in SQL, and its events and its end are written there.
 
 The run belongs to this process and to nobody's connection. If the process ends, the claim does too, and a jobs process
-asks a gateway to run the response anew. A run whose end is not stored is free; one that was cancelled is charged as a
-request whose client has left.
+asks a gateway to run the response anew. A run whose end is not stored is free, and so is one that lost its claim; one
+that was cancelled is charged as a request whose client has left.
 """
 
 from __future__ import annotations
@@ -107,7 +107,14 @@ async def _run_once(
         one = _Run(first or await planner(own, claim), claim)
         await one.run()
         return None
-    except errors.ApiError as error:
+    except (SQLAlchemyError, OSError):
+        raise
+    except Exception as fault:  # an unexpected one would come again with each run, for ever
+        if isinstance(fault, errors.ApiError):
+            error = fault
+        else:
+            error = errors.internal()
+            logger.error("background_run_failed", exc_info=fault, extra={"response": response_id})
         own[RECORD].error_code = error.code or error.type
         pause = pause_after(error, time.time() - claim.response.created_at, num_lost)
         if pause is None:
@@ -193,7 +200,7 @@ class _Run:
     async def _generate(self, run: GenerationGroup) -> None:
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.create_task(self._watch(task))
+        watch = asyncio.create_task(self._watch(task, run))
         try:
             has_begun = False
             async for found in run.pieces():
@@ -243,8 +250,10 @@ class _Run:
             body, events = self._writer.cancelled(self._record.usage, group.num_reasoning)
             await self._finish(body, events)
 
-    async def _watch(self, task: asyncio.Task[Any]) -> None:
-        """Stores events as they come, and cancels the task once the run may not go on."""
+    async def _watch(self, task: asyncio.Task[Any], run: GenerationGroup) -> None:
+        """Stores events as they come, and cancels the task once the run may not go on. One that lost its claim is free:
+        whoever has the claim now is charged.
+        """
         while not self._has_ended.is_set():
             try:
                 async with asyncio.timeout(FLUSH_S):
@@ -258,6 +267,8 @@ class _Run:
                 continue
             if state != "in_progress" and not self._has_ended.is_set():
                 self._verdict = "cancelled" if state == "cancelled" else "lost"
+                if self._verdict == "lost":
+                    run.fail(errors.internal())
                 task.cancel()
                 return
 

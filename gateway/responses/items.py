@@ -42,6 +42,8 @@ class Conversation:
     def _add(self, item: Any, where: str) -> None:
         if not isinstance(item, dict):
             raise errors.invalid("An item must be an object.", where, "invalid_type")
+        if item.get("id") is not None:
+            _string(item["id"], f"{where}.id")
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":

@@ -98,23 +98,23 @@ def referenced(items: Sequence[Any]) -> dict[str, str]:
     return found
 
 
-def resolved(items: Sequence[Any], known: Mapping[str, Any], most_bytes: int) -> list[Any]:
-    """Replaces items that are named by id by the items. Raises `ApiError` 400 for an unknown one, and if the named ones
-    have more than `most_bytes`, each as often as it is named.
+def resolved(items: Sequence[Any], known: Mapping[str, Any], most_bytes: int) -> tuple[list[Any], int]:
+    """Replaces items that are named by id by the items. Returns all items, and the bytes of the named ones, each as
+    often as it is named. Raises `ApiError` 400 for an unknown one, and if they have more than `most_bytes`.
     """
     sizes = {name: len(msgspec.json.encode(item)) for name, item in known.items()}
     whole: list[Any] = []
-    num_left = most_bytes
+    num_bytes = 0
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "item_reference":
             if item["id"] not in known:
                 raise _unknown_item(index)
-            num_left -= sizes[item["id"]]
-            if num_left < 0:
+            num_bytes += sizes[item["id"]]
+            if num_bytes > most_bytes:
                 raise too_many_bytes(most_bytes)
             item = known[item["id"]]
         whole.append(item)
-    return whole
+    return whole, num_bytes
 
 
 def too_many_bytes(most: int) -> errors.ApiError:

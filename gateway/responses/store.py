@@ -42,6 +42,12 @@ async def chain(request: web.Request, response_id: str) -> list[StoredResponse]:
         return await stored.chain(conn, request[PRINCIPAL].tenant_id, _storable(response_id), int(time.time()))
 
 
+async def chain_bytes(request: web.Request, response_id: str) -> int:
+    """Returns the bytes of the items of the response and of all before it; 0 if it does not exist."""
+    async with reading(request) as conn:
+        return await stored.chain_bytes(conn, request[PRINCIPAL].tenant_id, _storable(response_id), int(time.time()))
+
+
 async def own_bytes(request: web.Request, response_ids: Collection[str]) -> int:
     """Returns the bytes of these responses' own items."""
     async with reading(request) as conn:

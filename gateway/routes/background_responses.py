@@ -22,6 +22,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.sql import reading, writing
 from gateway.http.sse import RESPONSES, EventStream
+from gateway.intake.intake import SHARE
 from gateway.responses import background, past, store
 from gateway.responses.background import Planned, own_request, packet_of
 from gateway.responses.texts import ResponseTexts
@@ -65,9 +66,10 @@ async def _plan(request: web.Request, claim: Claim) -> Planned:
     if principal is None:
         raise errors.unauthorized()
     request[PRINCIPAL] = principal
-    request[NUM_BODY_BYTES] = row.chain_bytes
+    request[NUM_BODY_BYTES] = await store.own_bytes(request, {row.id})
     asked = await common.aside(request, past.read_asked, await store.texts_of(request), row)
-    return await _planned(request, await check(request, asked.whole), row.id, row.created_at)
+    with request[SHARE].held():  # the request that asked for the run has ended
+        return await _planned(request, await check(request, asked.whole), row.id, row.created_at)
 
 
 async def _insert(request: web.Request, checked: Checked, planned: Planned) -> StoredResponse:
@@ -150,31 +152,32 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
         raise errors.invalid("Only a response in the background can be streamed again.", "stream")
     number = -1 if number is None else number
     out = EventStream(request, request.app[SETTINGS].write_timeout_s, style=RESPONSES)
+    events = await _events(request, row, texts, number)  # before the head leaves: a database that is away is a 503
     await out.start({})
     silent_s, pause_s = 0.0, POLL_S
-    while True:
-        events = await _events(request, row, texts, number)
-        if events:
-            number, pause_s = events[-1]["sequence_number"], POLL_S
-            await out.send(*events)
-        elif row.has_ended:
-            return await out.close()
-        elif not request.app[LIFECYCLE].accepting:
-            return await out.close(done=False)
-        else:
-            silent_s = 0.0 if silent_s > PING_S else silent_s + pause_s
-            if silent_s > PING_S:
-                await out.ping()
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, MAX_POLL_S)
-            try:
+    try:
+        while True:
+            if events:
+                number, pause_s = events[-1]["sequence_number"], POLL_S
+                await out.send(*events)
+            elif row.has_ended:
+                return await out.close()
+            elif not request.app[LIFECYCLE].accepting:
+                return await out.close(done=False)
+            else:
+                silent_s = 0.0 if silent_s > PING_S else silent_s + pause_s
+                if silent_s > PING_S:
+                    await out.ping()
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, MAX_POLL_S)
                 row = await store.find(request, row.id)
-            except errors.ApiError as error:
-                return await out.close(_cut_event(error, number + 1), done=False)
+            events = await _events(request, row, texts, number)
+    except errors.ApiError as error:
+        return await out.close(_cut_event(error, number + 1), done=False)
 
 
 def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:
-    """Returns the last event of a stream whose response was deleted."""
+    """Returns the last event of a stream whose response was deleted, or cannot be read now."""
     return {"type": "error", "code": error.code, "message": error.message, "param": None, "sequence_number": number}
 
 

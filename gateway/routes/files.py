@@ -15,6 +15,7 @@ from accounting.batches.file_store import Reader, Writer
 from accounting.batches.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.base import errors
 from gateway.base.app_keys import FILES
+from gateway.base.lifecycle import uninterrupted
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
@@ -53,19 +54,21 @@ async def create(request: web.Request) -> web.Response:
         try:
             upload = await receiver.receive()
             purpose, expires_after_s = _purpose(upload), _expiry(upload)
-            sha256 = await asyncio.to_thread(writer.finish)
         except BaseException:
             writer.abort()
             raise
-        return reply(await _register(request, writer, sha256, upload, purpose, expires_after_s))
+        # A client that leaves meanwhile changes nothing: the bytes are kept if and only if their row is there.
+        return reply(await uninterrupted(_keep(request, writer, upload, purpose, expires_after_s)))
     finally:
         receiver.end()
 
 
-async def _register(
-    request: web.Request, writer: Writer, sha256: str, upload: Upload, purpose: str, expires_after_s: int
+async def _keep(
+    request: web.Request, writer: Writer, upload: Upload, purpose: str, expires_after_s: int
 ) -> dict[str, object]:
+    """Makes the bytes durable, then their row."""
     try:
+        sha256 = await asyncio.to_thread(writer.finish)
         async with writing(request, changes_identities=False) as conn:
             info = await files.create(
                 conn,
@@ -81,6 +84,7 @@ async def _register(
                 most_bytes=TENANT_BYTES,
             )
     except BaseException:
+        writer.abort()  # a thread that still finishes the file can do it no more
         request.app[FILES].delete(writer.storage_key)
         raise
     return file_object(info)

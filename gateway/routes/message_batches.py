@@ -28,6 +28,7 @@ from gateway.idempotency import creations
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.messages import batches as shapes
 from gateway.messages.batches import PATH, NewMessageBatch, batch_object
+from gateway.messages.line_counts import LINE_COUNTS
 from gateway.routes import common, downloads
 from gateway.routes.files import TENANT_BYTES
 from gateway.schema import query
@@ -44,15 +45,15 @@ async def create(request: web.Request) -> web.Response:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
     common.served_model(request, model)
     data_key = await request.app[DATA_KEYS].key(request[PRINCIPAL].tenant_id)
-    writer, sha256 = await asyncio.to_thread(_stored, request, data_key, lines)
     # A client that leaves meanwhile changes nothing: the file is kept if and only if the batch is there.
-    answer, is_replay = await uninterrupted(_create(request, writer, sha256, lines))
+    answer, is_replay = await uninterrupted(_create(request, data_key, lines))
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return creations.reply(answer, is_replay)
 
 
-async def _create(request: web.Request, writer: Writer, sha256: str, lines: bytes) -> tuple[bytes, bool]:
-    """Makes the batch of the stored lines, once for each Idempotency-Key."""
+async def _create(request: web.Request, data_key: bytes, lines: bytes) -> tuple[bytes, bool]:
+    """Stores the lines and makes their batch, once for each Idempotency-Key."""
+    writer, sha256 = await asyncio.to_thread(_stored, request, data_key, lines)
 
     async def create_in(conn: AsyncConnection) -> dict[str, Any]:
         return batch_object(await _register(request, conn, writer, sha256), lines.count(b"\n"), {})
@@ -203,8 +204,13 @@ async def _num_requests(request: web.Request, batch: BatchInfo) -> int:
         reader = await _open(request, batch.input_file_id)
     except errors.ApiError:
         return 0
+
+    def count() -> int:
+        return sum(part.count(b"\n") for part in reader.parts())
+
     with closing(reader):
-        return await asyncio.to_thread(lambda: sum(part.count(b"\n") for part in reader.parts()))
+        counts = request.app[LINE_COUNTS]
+        return await counts.of(batch.tenant_id, batch.input_file_id, lambda: asyncio.to_thread(count))
 
 
 def _id(request: web.Request) -> str:

@@ -55,8 +55,9 @@ async def check(request: web.Request, value: dict[str, Any]) -> Checked:
     texts = ResponseTexts(None)
     if _needs_texts(request, fields):
         texts = await store.texts_of(request)
-    items = await _with_references(request, texts, fields.items)
-    rows = await _chain(request, fields)
+    num_own = request[NUM_BODY_BYTES]
+    items, num_named = await _with_references(request, texts, fields.items)
+    rows = await _chain(request, fields, num_own + num_named)
     history = await common.aside(request, past.items_of, texts, rows)
     translated = await common.aside(request, translate, value, fields, items, texts.unseal, history)
     return Checked(value, fields, ignored, texts, rows[-1] if rows else None, translated, items, history)
@@ -86,20 +87,26 @@ def stores(request: web.Request, fields: ResponseFields) -> bool:
     return may if fields.store is None else fields.store
 
 
-async def _chain(request: web.Request, fields: ResponseFields) -> list[StoredResponse]:
-    """Returns the responses that this one goes on from; their items count as bytes of the body from here on."""
+async def _chain(request: web.Request, fields: ResponseFields, num_items_bytes: int) -> list[StoredResponse]:
+    """Returns the responses that this one goes on from; their items count as bytes of the body from here on.
+    `num_items_bytes` are those of the body and of the items that it names by id.
+    """
     if fields.previous_response_id is None:
         return []
+    request[NUM_BODY_BYTES] += await store.chain_bytes(request, fields.previous_response_id)
+    request[SHARE].take_up_to(request[NUM_BODY_BYTES])  # before they are read
     rows = await store.chain(request, fields.previous_response_id)
-    past.check_chain(rows, MAX_CHAIN, request.app[SETTINGS].json_body_bytes, request[NUM_BODY_BYTES])
-    request[NUM_BODY_BYTES] += rows[-1].chain_bytes
+    past.check_chain(rows, MAX_CHAIN, request.app[SETTINGS].json_body_bytes, num_items_bytes)
     return rows
 
 
-async def _with_references(request: web.Request, texts: ResponseTexts, items: Sequence[Any]) -> Sequence[Any]:
+async def _with_references(
+    request: web.Request, texts: ResponseTexts, items: Sequence[Any]
+) -> tuple[Sequence[Any], int]:
+    """Returns the items with those that are named by id in their places, and the bytes of the named ones."""
     wanted = past.referenced(items)
     if not wanted:
-        return items
+        return items, 0
     most, response_ids = request.app[SETTINGS].json_body_bytes, set(wanted.values())
     num_bytes = await store.own_bytes(request, response_ids)
     if num_bytes > READ_BODIES * most:
@@ -108,7 +115,7 @@ async def _with_references(request: web.Request, texts: ResponseTexts, items: Se
     request[SHARE].take_up_to(request[NUM_BODY_BYTES])  # before they are read
     rows = await store.several(request, response_ids)
 
-    def resolved() -> list[Any]:
+    def resolved() -> tuple[list[Any], int]:
         known: dict[str, Any] = {}
         for row in rows:  # one at a time, because most of what is read may not be wanted
             known |= {item["id"]: item for item in past.items_of(texts, [row]) if item["id"] in wanted}

@@ -36,7 +36,7 @@ class Answer:
         """The output tokens that were passed on."""
         self._upstream, self._model, self._ask = upstream, upstream.model(served), ask
         self._name = their_name(served, self._model)
-        self._seen = Seen(ask.num_choices, count)
+        self.seen = Seen(ask.num_choices, count)
         self._is_whole_statement = False
         self._calls: dict[tuple[int, int], list[CallDelta]] = {}
         self._num_reasoning_bytes = 0
@@ -58,7 +58,7 @@ class Answer:
         text = chunk.text + chunk.reasoning + "".join(call.name + call.arguments for call in chunk.calls)
         self._num_reasoning_bytes += len(chunk.reasoning)
         self._num_bytes += len(text)
-        self._seen.add(text, sum(bool(call.name) for call in chunk.calls))
+        self.seen.add(text, sum(bool(call.name) for call in chunk.calls))
         return bool(text or chunk.calls)
 
     def _add_call(self, index: int, call: CallDelta) -> None:
@@ -88,7 +88,7 @@ class Answer:
         """The output so far, by the provider's running statement or our own count."""
         stated = self.stated
         running = stated.usage.output if stated is not None and not self._is_whole_statement else 0
-        return max(running, self._seen.num_tokens, 1)
+        return max(running, self.seen.num_tokens, 1)
 
     @property
     def likely_output(self) -> int:
@@ -102,7 +102,7 @@ class Answer:
 
     def exceeds(self, wanted: int) -> bool:
         """Says whether there is certainly more output than was asked for."""
-        return self._seen.num_certain > wanted
+        return self.seen.num_certain > wanted
 
     # Endings
 
@@ -122,7 +122,7 @@ class Answer:
         stated = self.stated if self._is_whole_statement else None
         if stated is None and self.stated is not None:
             stated = self.stated if self.stated.usage.output else None
-        return judge(stated, self._ask.prompt, self._seen.interval, bound, self._model.hides_reasoning)
+        return judge(stated, self._ask.prompt, self.seen.interval, bound, self._model.hides_reasoning)
 
     def judge_cut(self, bound: int) -> Judged:
         return judge_cut(self.stated, self._ask.prompt, self.shown, bound)

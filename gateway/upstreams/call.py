@@ -187,6 +187,8 @@ class UpstreamCall:
     # Endings
 
     async def _finish(self, place: Place, answer: Answer) -> None:
+        if answer.seen.is_long:
+            await asyncio.to_thread(answer.seen.count_whole)
         if answer.stated is not None and self._order.ask.endpoint != "embeddings":
             with contextlib.suppress(LeaseEnded):
                 await self._covered(min(answer.likely_output, self._wanted))

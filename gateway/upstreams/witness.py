@@ -24,6 +24,8 @@ MOST_BYTES_PER_TOKEN = 32
 """No usual tokenizer makes longer tokens of a usual text."""
 PER_CALL, PER_CHOICE = 32, 16
 """Tokens without text around a tool call, and around an answer."""
+LONG_BYTES = 2048
+"""The longest text that is counted on the loop; it takes less than a millisecond."""
 
 
 def likely(num_bytes: int) -> int:
@@ -51,6 +53,8 @@ class Seen:
         self._num_calls = 0
         self._num_bytes = 0
         self._num_counted = 0
+        self._num_whole: int | None = None
+        """The count of the whole text so far; None if it is not known."""
 
     def add(self, text: str, num_calls: int = 0) -> None:
         self._num_bytes += len(text.encode(errors="surrogatepass"))
@@ -58,6 +62,7 @@ class Seen:
         if self._count is not None and text:
             self._texts.append(text)
             self._num_counted += self._count(text)
+            self._num_whole = None
 
     @property
     def num_tokens(self) -> int:
@@ -72,11 +77,22 @@ class Seen:
         return self._num_counted * 9 // 10  # chunks cut tokens into more of them
 
     @property
+    def is_long(self) -> bool:
+        """Says whether the count of the whole text takes long. It is done in a thread then, by `count_whole`."""
+        return self._count is not None and self._num_bytes > LONG_BYTES
+
+    def count_whole(self) -> int:
+        """Counts the text as one, because chunks cut tokens into more of them. It is counted once."""
+        if self._num_whole is None:
+            self._num_whole = 0 if self._count is None else self._count("".join(self._texts))
+        return self._num_whole
+
+    @property
     def interval(self) -> Interval:
         overhead = PER_CALL * self._num_calls + PER_CHOICE * self._num_choices
         if self._count is None:
             return of_bytes(self._num_bytes, overhead)
-        return of_count(min(self._num_counted, self._count("".join(self._texts))), overhead)
+        return of_count(min(self._num_counted, self.count_whole()), overhead)
 
 
 @dataclass(frozen=True)

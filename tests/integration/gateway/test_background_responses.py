@@ -11,13 +11,15 @@ import openai
 import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, RunningGateway, running_gateway, until
 from openai.types.responses import Response
 from sqlalchemy import text
 
 from accounting.access import principals
 from accounting.responses import runs
 from gateway.base.app_keys import DATABASE, DETACHED
+from gateway.intake.intake import INTAKE
+from gateway.writers.responses import ResponseWriter
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.responses.restarts import Restarts
 
@@ -156,6 +158,33 @@ async def test_a_stream_of_a_response_that_is_deleted_ends_with_a_sentence(slow_
         await slow_gateway.app[DETACHED].join(10)
 
 
+async def test_a_stream_whose_events_cannot_be_read_ends_with_a_sentence(
+    slow_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without SQL a whole HTTP answer, head and all, stood in the middle of the stream. Before its first event the answer
+    is a 503."""
+    events_after = runs.events_after
+
+    async def away(*_: object) -> None:
+        raise OSError("the database is away")
+
+    async with slow_gateway.client() as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+        stream = await client.responses.retrieve(made.id, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        monkeypatch.setattr(runs, "events_after", away)
+        last = [event async for event in stream][-1]
+        assert (last.type, last.code) == ("error", "database_unavailable")
+        with pytest.raises(openai.InternalServerError) as found:
+            await client.responses.retrieve(made.id, stream=True)
+        assert found.value.status_code == 503
+        monkeypatch.setattr(runs, "events_after", events_after)
+        await client.responses.delete(made.id)
+        await slow_gateway.app[DETACHED].join(10)
+
+
 async def test_faults_are_told_at_once(slow_gateway: RunningGateway) -> None:
     async with slow_gateway.client() as client:
         for body in ({"temperature": 3}, {"store": False}):
@@ -181,7 +210,10 @@ async def test_a_tenant_has_so_many_at_once(slow_gateway: RunningGateway, monkey
 async def test_a_run_that_was_lost_is_run_anew_when_it_is_asked_for(slow_gateway: RunningGateway) -> None:
     """What a gateway leaves that was killed: a row in progress, whose claim has ended, with some of its events."""
     async with slow_gateway.client() as client:
-        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=20, background=True)
+        first = await client.responses.create(model=MODEL, input="first", max_output_tokens=1)
+        made = await client.responses.create(
+            model=MODEL, input="hello", max_output_tokens=20, background=True, previous_response_id=first.id
+        )
         await ended(client, made)
         async with slow_gateway.app[DATABASE].write() as conn:
             await conn.execute(text("UPDATE response SET state = 'in_progress' WHERE id = :r"), {"r": made.id})
@@ -199,6 +231,43 @@ async def test_a_run_that_was_lost_is_run_anew_when_it_is_asked_for(slow_gateway
     assert [event.type for event in events].count("response.created") == 2
     async with slow_gateway.app[DATABASE].read() as conn:
         assert await principals.of_run(conn, made.id, 0) is None, "the credential has ended with the response"
+    await until(lambda: slow_gateway.app[INTAKE].num_held == 0)
+    await slow_gateway.balanced()
+
+
+async def test_a_run_that_lost_its_claim_is_free(slow_gateway: RunningGateway) -> None:
+    """Another gateway took the response over while this one stood still: it alone is charged."""
+    _, key = await slow_gateway.new_tenant("taken over", ("chat",))
+    async with slow_gateway.client(key) as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+        async for event in await client.responses.retrieve(made.id, stream=True):
+            if event.type == "response.output_text.delta":
+                break
+        async with slow_gateway.app[DATABASE].write() as conn:
+            await conn.execute(text("UPDATE response SET fence = fence + 1 WHERE id = :r"), {"r": made.id})
+        await slow_gateway.app[DETACHED].join(10)
+        await client.responses.delete(made.id)
+    await slow_gateway.settled()
+    charged = "SELECT sum(charge) AS charge FROM ledger_entry WHERE tenant_id = "
+    rows = await slow_gateway.sql(charged + "(SELECT id FROM tenant WHERE name = 'taken over')")
+    assert not rows[0].charge
+    await slow_gateway.balanced()
+
+
+async def test_a_run_with_a_fault_of_ours_ends_failed(
+    slow_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was run again for ever, whenever its claim had ended."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("a fault of ours")
+
+    async with slow_gateway.client() as client:
+        monkeypatch.setattr(ResponseWriter, "closing", broken)
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=3, background=True)
+        await slow_gateway.app[DETACHED].join(10)
+        failed = await client.responses.retrieve(made.id)
+    assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")
     await slow_gateway.balanced()
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gateways import MODEL, RunningGateway
+from gateways import MODEL, RunningGateway, until
 from sqlalchemy.exc import OperationalError
 
 from accounting.requests import idempotency_store as replies
+from gateway.base import errors
+from gateway.base.app_keys import LIFECYCLE
+from gateway.routes import batch_results, message_batches
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -125,6 +129,50 @@ async def test_what_cannot_be_stored_is_not_made(
     assert (await batch_ids(shared_gateway), stored_files(shared_gateway)) == (before, files)
     status, _, headers = await post(shared_gateway, MESSAGES, messages(), "broken")
     assert (status, "idempotent-replayed" in headers) == (200, False)
+
+
+async def test_a_client_that_leaves_leaves_a_file_and_its_batch_or_neither(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, waits, may_go_on = message_batches._stored, threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> Any:
+        found = stored(*args)
+        waits.set()
+        assert may_go_on.wait(20)
+        return found
+
+    before, files = await batch_ids(shared_gateway), stored_files(shared_gateway)
+    monkeypatch.setattr(message_batches, "_stored", slow)
+    asked = asyncio.create_task(post(shared_gateway, MESSAGES, messages(), None))
+    await until(waits.is_set)
+    asked.cancel()
+    await asyncio.wait([asked])
+    await asyncio.sleep(0.3)  # the gateway hears of it
+    may_go_on.set()
+    await until(lambda: not shared_gateway.app[LIFECYCLE].num_running)
+    assert len(stored_files(shared_gateway) - files) == len(await batch_ids(shared_gateway) - before)
+
+
+async def test_an_answer_that_has_begun_is_cut_and_no_other_one_follows_in_it(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that went away between two pages of results put the head of a 503 into the file that a client saved."""
+
+    async def parts(*_: Any) -> AsyncIterator[bytes]:
+        yield b"{}\n"
+        raise errors.database_unavailable("The database is away.")
+
+    _, made, _ = await post(shared_gateway, BATCHES, await uploaded(shared_gateway), None)
+    monkeypatch.setattr(batch_results, "_of_rows", parts)
+    reader, writer = await shared_gateway.socket()
+    head = f"GET /v1/batches/{made['id']}/results HTTP/1.1\r\nhost: x\r\n"
+    writer.write(f"{head}authorization: Bearer {shared_gateway.keys.api_key}\r\n\r\n".encode())
+    async with asyncio.timeout(20):
+        answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"\r\n\r\n3\r\n{}\n\r\n"), "the connection ends in mid-body"
 
 
 async def test_a_tenant_has_so_many_keys(shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:

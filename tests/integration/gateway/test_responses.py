@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 import pytest_asyncio
 from byte_model import chat_text
 from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker, decode, expected_output
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, RunningGateway, running_gateway, until
 from inline_grammars import InlineGrammars
 from pydantic import BaseModel
 
+from gateway.base.app_keys import DETACHED, LIFECYCLE
+from gateway.idempotency import idempotency
+from gateway.intake.intake import INTAKE
+from gateway.responses import store
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -264,6 +269,74 @@ async def test_items_named_by_id_have_at_most_a_bodys_bytes(tmp_path: Path, redi
             with pytest.raises(openai.BadRequestError, match="named by id have more than") as found:
                 await client.responses.create(model=MODEL, input=asked, max_output_tokens=1)
             assert found.value.code == "context_length_exceeded"
+
+
+async def test_an_item_of_a_long_response_is_as_long_as_it_is(tmp_path: Path, redis_url: str) -> None:
+    """A conversation counted the whole responses of the items that were named, and was refused as too long."""
+    async with (
+        running_gateway(tmp_path / "home", redis_url, json_body_bytes=65_536) as gateway,
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url),
+        gateway.client() as client,
+    ):
+        await gateway.workers(1)
+        long, short = (
+            {"type": "message", "role": "user", "content": "hello", "junk": "A" * num} for num in (60_000, 5_000)
+        )
+        made = await client.responses.create(model=MODEL, input=[long], max_output_tokens=1)
+        before = await client.responses.create(model=MODEL, input=[short], max_output_tokens=1)
+        asked: Any = {"model": MODEL, "previous_response_id": before.id, "max_output_tokens": 1}
+        small: Any = {"type": "item_reference", "id": made.output[0].id}
+        assert (await client.responses.create(**asked, input=[small])).output_text
+        named: Any = (await client.responses.input_items.list(made.id)).data[0].id
+        with pytest.raises(openai.BadRequestError, match="A conversation has at most"):
+            await client.responses.create(**asked, input=[{"type": "item_reference", "id": named}])
+
+
+async def test_a_conversation_counts_as_held_before_it_is_read(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    chain = store.chain
+
+    async def counted(request: Any, response_id: str) -> Any:
+        held.append(request.app[INTAKE].num_held)
+        return await chain(request, response_id)
+
+    async with shared_gateway.client() as client:
+        made = await client.responses.create(model=MODEL, input="x" * 900, max_output_tokens=1)
+        monkeypatch.setattr(store, "chain", counted)
+        await client.responses.create(model=MODEL, input="and?", previous_response_id=made.id, max_output_tokens=1)
+    assert held[0] > 900
+    await until(lambda: shared_gateway.app[INTAKE].num_held == 0)
+
+
+async def test_a_keyed_request_gives_its_bytes_back_although_its_client_has_left(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it took after its client had left stayed taken for ever, until its tenant might send nothing more."""
+    claim, may_go_on, waits = idempotency._claim, asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: Any) -> Any:
+        waits.set()
+        await may_go_on.wait()
+        return await claim(*args)
+
+    intake = shared_gateway.app[INTAKE]
+    async with shared_gateway.client() as client, shared_gateway.session() as session:
+        made = await client.responses.create(model=MODEL, input="x" * 900, max_output_tokens=1)
+        await until(lambda: intake.num_held == 0)
+        monkeypatch.setattr(idempotency, "_claim", slow)
+        body = {"model": MODEL, "input": [{"type": "item_reference", "id": made.output[0].id}], "max_output_tokens": 1}
+        running = shared_gateway.app[LIFECYCLE]
+        num_running = running.num_running
+        asked = asyncio.create_task(session.post("/v1/responses", json=body, headers={"idempotency-key": "leaves"}))
+        await waits.wait()
+        asked.cancel()
+        await asyncio.wait([asked])
+        await until(lambda: running.num_running == num_running + 1)  # the handler has ended, its work has not
+        may_go_on.set()
+        await shared_gateway.app[DETACHED].join(20)
+    assert intake.num_held == 0
 
 
 async def test_what_cannot_be_gone_on_from_is_refused(shared_gateway: RunningGateway) -> None:

@@ -18,9 +18,11 @@ from gateway.base.app_keys import LIFECYCLE
 from gateway.base.settings import SettingsError
 from gateway.configuration.file import read
 from gateway.routes import bought
+from gateway.upstreams import answer as answers
 from gateway.upstreams import exchange
 from gateway.upstreams.breaker import MOST_FAILURES
 from gateway.upstreams.market import MARKET
+from gateway.upstreams.witness import LONG_BYTES, Seen
 
 WORDS = [{"role": "user", "content": "Say something about foxes."}]
 LONG = TEXT * 60
@@ -114,6 +116,27 @@ async def test_prompts_for_an_upstream_are_counted_off_the_loop(
                 assert answer.status == 200, await answer.text()
     assert len(threads) == 3
     assert threading.get_ident() not in threads
+
+
+async def test_a_long_answer_is_counted_once_and_off_the_loop(
+    gateway: RunningGateway, provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens were counted twice on the loop, which stood still for all tenants."""
+    threads: list[int] = []
+
+    def count(text: str) -> int:
+        if len(text) > LONG_BYTES:
+            threads.append(threading.get_ident())
+        return -(-len(text) // 4)
+
+    monkeypatch.setattr(answers, "Seen", lambda num_choices, _: Seen(num_choices, count))
+    provider.scripts = [Script(text=LONG)]
+    body = {"model": "bought", "messages": WORDS}
+    async with gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    await gateway.balanced()
 
 
 async def test_a_fault_of_ours_leaves_no_upstream_on_trial(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
@@ -12,6 +14,8 @@ import openai
 import pytest
 from gateways import RunningGateway, running_gateway, until
 
+from accounting.batches.file_store import Writer
+from gateway.base.app_keys import LIFECYCLE
 from gateway.http.upload import MAX_PARTS, UNENDED
 from gateway.routes import files as routes
 
@@ -121,6 +125,40 @@ async def test_a_file_comes_back_byte_for_byte_until_it_is_deleted(gateway, clie
     for call in (client.files.retrieve, client.files.content, client.files.delete):
         with pytest.raises(openai.NotFoundError):
             await call(made.id)
+
+
+@pytest.mark.parametrize("during", ["the end of the file", "COMMIT"])
+async def test_a_client_that_leaves_leaves_a_file_and_its_row_or_neither(gateway, monkeypatch, during):
+    waits, may_go_on = threading.Event(), threading.Event()
+    finish, writing = Writer.finish, routes.writing
+
+    def late(writer):
+        sha256 = finish(writer)
+        waits.set()
+        assert may_go_on.wait(20)
+        return sha256
+
+    @asynccontextmanager
+    async def committing(*args, **options):
+        async with writing(*args, **options) as conn:
+            yield conn
+        waits.set()
+        await asyncio.to_thread(may_go_on.wait, 20)
+
+    if during == "COMMIT":
+        monkeypatch.setattr(routes, "writing", committing)
+    else:
+        monkeypatch.setattr(Writer, "finish", late)
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 100))
+    asked = asyncio.create_task(post(gateway, body, MULTIPART))
+    await until(waits.is_set)
+    asked.cancel()
+    await asyncio.wait([asked])
+    await asyncio.sleep(0.3)  # the gateway hears of it
+    may_go_on.set()
+    await until(lambda: not gateway.app[LIFECYCLE].num_running)
+    await asyncio.sleep(0.1)
+    assert len(on_disk(gateway)) == len(await gateway.sql("SELECT id FROM file"))
 
 
 async def test_the_bytes_are_not_readable_on_the_disk(gateway, client):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from sqlalchemy import text
 
+from accounting.batches.file_store import Reader
 from gateway.base.app_keys import DATABASE
 
 pytestmark = pytest.mark.rest
@@ -117,6 +118,26 @@ async def test_another_tenants_batch_does_not_exist(gateway: RunningGateway, cli
             await other.messages.batches.create(requests=[request(1), request(1)])
         with pytest.raises(anthropic.NotFoundError):
             await other.messages.batches.create(requests=[request(1, model="none")])
+
+
+async def test_the_requests_of_a_batch_are_counted_once(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look at a page of batches read all of their files, up to 20 GB, while nobody had read their lines."""
+    parts, num_read = Reader.parts, 0
+
+    def counted(reader: Reader) -> Iterator[bytes]:
+        nonlocal num_read
+        num_read += 1
+        return parts(reader)
+
+    monkeypatch.setattr(Reader, "parts", counted)
+    for number in range(2):
+        await client.messages.batches.create(requests=[request(i) for i in range(3 + number)])
+    for _ in range(3):
+        page = await client.messages.batches.list()
+        assert [batch.request_counts.processing for batch in page.data] == [4, 3]
+    assert num_read == 2
 
 
 async def test_a_batch_whose_input_has_expired_is_listed_with_the_others(

@@ -79,6 +79,21 @@ def test_what_a_body_takes_bit_by_bit_is_counted_once(intake: Intake) -> None:
         assert (intake.num_held, intake.num_taken) == (30, 30)
 
 
+def test_bytes_are_held_until_the_last_holder_has_ended(intake: Intake) -> None:
+    with intake.share(principal("a")) as share:
+        share.take_up_to(10)
+        outlives = share.held()
+        outlives.__enter__()
+    assert intake.num_held == 10
+    share.take_up_to(30)
+    assert intake.num_held == 30
+    outlives.__exit__(None, None, None)
+    assert intake.num_held == 0
+    with share.held():  # work of which nothing ran before its request had ended
+        share.take_up_to(20)
+    assert intake.num_held == 0
+
+
 def test_batch_lines_count_as_held_and_towards_no_minute(intake: Intake) -> None:
     for _ in range(10):
         with intake.share(principal("a", "batch")) as share:

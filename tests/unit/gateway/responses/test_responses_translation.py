@@ -34,6 +34,14 @@ CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments"
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "3"}
 
 
+@pytest.mark.parametrize("name", [["msg_1"], {"a": 1}, 7])
+def test_an_id_that_is_no_text_is_refused(name: Any) -> None:
+    """Whoever named an item of the same response by its id later got a 500."""
+    found = _refused(input=[{"role": "user", "content": "hi", "id": name}])
+    assert (found.param, found.code) == ("input[0].id", "invalid_type")
+    assert _translated(input=[{"role": "user", "content": "hi", "id": None}]).body
+
+
 def test_a_text_is_one_message_of_the_users_behind_the_instructions() -> None:
     body = _translated(input="hi", instructions="be brief", max_output_tokens=5, temperature=0, stream=True).body
     assert body == {
