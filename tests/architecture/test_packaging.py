@@ -54,6 +54,24 @@ def test_no_unit_is_restarted_for_a_setting_that_cannot_be_used(path):
     assert f"RestartPreventExitStatus={CONFIG}" in lines or not any(line.startswith("Restart=") for line in lines)
 
 
+def test_backups_can_be_taken_in_the_gateway_image():
+    """pg_dump refuses a server that is newer than itself."""
+    client_of = {"bookworm": 15, "trixie": 17}
+    text = (ROOT / "Dockerfile").read_text()
+    stage = re.search(r"^FROM base AS gateway-base$(.*?)^FROM gateway-base AS gateway$", text, re.M | re.S)
+    assert stage, "the gateway's stage is not made of the one with PostgreSQL's programs"
+    assert re.search(r"apt-get install .*\bpostgresql-client\b", stage[1])
+    assert stage[1].rstrip().endswith("USER 10001:10001")
+    server = re.search(r"image: postgres:(\d+)", (ROOT / "ops" / "compose" / "compose.yaml").read_text())
+    assert client_of[re.search(r"^ARG DEBIAN=(\w+)$", text, re.M)[1]] >= int(server[1])
+
+
+def test_the_charts_notes_name_the_namespace():
+    folder = ROOT / "ops" / "helm" / "headgate" / "templates"
+    commands = [line for line in (folder / "NOTES.txt").read_text().splitlines() if "kubectl" in line]
+    assert all("-n {{ .Release.Namespace }}" in line for line in commands)
+
+
 def unit(name: str) -> list[str]:
     return (ROOT / "ops" / "systemd" / f"headgate-{name}.service").read_text().splitlines()
 
