@@ -72,7 +72,19 @@ VOLUME /var/lib/headgate
 USER 10001:10001
 ENTRYPOINT ["headgate"]
 
-FROM base AS gateway
+# `headgate backup` and `restore` run pg_dump and pg_restore, which must not be older than the server. The client of trixie is
+# 17, as the server of ops/compose; with DEBIAN=bookworm it is 15. A server that is newer than both needs a client of PGDG's.
+FROM base AS gateway-base
+# hadolint ignore=DL3002
+USER 0:0
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends postgresql-client \
+ && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/apt /var/log/dpkg.log \
+ && find / -xdev -perm /6000 -type f -exec chmod a-s {} +
+USER 10001:10001
+
+FROM gateway-base AS gateway
 COPY --from=gateway-install /opt/headgate /opt/headgate
 ENV HEADGATE_BIND=0.0.0.0:8080 HEADGATE_OPS_BIND=0.0.0.0:9300
 EXPOSE 8080 9300

@@ -14,6 +14,9 @@ from workers.process import logs, turns
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """The values of these options in malloc.h."""
+FAILED = 1
+"""The status of a start that may succeed later, so that a supervisor tries again; 78 is for a setting.
+"""
 NUM_ARENAS = 2
 LARGE_BYTES = 128 * 1024
 """The size from which an allocation has its own pages, which go back when it is freed."""
@@ -34,6 +37,9 @@ def main() -> int:
     except settings.SettingsError as error:
         print(f"headgate gateway: {error}", file=sys.stderr)
         return os.EX_CONFIG
+    except settings.CannotStartYet as error:
+        print(f"headgate gateway: {error}", file=sys.stderr)
+        return FAILED
     return 0
 
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from accounting.access import api_keys, credentials, principals
 from accounting.batches.file_store import FileStore
@@ -26,7 +26,7 @@ from accounting.database.db import Database
 from accounting.requests import request_log_pruning
 from accounting.upstreams import upstreams as stored_upstreams
 from accounting.values import clock
-from accounting.values.errors import AccountingError
+from accounting.values.errors import AccountingError, DatabaseUnreachable, SchemaOlder
 from accounting.values.types import Principal
 from gateway import changes
 from gateway.base.app_keys import (
@@ -48,7 +48,7 @@ from gateway.base.home import Home
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
 from gateway.base.mail import Mailer
-from gateway.base.settings import SettingsError
+from gateway.base.settings import CannotStartYet, SettingsError
 from gateway.books import journal_watch, spending
 from gateway.books.bookkeeping import BOOKKEEPING, Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
@@ -158,13 +158,20 @@ async def serve_models(app: web.Application) -> None:
 
 
 async def database(app: web.Application) -> AsyncIterator[None]:
+    """Opens the database. Raises `CannotStartYet` for one that is away or not migrated yet, and `SettingsError` for
+    one that this program will never be able to use.
+    """
     url = app[SETTINGS].sql_url
     try:
         await asyncio.to_thread(migrate.check, url)
         app[DATABASE] = database = Database(url)
+    except (DatabaseUnreachable, SchemaOlder) as error:
+        raise CannotStartYet(str(error)) from None
     except AccountingError as error:
         raise SettingsError(str(error)) from None
-    except (SQLAlchemyError, OSError, ValueError, ImportError) as error:
+    except (DBAPIError, OSError) as error:
+        raise CannotStartYet(f"Cannot use the database: {_first_line(error)}.") from None
+    except (SQLAlchemyError, ValueError, ImportError) as error:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     yield
     await database.close()

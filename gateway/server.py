@@ -44,7 +44,7 @@ threshold, so it hardly runs; at 700 it took 7 % of the gateway's CPU. A collect
 
 
 async def serve(settings: GatewaySettings) -> None:
-    """Runs until a signal. Raises `SettingsError` when it cannot start."""
+    """Runs until a signal. Raises `SettingsError` when it cannot start, `CannotStartYet` when it may later."""
     loop = asyncio.get_running_loop()
     allow_files(settings.max_connections + OTHER_FILES)
     app = create_app(settings)

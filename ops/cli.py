@@ -12,6 +12,7 @@ import click
 
 from gateway.cli.exit_codes import MEANINGS
 from gateway.cli.main import main
+from gateway.cli.model_tools import HandedOn
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 EVERYWHERE = frozenset({"home", "as_json", "help"})
@@ -66,6 +67,9 @@ def named() -> set[str]:
 
 
 def _told(command: click.Command, context: click.Context) -> Iterator[str]:
+    if isinstance(command, HandedOn):
+        command = command.inner()
+        context = click.Context(command, info_name=context.info_name, parent=context.parent)
     depth = "###" if context.parent and context.parent.parent is None else "####"
     yield f"{depth} `{context.command_path}`"
     yield ""

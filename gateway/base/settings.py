@@ -38,6 +38,12 @@ class SettingsError(Exception):
         self.problems = problems
 
 
+class CannotStartYet(Exception):
+    """The process cannot start because of something that may change while its settings stay, such as a database that
+    is away. One sentence for the operator; the same start may succeed later.
+    """
+
+
 Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=256, pattern=r"^[^\s\x00-\x1f]+$")]
 """A name that clients put into `model`."""
 

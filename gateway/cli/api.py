@@ -222,7 +222,8 @@ def _url(home: Home) -> str:
     if ready is None:
         what = "Nothing runs in" if home.is_there else "There is no home in"
         raise ApiFailed(
-            f"{what} {home.root}: start it with `headgate up`, name another with --home, or set HEADGATE_URL."
+            f"{what} {home.root}. Set HEADGATE_URL to a gateway that runs by itself or elsewhere, name another home with --home, or start"
+            " this one with `headgate up`."
         )
     return ready.base_url
 

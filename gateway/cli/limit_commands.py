@@ -33,6 +33,16 @@ def _limits_that_fit(given: Fields) -> Fields:
     return {**scope, "limits": limits}
 
 
+def _limits_to_try(given: Fields) -> Fields:
+    """Raises UsageError where there is no limit: such a preview would refuse nothing, whatever holds for the tenant."""
+    if given["max_requests_per_1_minute"] is None and given["max_tokens_per_1_minute"] is None:
+        raise click.UsageError(
+            "There is no limit to try: give --requests-per-minute or --tokens-per-minute. Those that hold now are shown by"
+            " `headgate tenants show`, `headgate limits list`, `headgate quotas list` and `headgate budgets list`."
+        )
+    return given
+
+
 def _set_limits(api: AdminApi, fields: Fields) -> dict[str, Any]:
     tenant, model = fields["tenant"], fields.get("model")
     if model is None:
@@ -100,6 +110,7 @@ LIMITS = group(
         option("--requests-per-minute", "max_requests_per_1_minute", type=click.IntRange(0), help="Requests a minute."),
         option("--tokens-per-minute", "max_tokens_per_1_minute", type=click.IntRange(0), help="Tokens a minute."),
         shows=fields,
+        reads=_limits_to_try,
         example="limits preview acme --requests-per-minute 60",
     ),
     row(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,6 +18,20 @@ _OF_WORKERS = ("torch", "transformers", "safetensors", "tokenizers")
 """The packages that the extra `worker` installs."""
 
 
+class HandedOn(click.Command):
+    """A command whose arguments and help are those of a command of the engine."""
+
+    def __init__(self, name: str, module: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        self._module = module
+
+    def inner(self) -> click.Command:
+        """Imports the engine's command."""
+        found = importlib.import_module(self._module).main
+        assert isinstance(found, click.Command)
+        return found
+
+
 def _handed_on(name: str, module: str, summary: str) -> click.Command:
     def run(arguments: tuple[str, ...], as_json: bool = False) -> None:
         try:
@@ -24,10 +39,15 @@ def _handed_on(name: str, module: str, summary: str) -> click.Command:
         except ModuleNotFoundError as error:
             if error.name not in _OF_WORKERS:
                 raise
-            fail(f"`headgate {name}` needs {error.name}: pip install 'headgate[worker]'.")
+            # By its name alone, pip would install another project's package.
+            fail(
+                f"`headgate {name}` needs {error.name}: install the extra `worker` from the wheel or the clone that this"
+                " Headgate is from, as in pip install './headgate.whl[worker]'."
+            )
 
-    return click.Command(
+    return HandedOn(
         name,
+        module,
         callback=run,
         params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
         add_help_option=False,

@@ -59,7 +59,7 @@ class ParquetFile:
             import pyarrow.parquet
         except ImportError:
             raise click.ClickException(
-                "Parquet needs pyarrow: install headgate[export], or take --format csv or jsonl."
+                "Parquet needs pyarrow: `pip install pyarrow`, or take --format csv or jsonl."
             ) from None
         self._arrow = pyarrow
         fields = [(name, self._type(name, columns)) for name in columns.names]

@@ -25,7 +25,11 @@ HEALTHY = ("ok", "ready")
 @home_option
 @json_option
 def status(home: Path, as_json: bool) -> None:
-    """Say what runs, where, since when, and whether it is healthy. It ends with status 1 if something is not."""
+    """Say what runs, where, since when, and whether it is healthy. It ends with status 1 if something is not.
+
+    Without an admin key (HEADGATE_API_KEY, or that of the home) workers and books are not looked at, which its output
+    says: status 0 is then about the gateway's own checks and the processes of this machine alone.
+    """
     with one_sentence():
         found = _found(AdminApi(home))
     show(found, lambda _: tuple(_drawn(found)), as_json)
@@ -36,7 +40,7 @@ def status(home: Path, as_json: bool) -> None:
 def _found(api: AdminApi) -> dict[str, Any]:
     """Asks the gateway and the kernel. Raises `ApiFailed` if no gateway answers."""
     ready = api.ready()
-    books, workers = _of_operator(api)
+    books, workers, unseen = _of_operator(api)
     local = _local(Home(api.home), api.url)
     states = {"gateway": ready["status"], **{one["id"]: one["state"] for one in workers}}
     for one in local:
@@ -54,15 +58,16 @@ def _found(api: AdminApi) -> dict[str, Any]:
         "processes": local,
         "workers": workers,
         "books": books,
+        "not_looked_at": unseen,
     }
 
 
-def _of_operator(api: AdminApi) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Returns the state of the books and the workers; without an operator's key, neither."""
+def _of_operator(api: AdminApi) -> tuple[dict[str, Any] | None, list[dict[str, Any]], str | None]:
+    """Returns the state of the books and the workers; or neither, and why they were not looked at."""
     try:
-        return api.call("GET", "/admin/v1/books"), api.read("/admin/v1/workers", {})
-    except ApiFailed:
-        return None, []
+        return api.call("GET", "/admin/v1/books"), api.read("/admin/v1/workers", {}), None
+    except ApiFailed as error:
+        return None, [], str(error)
 
 
 def _local(home: Home, url: str) -> list[dict[str, Any]]:
@@ -98,6 +103,8 @@ def _state(process: Mapping[str, Any], states: Mapping[str, str]) -> str:
 
 def _drawn(found: Mapping[str, Any]) -> Iterator[Grid | str]:
     word = "is healthy" if found["healthy"] else "is NOT healthy"
+    if found["healthy"] and found["not_looked_at"]:
+        word = "is healthy as far as it was looked at"
     yield f"Headgate {found['version']} {word}: {found['url']}, console {found['console']}, state {found['home']}"
     yield ""
     if found["processes"]:
@@ -109,7 +116,7 @@ def _drawn(found: Mapping[str, Any]) -> Iterator[Grid | str]:
     for check in found["checks"]:
         if check.get("message"):
             yield f"{check.get('state', 'ok')}: {check['name']}: {check['message']}"
-    yield _books(found["books"])
+    yield _books(found["books"]) if found["books"] else _unseen(str(found["not_looked_at"]))
 
 
 def _process_row(one: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -136,9 +143,11 @@ def _failed(books: Mapping[str, Any]) -> list[str]:
     return failed + ([] if verified is None else [one["name"] for one in verified["equations"] if not one["ok"]])
 
 
-def _books(books: Mapping[str, Any] | None) -> str:
-    if books is None:
-        return "books: unknown, because no operator's key is at hand (HEADGATE_API_KEY)"
+def _unseen(why: str) -> str:
+    return f"workers and books: NOT looked at. {why}"
+
+
+def _books(books: Mapping[str, Any]) -> str:
     if failed := _failed(books):
         return f"books: FAILED: {', '.join(failed)}; see `headgate verify-books`"
     watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling

@@ -104,9 +104,7 @@ def to_parquet(table: Table) -> bytes:
         import pyarrow.parquet
     except ImportError:
         raise errors.ApiError(
-            501,
-            "Parquet needs the package pyarrow: the operator installs it with headgate[export].",
-            code="not_installed",
+            501, "Parquet needs the package pyarrow: the operator installs it beside Headgate.", code="not_installed"
         ) from None
     columns = {column.name: [_of_kind(column, row) for row in table.rows] for column in _columns_of(table)}
     schema = pyarrow.schema([(column.name, _type_of(pyarrow, column.kind)) for column in _columns_of(table)])

@@ -67,6 +67,7 @@ def own_request(request: web.Request) -> web.Request:
     own = request.clone()
     record = own[RECORD] = RequestRecord(ids.request_id(), "POST", route=ROUTE)
     record.mark("accepted")
+    record.background = "run"
     record.principal, record.peer, record.status = request[RECORD].principal, request[RECORD].peer, 200
     own.app[TRACING].start(record)
     return own

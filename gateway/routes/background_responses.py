@@ -29,6 +29,7 @@ from gateway.responses.texts import ResponseTexts
 from gateway.routes import common
 from gateway.routes.response_plans import Checked, check, plan_chat, row_of, stores, writer_of
 from gateway.schema import query
+from gateway.telemetry.keys import RECORD
 
 POLL_S, MAX_POLL_S, PING_S = 0.2, 1.6, 15.0
 """The times between two looks at SQL for more events, and after which a silent stream is pinged."""
@@ -40,6 +41,7 @@ PACKETS_AT_ONCE = 64
 async def create(request: web.Request, value: dict[str, Any]) -> web.StreamResponse:
     if request[PRINCIPAL].kind == "batch":
         raise errors.invalid("A batch line cannot run in the background.", "background", "unsupported_parameter")
+    request[RECORD].background = "created"
     own = own_request(request)
     checked = await check(own, value)
     stores(own, checked.fields)

@@ -26,7 +26,8 @@ WAIT_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.
 MAX_REASONS = 64
 """More than there are error codes: a code that carried a client's text could not multiply the series."""
 
-_OPERATIONS = names.OPERATIONS
+RUN = "/v1/responses/{response_id}/run"
+"""The route as which a run in the background is counted: by the request's own route its tries would be client's errors."""
 
 
 class Metrics:
@@ -104,15 +105,15 @@ class Metrics:
 
     def observe(self, record: RequestRecord) -> None:
         model = self.model_label(record.model)
-        self._series.of(self.requests, record.route, model, record.tier or "none", record.outcome).inc()
+        self._series.of(self.requests, _route(record), model, record.tier or "none", record.outcome).inc()
         if record.disconnect_phase:
             self._series.of(self.disconnects, record.disconnect_phase).inc()
-        operation = _OPERATIONS.get(record.route)
-        if operation is None:
+        operation = names.OPERATIONS.get(record.route)
+        if operation is None or not record.is_answer:
             return
         traced = exemplar(record.outgoing_traceparent)
         self._admitted_or_not(record, traced)
-        if record.status != 200:
+        if record.status != 200 or record.background:
             return
         end_ms, first_ms = record.offset_ms("last_byte"), record.offset_ms("first_byte")
         if end_ms is not None:
@@ -138,6 +139,17 @@ class Metrics:
         """Returns the label of a model. A model with an adapter counts as its base model."""
         base = name.rpartition(":")[0]
         return next((known for known in (name, base) if known in self._models), OTHER)
+
+
+def _route(record: RequestRecord) -> str:
+    """Returns the label `route`: the template. Service levels count the routes of `names.OPERATIONS`, so what is no
+    request for an answer there has another label.
+    """
+    if record.background == "run":
+        return RUN
+    return (
+        record.route if record.is_answer or record.route not in names.OPERATIONS else f"{record.method} {record.route}"
+    )
 
 
 class TracingMetrics(Collector):

@@ -32,11 +32,14 @@ CACHE_WRITE_TOKENS: Final = "gen_ai.usage.cache_write.input_tokens"
 OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
     "/v1/score": "score",
 }
-"""Route → operation. Other routes have no model span."""
+"""Route → operation, of requests by POST. Other routes have no model span. The recording rules of ops/prometheus count
+errors of the same routes."""
 PROVIDER: Final = "headgate"
 
 # General

@@ -95,6 +95,8 @@ class RequestRecord:
     """Whether a page of the console asks for what it shows. Such a request has no row in the request log: its key's
     owner looks at the log and has sent nothing.
     """
+    background: Literal["", "created", "run"] = ""
+    """Whether the request has created a response in the background, or is one run of it. No client waits for its text."""
     traceparent: str = ""
     """The client's own header: tracing links or continues it; it is never trusted here."""
     model: str = ""
@@ -150,6 +152,13 @@ class RequestRecord:
             if mark == name:
                 return ns / 1e6
         return None
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether the route's own answer was asked for: a GET on such a route opens a WebSocket, whose messages are
+        requests of their own.
+        """
+        return self.method == "POST"
 
     @property
     def settled_mono_ns(self) -> int | None:

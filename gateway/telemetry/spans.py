@@ -141,7 +141,7 @@ def _dispatch(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
 def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
     start = marks.first("dispatched")
     operation = names.OPERATIONS.get(record.route)
-    if start is None or operation is None:
+    if start is None or operation is None or not record.is_answer:
         return None
     end = max(start, marks.first("finished", "settled") or marks.end)
     span = PlannedSpan(f"{operation} {record.model}", "client", start, end, _genai(record, marks, operation))
@@ -180,7 +180,9 @@ def _genai(record: RequestRecord, marks: _Marks, operation: str) -> dict[str, An
             names.RESPONSE_ID: record.request_id,
             names.RESPONSE_MODEL: record.model,
             names.FINISH_REASONS: record.finish_reasons or None,
-            names.TIME_TO_FIRST_CHUNK: (first - record.started_ns) / 1e9 if first and record.stream else None,
+            names.TIME_TO_FIRST_CHUNK: (first - record.started_ns) / 1e9
+            if first and record.stream and not record.background
+            else None,
             names.INPUT_TOKENS: usage.prompt,
             names.OUTPUT_TOKENS: usage.output,
             names.CACHE_READ_TOKENS: usage.cache_read,

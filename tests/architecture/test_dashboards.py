@@ -16,6 +16,9 @@ import yaml
 from metrics_page import LABELS, NAME, family_of, foreign_labels
 from prometheus_server import RULES, program
 
+from gateway.telemetry import names
+from gateway.telemetry.metrics import RUN
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
 
@@ -79,6 +82,14 @@ def test_an_expression_names_what_exists(expression):
         else:
             assert family_of(name) in LABELS, f"{name} is not on docs/observability.md"
     assert foreign_labels(expression) == set()
+
+
+def test_the_error_budget_is_of_every_route_that_answers():
+    found = [route for expression in expressions() for route in re.findall(r'route=~"([^"]*)"', expression)]
+    assert len(found) == 10
+    for pattern in found:
+        matched = {route for route in [*names.OPERATIONS, RUN, "GET /v1/responses"] if re.fullmatch(pattern, route)}
+        assert matched == set(names.OPERATIONS)
 
 
 def test_counters_are_only_read_as_rates():

@@ -54,6 +54,53 @@ def test_no_unit_is_restarted_for_a_setting_that_cannot_be_used(path):
     assert f"RestartPreventExitStatus={CONFIG}" in lines or not any(line.startswith("Restart=") for line in lines)
 
 
+def test_backups_can_be_taken_in_the_gateway_image():
+    """pg_dump refuses a server that is newer than itself."""
+    client_of = {"bookworm": 15, "trixie": 17}
+    text = (ROOT / "Dockerfile").read_text()
+    stage = re.search(r"^FROM base AS gateway-base$(.*?)^FROM gateway-base AS gateway$", text, re.M | re.S)
+    assert stage, "the gateway's stage is not made of the one with PostgreSQL's programs"
+    assert re.search(r"apt-get install .*\bpostgresql-client\b", stage[1])
+    assert stage[1].rstrip().endswith("USER 10001:10001")
+    server = re.search(r"image: postgres:(\d+)", (ROOT / "ops" / "compose" / "compose.yaml").read_text())
+    assert client_of[re.search(r"^ARG DEBIAN=(\w+)$", text, re.M)[1]] >= int(server[1])
+
+
+def test_the_charts_notes_name_the_namespace():
+    folder = ROOT / "ops" / "helm" / "headgate" / "templates"
+    commands = [line for line in (folder / "NOTES.txt").read_text().splitlines() if "kubectl" in line]
+    assert all("-n {{ .Release.Namespace }}" in line for line in commands)
+
+
+def unit(name: str) -> list[str]:
+    return (ROOT / "ops" / "systemd" / f"headgate-{name}.service").read_text().splitlines()
+
+
+def test_a_migration_runs_at_each_start_and_again_when_the_database_comes_late():
+    lines = unit("migrate")
+    assert not any(line.startswith("RemainAfterExit=") for line in lines), "after an upgrade it would not run again"
+    assert {"Type=oneshot", "Restart=on-failure", "StartLimitIntervalSec=0"} <= set(lines)
+    for name in ("gateway@", "jobs"):
+        assert not any(line.startswith("Requires=") for line in unit(name)), "one failed migration would keep it down"
+        assert any(re.match(r"Wants=.*headgate-migrate\.service", line) for line in unit(name))
+        assert any(re.match(r"After=.*headgate-migrate\.service", line) for line in unit(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("gateway@", "gateway-%i.env"), ("worker@", "worker-%i.env"), ("jobs", "jobs.env")]
+)
+def test_the_file_of_one_process_wins_over_the_file_of_all(name, own):
+    """Of two files that set a variable, systemd takes the later one."""
+    files = [line for line in unit(name) if line.startswith("EnvironmentFile=")]
+    assert files == ["EnvironmentFile=/etc/headgate/headgate.env", f"EnvironmentFile=-/etc/headgate/{own}"]
+
+
+def test_the_jobs_unit_listens_where_prometheus_looks():
+    scraped = (ROOT / "ops" / "prometheus" / "prometheus.yml").read_text()
+    (target,) = re.findall(r'job_name: headgate-jobs.*?targets: \["(\S+)"\]', scraped, re.S)
+    assert f"Environment=HEADGATE_OPS_BIND={target}" in unit("jobs")
+
+
 def test_the_chart_has_the_version_of_the_package():
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     chart = (ROOT / "ops" / "helm" / "headgate" / "Chart.yaml").read_text()

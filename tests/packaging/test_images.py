@@ -161,6 +161,13 @@ def test_it_runs_as_another_user_on_a_read_only_root(gateway, tmp_path):
     assert gateway.run("headgate", "verify-books", home=tmp_path).returncode == 0
 
 
+def test_it_has_postgresqls_own_programs_for_backups(gateway, tmp_path):
+    server = re.search(r"image: postgres:(\d+)", (ROOT / "ops" / "compose" / "compose.yaml").read_text())
+    for program in ("pg_dump", "pg_restore"):
+        told = gateway.run(program, "--version", home=tmp_path).stdout
+        assert int(re.search(r"\(PostgreSQL\) (\d+)", told)[1]) >= int(server[1]), told
+
+
 def test_its_health_check_says_what_the_process_is(gateway, tmp_path):
     check = gateway.config["config"]["Healthcheck"]["Test"][1:]
     assert gateway.run(*check[:-1], "1", home=tmp_path).returncode == 1

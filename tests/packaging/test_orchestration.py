@@ -144,6 +144,31 @@ def test_only_gateways_reach_workers():
     assert rule["ports"] == [{"port": 7000, "protocol": "TCP"}]
 
 
+def test_the_operators_prometheus_calls_the_jobs_as_the_alerts_do():
+    """By itself the label is namespace and name of the PodMonitor, and the alert on a lost target would never fire."""
+    objects = rendered(EVERYTHING)
+    (monitor,) = [one for one in objects if one["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (rule,) = endpoint["relabelings"]
+    assert rule["targetLabel"] == "job"
+    assert rule["sourceLabels"] == ["__meta_kubernetes_pod_label_app_kubernetes_io_component"]
+    label = "app.kubernetes.io/component"
+    scraped = {
+        pod["metadata"]["labels"][label]
+        for pod in pods(objects).values()
+        if any(port["name"] == endpoint["port"] for port in pod["spec"]["containers"][0].get("ports", ()))
+    }
+    made = {re.sub(f"^(?:{rule['regex']})$", rule["replacement"].replace("$1", r"\1"), part) for part in scraped}
+    known = set(re.findall(r"job_name: (\S+)", (ROOT / "ops" / "prometheus" / "prometheus.yml").read_text()))
+    assert made == known == {"headgate-gateway", "headgate-worker", "headgate-jobs"}
+
+
+def test_the_notes_name_the_namespace():
+    done = helm(RENDER, str(CHART), "{}")
+    notes = next(text for name, text in json.loads(done.stdout).items() if name.endswith("NOTES.txt"))
+    assert "kubectl exec -n prod demo-gateway-0 -- headgate keys create" in notes
+
+
 def test_a_drain_of_nodes_takes_one_pod_of_a_set_at_a_time():
     """Each set of gateways or workers has a budget of disruptions, which selects the pods of this set alone."""
     objects = rendered(EVERYTHING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import socket
@@ -24,21 +25,34 @@ CADDY = next(text for language, text in BLOCKS if language == "")
 
 
 class SlowStream(BaseHTTPRequestHandler):
-    """Sends one event at once and another after a second, and says which headers it got."""
+    """Sends one event at once and another after a second, and says which headers it got. An upgrade is taken, and what comes
+    then is sent back.
+    """
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.headers["connection"] == "upgrade" and self.headers["upgrade"] == "websocket":
+            self.send_response(101)
+            self.send_header("connection", "upgrade")
+            self.send_header("upgrade", "websocket")
+            self.end_headers()
+            self.wfile.write(self.rfile.read(5))
+            self.close_connection = True
+            return
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
-        told = " ".join(str(self.headers[name]) for name in ("x-forwarded-for", "x-forwarded-proto", "host"))
+        told = " ".join(
+            str(self.headers[name]) for name in ("x-forwarded-for", "x-forwarded-proto", "host", "connection")
+        )
         for text in (f"data: {told}\n\n", "data: [DONE]\n\n"):
             self.wfile.write(f"{len(text):x}\r\n{text}\r\n".encode())
             self.wfile.flush()
             time.sleep(1)
-        self.wfile.write(b"0\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError):  # the client has heard enough
+            self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, *_: object) -> None:
         """Nothing is logged."""
@@ -108,12 +122,12 @@ def nginx(tmp_path: Path) -> Iterator[int]:
     server.server_close()
 
 
-def asked(port: int, path: str) -> ssl.SSLSocket:
+def asked(port: int, path: str, more: str = "Connection: close\r\n") -> ssl.SSLSocket:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     link = context.wrap_socket(socket.create_connection(("127.0.0.1", port), 10), server_hostname="llm.example.org")
     link.sendall(
-        f"GET {path} HTTP/1.1\r\nHost: llm.example.org:8443\r\nX-Forwarded-For: 6.6.6.6\r\nConnection: close\r\n\r\n".encode()
+        f"GET {path} HTTP/1.1\r\nHost: llm.example.org:8443\r\nX-Forwarded-For: 6.6.6.6\r\n{more}\r\n".encode()
     )
     return link
 
@@ -129,9 +143,49 @@ def test_nginx_hands_events_on_at_once_and_says_who_the_client_is(nginx):
         )
 
 
-def test_nginx_keeps_the_console_from_others(nginx):
-    with asked(nginx, "/console") as link:
+def test_nginx_keeps_connections_to_headgate_open_between_requests(nginx):
+    with asked(nginx, "/v1/models") as link:
+        heard = b""
+        while b"data: " not in heard:
+            heard += link.recv(4096)
+    assert b"llm.example.org:8443 None" in heard, "it was told to close or to upgrade the connection"
+
+
+def test_nginx_hands_a_websocket_on(nginx):
+    """`GET /v1/responses` is one: the two headers of an upgrade are of the connection, and nginx passes on none of them itself."""
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+    with asked(nginx, "/v1/responses", upgrade) as link:
+        heard = b""
+        while b"\r\n\r\n" not in heard:
+            heard += link.recv(4096)
+        assert b" 101 " in heard, heard
+        link.sendall(b"hello")
+        assert link.recv(5) == b"hello"
+
+
+ADMINS = (
+    "/console",
+    "/admin/v1/books",
+    "/v1/organization/projects",
+    "/v1/organization/admin_api_keys",
+    "/v1/organization/spend_limit",
+    "/v1/organization/usage/../projects",
+    "/v1/organization/usage/%2e%2e/projects",
+    "//admin/v1/books",
+)
+EVERYBODYS = ("/v1/models", "/v1/organization/usage/completions", "/v1/organization/costs", "/v1/me/limits")
+
+
+@pytest.mark.parametrize("path", ADMINS)
+def test_nginx_keeps_what_operators_use_from_others(nginx, path):
+    with asked(nginx, path) as link:
         assert b" 403 " in link.recv(4096)
+
+
+@pytest.mark.parametrize("path", EVERYBODYS)
+def test_nginx_lets_tenants_to_what_is_theirs(nginx, path):
+    with asked(nginx, path) as link:
+        assert b" 200 " in link.recv(4096)
 
 
 def test_caddy_takes_its_block(tmp_path):

@@ -1,8 +1,8 @@
 """`python -m workers.engine` runs one worker process. It reads the environment, takes the slot, loads the model and
 serves.
 
-The exit status is 0 after a drain, 78 with one sentence if the worker cannot start, and 2 if the engine broke while
-serving.
+The exit status is 0 after a drain, 78 with one sentence if the worker cannot start, 1 with one sentence if it cannot
+because its journal's directory cannot be written now, and 2 if the engine broke while serving.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from workers.engine.parallel.ranks import Ranks, meeting_file
 from workers.engine.reports import predecessor
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.service import Identity, Service, hello_of
-from workers.engine.settings import EXIT_CONFIG, WorkerSettings
+from workers.engine.settings import EXIT_CONFIG, EXIT_NOT_YET, WorkerSettings
 from workers.engine.sizing import capacity
 from workers.engine.tiers.shared_cache import opening
 from workers.engine.tiers.shared_cache.store import Bounds
 from workers.engine.untraced import untraced
-from workers.engine.values.errors import StartError
+from workers.engine.values.errors import CannotStartYet, StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
 from workers.process import logs, waiting
@@ -63,7 +63,7 @@ def main() -> int:
             return run(told, ranks)
     except StartError as error:
         print(error, file=sys.stderr)
-        return EXIT_CONFIG
+        return EXIT_NOT_YET if isinstance(error, CannotStartYet) else EXIT_CONFIG
     finally:
         gc.enable()
 

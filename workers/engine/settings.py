@@ -23,6 +23,8 @@ OWN_PREFIX = "HEADGATE_ENGINE_"
 LOG_FORM = "HEADGATE_LOG_FORM"
 EXIT_CONFIG = 78
 """Exit status of a configuration error (sysexits.h). The supervisor does not restart a process that ends with it."""
+EXIT_NOT_YET = 1
+"""The status of a start that may succeed later with the same settings, so that a supervisor tries again."""
 
 
 class WorkerSettings(pydantic.BaseModel):

@@ -44,6 +44,19 @@ async def test_status_says_what_runs_and_that_it_is_healthy(gateway: RunningGate
     assert [one["state"] for one in found["workers"]] == ["ready"]
 
 
+async def test_status_without_an_admin_key_says_what_it_has_not_looked_at(gateway: RunningGateway) -> None:
+    status, output, _ = await headgate(gateway, "status", key=gateway.keys.api_key)
+    assert status == OK
+    assert "is healthy as far as it was looked at" in output
+    assert "workers and books: NOT looked at. No admin key: set HEADGATE_API_KEY" in output
+    _, output, _ = await headgate(gateway, "--json", "status", key=gateway.keys.api_key)
+    assert json.loads(output)["not_looked_at"].startswith("No admin key")
+    _, output, _ = await headgate(gateway, "--json", "status")
+    assert json.loads(output)["not_looked_at"] is None
+    _, output, _ = await headgate(gateway, "status", "--help")
+    assert "Without an admin key" in output
+
+
 async def test_status_fails_where_no_model_is_served(bare_gateway: RunningGateway) -> None:
     status, output, _ = await headgate(bare_gateway, "status")
     assert status == FAILED

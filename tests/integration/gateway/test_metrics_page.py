@@ -115,3 +115,49 @@ async def test_exemplars_survive_the_gathering_of_several_pages(tmp_path: Path, 
         whole = gathered([("0", page(gateway)), ("1", None)], OPENMETRICS).body.decode()
     assert re.search(r'gen_ai_server_request_duration_seconds_bucket{.*} 1.0 # {trace_id="[0-9a-f]{32}"}', whole)
     assert 'headgate_gateway_up{gateway="1"} 0.0' in whole
+
+
+TIMES = ("request_duration_seconds_count", "time_to_first_token_seconds_count", "time_per_output_token_seconds_count")
+
+
+def times(gateway: RunningGateway) -> list[float]:
+    """How many requests were measured as chats: their duration, first token and pace."""
+    return [sum_of(gateway, f"gen_ai_server_{name}", gen_ai_operation_name="chat") for name in TIMES]
+
+
+def sum_of(gateway: RunningGateway, name: str, **labels: str) -> float:
+    samples = [s for f in text_string_to_metric_families(page(gateway)) for s in f.samples if s.name == name]
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+async def test_responses_and_messages_are_measured_as_chats_are(gateway):
+    asked = {"model": MODEL, "input": "hello", "max_output_tokens": 8}
+    messages = [{"role": "user", "content": "hello"}]
+    async with gateway.session() as session:
+        body = {"model": MODEL, "messages": messages, "max_tokens": 8, "stream": True}
+        async with session.post("/v1/messages", json=body) as answer:
+            await answer.read()
+    await until(lambda: times(gateway) == [1, 1, 1])
+    async with gateway.session() as session, session.post("/v1/responses", json={**asked, "stream": True}) as answer:
+        await answer.read()
+    await until(lambda: times(gateway) == [2, 2, 2])
+    async with gateway.session() as session, session.ws_connect("/v1/responses") as socket:
+        await socket.send_json({"type": "response.create", **asked})
+        while (await socket.receive_json())["type"] not in ("response.completed", "response.incomplete", "error"):
+            pass
+    await until(lambda: sum_of(gateway, "headgate_requests_total", route="GET /v1/responses") == 1)
+    assert times(gateway) == [3, 3, 3], "a message of a WebSocket is a request, its handshake is none"
+    assert sum_of(gateway, "headgate_requests_total", route="/v1/responses") == 2
+
+
+async def test_a_response_in_the_background_has_no_first_token_that_somebody_waits_for(gateway):
+    async with gateway.client() as client:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=8, background=True)
+        while made.status not in ("completed", "incomplete", "failed"):
+            made = await client.responses.retrieve(made.id)
+    assert made.status != "failed"
+    run = "/v1/responses/{response_id}/run"
+    await until(lambda: sum_of(gateway, "headgate_requests_total", route=run, outcome="ok") == 1)
+    assert sum_of(gateway, "headgate_requests_total", route="/v1/responses") == 1
+    assert times(gateway) == [0, 0, 0]
+    assert sum_of(gateway, "headgate_admission_total", decision="admitted") == 1

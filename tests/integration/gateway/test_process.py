@@ -22,7 +22,7 @@ from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
 
-from gateway.base.settings import SettingsError, load
+from gateway.base.settings import CannotStartYet, SettingsError, load
 from gateway.server import serve
 
 pytestmark = pytest.mark.rest
@@ -257,11 +257,36 @@ async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: 
     await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
     broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
     assert "Cannot serve the model m" in await sentence(HEADGATE_MODELS=broken)
-    sqlite3.connect(tmp_path / "empty.db").close()
-    assert "migrate" in await sentence(HEADGATE_DATABASE_URL=f"sqlite+aiosqlite:///{tmp_path / 'empty.db'}")
     assert "database" in await sentence(HEADGATE_DATABASE_URL="oracle://x")
     (tmp_path / "secrets" / "pepper").write_bytes(b"short")
     assert "too short" in await sentence()
+
+
+@pytest.mark.parametrize(
+    ("database_url", "told"),
+    [
+        ("sqlite+aiosqlite:///{home}/empty.db", "run `headgate migrate`"),
+        ("sqlite+aiosqlite:///{home}/away/books.db", "cannot be used"),
+        ("postgresql+psycopg://u:secret@127.0.0.1:1/db", "cannot be used"),
+    ],
+    ids=["not migrated", "not mounted", "nobody listens"],
+)
+async def test_a_database_that_may_come_later_is_no_setting(
+    tmp_path: Path, redis_url: str, database_url: str, told: str
+) -> None:
+    """A supervisor does not start a gateway again that ends with 78: after a boot in the wrong order it would stay down."""
+    await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
+    sqlite3.connect(tmp_path / "empty.db").close()
+    base = environment(tmp_path, redis_url, HEADGATE_DATABASE_URL=database_url.format(home=tmp_path))
+    ours = {name: value for name, value in base.items() if name.startswith("HEADGATE_")}
+    with pytest.raises(CannotStartYet, match=told) as found:
+        await serve(load(ours))
+    assert "secret" not in str(found.value)
+    ended = await asyncio.to_thread(run_to_end, base)
+    assert ended.returncode == 1, ended.stderr
+    assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == [
+        f"headgate gateway: {found.value}"
+    ]
 
 
 async def test_a_hangup_makes_a_gateway_read_the_models_of_its_file_again(tmp_path: Path, redis_url: str) -> None:

@@ -15,7 +15,9 @@ from fakes import generate_request
 from gateway_link import GatewayLink
 from prometheus_client.parser import text_string_to_metric_families
 
+from workers.engine import __main__ as worker_main
 from workers.engine.journal.journal import EngineJournal
+from workers.engine.values.errors import CannotStartYet, StartError
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
 pytestmark = pytest.mark.rest
@@ -110,3 +112,15 @@ async def test_a_start_that_cannot_be_is_one_sentence_and_a_status(tmp_path, env
     assert sentence in errors.decode()
     assert "Traceback" not in errors.decode()
     assert len(errors.decode().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("error", "status"), [(CannotStartYet, 1), (StartError, 78)])
+def test_a_supervisor_tries_again_after_a_start_that_may_succeed_later(monkeypatch, capsys, error, status):
+    """It does so after status 1 and never after 78: the disk of a journal may be mounted late."""
+
+    def refused():
+        raise error("The journal directory /mnt/j cannot be used: Read-only file system.")
+
+    monkeypatch.setattr(worker_main.settings, "load", refused)
+    assert worker_main.main() == status
+    assert capsys.readouterr().err == "The journal directory /mnt/j cannot be used: Read-only file system.\n"

@@ -109,3 +109,20 @@ def test_o9_an_empty_home_is_no_home(tmp_path, monkeypatch):
         assert status == 2
         assert "must not be empty" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_preview_without_a_limit_is_refused_with_where_the_limits_are():
+    """It would say that nothing is refused, which is true of no limit and says nothing of those that hold."""
+    status, output = said("limits", "preview", "acme", HEADGATE_URL="http://127.0.0.1:1")
+    assert status == 2
+    for name in ("tenants show", "limits list", "quotas list", "budgets list", "--requests-per-minute"):
+        assert name in output, output
+    there = {"HEADGATE_URL": "http://127.0.0.1:1", "HEADGATE_API_KEY": "hg_admin_x"}
+    status, output = said("limits", "preview", "acme", "--requests-per-minute", "0", **there)
+    assert (status, "127.0.0.1:1" in output) == (1, True), "a limit of 0 is one"
+
+
+def test_where_nothing_runs_the_url_of_a_gateway_elsewhere_is_named_first(tmp_path):
+    status, output = said("tenants", "list", "--home", str(tmp_path), HEADGATE_URL="", HEADGATE_API_KEY="")
+    assert status == 1
+    assert output.index("HEADGATE_URL") < output.index("`headgate up`"), output

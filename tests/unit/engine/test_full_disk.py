@@ -13,7 +13,7 @@ from engine_driver import Driver
 from fakes import ROOT, ScriptedRunner, encode, generate_request
 
 from workers.engine.journal.journal import LOOK_EVERY_S, EngineJournal
-from workers.engine.values.errors import StartError
+from workers.engine.values.errors import CannotStartYet
 from workers.protocol.ballast import NAME
 from workers.protocol.journal import parse_segment_name
 
@@ -164,7 +164,7 @@ def test_b2_a_start_on_a_full_disk_is_one_sentence(
 ) -> None:
     disk = CountedDisk(tmp_path, monkeypatch)
     disk.room = 0
-    with pytest.raises(StartError, match=r"cannot be written: No space left on device\.$"):
+    with pytest.raises(CannotStartYet, match=r"cannot be written: No space left on device\.$"):
         opened(tmp_path / "journal", clock)
 
 

@@ -7,7 +7,7 @@ from fakes import ROOT, ScriptedRunner, encode, generate_request
 from workers.engine.engine import LinkClosed
 from workers.engine.journal import journal as journal_module
 from workers.engine.journal.journal import EngineJournal
-from workers.engine.values.errors import StartError
+from workers.engine.values.errors import CannotStartYet, StartError
 from workers.protocol.counts import EngineAck
 from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.journal import Kind, scan, segment_name
@@ -199,5 +199,5 @@ def test_a_damaged_segment_is_set_aside_and_numbers_are_never_used_twice(tmp_pat
 
 def test_a_directory_that_cannot_be_used_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StartError, match="cannot be used"):
+    with pytest.raises(CannotStartYet, match="cannot be used"):
         open_journal(tmp_path / "file" / "journal")

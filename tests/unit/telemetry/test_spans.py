@@ -80,6 +80,32 @@ def test_a_request_becomes_nested_spans_in_order():
         assert all(parent.start_ns <= at <= parent.end_ns for _, at, _ in parent.events)
 
 
+@pytest.mark.parametrize(
+    ("route", "name"),
+    [
+        ("/v1/responses", "chat llama"),
+        ("/v1/messages", "chat llama"),
+        ("/v1/completions", "text_completion llama"),
+        ("/v1/embeddings", "embeddings llama"),
+    ],
+)
+def test_every_route_that_answers_has_a_span_of_the_model(route, name):
+    made = whole(stream=True)
+    made.route = route
+    span = chat_of(spans.plan(made))
+    assert span.name == name
+    assert span.attributes[names.OPERATION_NAME] == name.split()[0]
+    assert span.attributes[names.TIME_TO_FIRST_CHUNK] == 0.04
+
+
+def test_a_run_in_the_background_has_a_span_of_the_model_and_no_time_to_its_first_chunk():
+    made = whole(stream=True, background="run")
+    made.route = "/v1/responses"
+    span = chat_of(spans.plan(made))
+    assert span.name == "chat llama"
+    assert names.TIME_TO_FIRST_CHUNK not in span.attributes
+
+
 def test_decode_windows_end_where_blocks_are_lost_or_a_lease_is_spent():
     made = whole()
     made.worker_timeline = (

@@ -136,7 +136,7 @@ def main(
     contexts: tuple[int, ...],
     as_json: bool,
 ) -> None:
-    """Prints what MODEL (a directory, of which config.json is enough, or a hub id) needs and can reach on a device."""
+    """Print what MODEL (a directory, of which config.json is enough, or a hub id) needs and can reach on a device."""
     overrides = Overrides(memory_gib, bandwidth_gb, tflops)
     try:
         device = overrides.of(_device(gpu, tensor_parallel))

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from workers.engine.sequences.sequence import Attempt
-from workers.engine.values.errors import StartError
+from workers.engine.values.errors import CannotStartYet, StartError
 from workers.engine.values.record import StepTotals
 from workers.protocol.ballast import BALLAST_BYTES, is_full
 from workers.protocol.counts import EngineRecord
@@ -52,8 +52,8 @@ class EngineJournal:
         ballast_bytes: int = BALLAST_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Opens the journal. Raises `StartError` if another process holds the slot or the directory cannot be
-        written."""
+        """Opens the journal. Raises `StartError` if another process holds the slot, and `CannotStartYet` if the
+        directory cannot be written."""
         self.directory = directory
         self.worker = worker
         self._root = root
@@ -69,7 +69,7 @@ class EngineJournal:
         except SlotTaken:
             raise StartError(f"Another process holds {directory}: is this slot running already?") from None
         except OSError as error:
-            raise StartError(f"The journal directory {directory} cannot be used: {error.strerror}.") from None
+            raise CannotStartYet(f"The journal directory {directory} cannot be used: {error.strerror}.") from None
         self._log = Log(directory, lock, left.chain, ballast_bytes=ballast_bytes, spends_ballast=True)
         self._state = replay(left)
         self._header = SegmentHeader(worker, process, left.boot + 1)
@@ -83,7 +83,7 @@ class EngineJournal:
             self._end_crashed()
         except OSError as error:
             self._log.close()
-            raise StartError(f"The journal directory {directory} cannot be written: {error.strerror}.") from None
+            raise CannotStartYet(f"The journal directory {directory} cannot be written: {error.strerror}.") from None
 
     @property
     def is_writable(self) -> bool:

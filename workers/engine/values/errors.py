@@ -18,6 +18,11 @@ class StartError(Exception):
         self.problems = problems
 
 
+class CannotStartYet(StartError):
+    """The process cannot start because of something that may change while its settings stay, such as a disk that is
+    full or not mounted. The same start may succeed later."""
+
+
 class ModelError(StartError):
     """A model cannot be served because of its directory, its checkpoint or its architecture. The message is one
     sentence."""

@@ -7,6 +7,7 @@ import re
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from accounting.values.types import Usage
 from gateway.telemetry.exposition import OPENMETRICS, TEXT, gathered
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import RequestRecord
@@ -75,6 +76,60 @@ def test_pages_of_several_processes_become_one() -> None:
     assert {s.labels["gateway"]: s.value for s in families["headgate_gateway_up"].samples} == {"0": 1, "1": 1, "2": 0}
     assert {s.labels["gateway"] for s in families["headgate_requests"].samples} == {"0", "1"}
     assert body.count("# TYPE headgate_requests_total ") == 1
+
+
+def counted(metrics: Metrics) -> dict[str, float]:
+    """The counts of requests by route, and of the three histograms and admissions, without zeros."""
+    values: dict[str, float] = {}
+    for family in metrics.registry.collect():
+        for sample in family.samples:
+            if sample.value and sample.name == "headgate_requests_total":
+                values[sample.labels["route"]] = sample.value
+            elif sample.value and sample.name.endswith(("_admission_total", "seconds_count")):
+                name = sample.name.removeprefix("gen_ai_server_").removeprefix("headgate_")
+                values[name] = values.get(name, 0) + sample.value
+    return values
+
+
+TIMES = {"request_duration_seconds_count", "time_to_first_token_seconds_count", "time_per_output_token_seconds_count"}
+
+
+def streamed(**facts: object) -> RequestRecord:
+    made = RequestRecord("req_1", "POST", status=200, stream=True, usage=Usage(0, 0, 3, 9))
+    for name, value in facts.items():
+        setattr(made, name, value)
+    for mark in ("tokenized", "admitted", "first_byte", "last_byte"):
+        made.mark(mark)
+    return made
+
+
+@pytest.mark.parametrize(
+    "route", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings"]
+)
+def test_every_route_that_answers_is_measured(route: str) -> None:
+    metrics = Metrics(0)
+    metrics.observe(streamed(route=route))
+    found = counted(metrics)
+    assert found == {route: 1, "admission_total": 1, "admission_wait_seconds_count": 1, **dict.fromkeys(TIMES, 1)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "label"),
+    [
+        ({"route": "/v1/responses", "background": "created"}, "/v1/responses"),
+        ({"route": "/v1/responses", "background": "run"}, "/v1/responses/{response_id}/run"),
+        ({"route": "/v1/responses", "method": "GET", "status": 101}, "GET /v1/responses"),
+        ({"route": "/v1/messages/batches"}, "/v1/messages/batches"),
+        ({"route": "/v1/batches"}, "/v1/batches"),
+    ],
+)
+def test_what_no_client_waits_for_has_no_time_to_its_first_token(facts: dict[str, object], label: str) -> None:
+    metrics = Metrics(0)
+    metrics.observe(streamed(**facts))
+    found = counted(metrics)
+    assert found[label] == 1
+    assert not TIMES & set(found)
+    assert ("admission_total" in found) == ("background" in facts), "a batch's lines are counted one by one"
 
 
 @pytest.mark.parametrize(

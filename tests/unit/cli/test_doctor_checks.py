@@ -1,0 +1,87 @@
+"""What `headgate doctor` says of a port that is taken and of secrets that a cluster mounts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.base.home import Home
+from gateway.cli import doctor_checks
+from gateway.cli.doctor_checks import Place
+
+
+class Answers(BaseHTTPRequestHandler):
+    request_id = ""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.path == "/livez" and self.request_id:
+            self.send_header("x-request-id", self.request_id)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged."""
+
+
+@pytest.fixture
+def taken(request: pytest.FixtureRequest) -> Iterator[int]:
+    """The port of a server whose answers have this request id."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("One", (Answers,), {"request_id": request.param}))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("taken", "state", "words"),
+    [("req_1", "ok", "a Headgate answers at"), ("", "failing", "Address already in use"), ("other", "failing", "")],
+    indirect=["taken"],
+)
+def test_a_port_that_a_gateway_listens_on_by_itself_is_in_order(taken, state, words, tmp_path):
+    place = Place(Home(tmp_path), {"HEADGATE_PORT": str(taken)})
+    (found,) = doctor_checks.port(place)
+    assert (found.state, words in found.says) == (state, True), found
+
+
+@pytest.mark.parametrize(
+    ("mode", "read_only", "state", "words"),
+    [
+        (0o600, False, "ok", ""),
+        (0o440, False, "failing", "chmod 600"),
+        (0o440, True, "ok", "read-only mount"),
+        (0o444, True, "failing", "defaultMode"),
+        (0o604, False, "failing", "chmod 600"),
+    ],
+)
+def test_a_secret_may_be_read_by_its_group_where_it_is_mounted_read_only(
+    mode, read_only, state, words, tmp_path, monkeypatch
+):
+    (tmp_path / "secrets").mkdir()
+    for name in ("pepper", "master.key"):
+        (tmp_path / "secrets" / name).write_bytes(bytes(32))
+        (tmp_path / "secrets" / name).chmod(mode)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY if read_only else 0))
+    found = list(doctor_checks.secrets(Place(Home(tmp_path), {})))
+    assert [one.state for one in found] == [state, state]
+    assert all(words in f"{one.says} {one.fix}" for one in found), found
+
+
+def test_no_hint_installs_the_package_that_has_our_name_elsewhere():
+    """On PyPI `headgate` is another project: a hint names the packages of an extra, or where this one is from."""
+    root = Path(doctor_checks.__file__).parents[2]
+    texts = {
+        path: path.read_text()
+        for folder in ("gateway", "workers", "accounting")
+        for path in (root / folder).rglob("*.py")
+    }
+    for path, text in texts.items():
+        assert "headgate[embedded" not in text and "headgate[worker" not in text and "headgate[export" not in text, path
+        assert "install headgate" not in text and "constraints.txt headgate" not in text, path
