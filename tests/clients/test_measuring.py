@@ -21,7 +21,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 def environment(world: World) -> dict[str, str]:
-    return world.env | OFFLINE | {"HEADGATE_TOKENIZER": str(world.gateway.settings.home / "model")}
+    return world.env | OFFLINE | {"TOKENIZER": str(world.gateway.settings.home / "model")}
 
 
 def samples(directory: Path, task: str) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ async def test_the_compliance_runner_passes_all_but_what_is_argued(world: World)
     assert bun is not None, "the runner needs bun, which npm has, and zod 3 in the copy's node_modules"
     env = world.env | {"OPENRESPONSES_API_KEY": world.gateway.keys.api_key}
     arguments = ["run", "bin/compliance-test.ts", "--json", "--base-url", f"{world.gateway.url}/v1", "--model"]
-    done = await run([bun, *arguments, env["HEADGATE_MODEL"]], env, Path(COPY))
+    done = await run([bun, *arguments, env["MODEL"]], env, Path(COPY))
     results = json.loads(done.output)["results"]
     failed = {result["id"]: result["errors"] for result in results if result["status"] != "passed"}
     assert len(results) >= 17, done

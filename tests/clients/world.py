@@ -21,7 +21,7 @@ class World:
         return {
             "HEADGATE_URL": self.gateway.url,
             "HEADGATE_API_KEY": self.gateway.keys.api_key,
-            "HEADGATE_MODEL": MODEL,
-            "HEADGATE_EMBEDDING_MODEL": MODEL,
+            "MODEL": MODEL,
+            "EMBEDDING_MODEL": MODEL,
             "HOME": str(self.home),
         }
