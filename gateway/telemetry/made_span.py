@@ -24,7 +24,7 @@ class MadeSpan(NamedTuple):
 
     @property
     def context(self) -> SpanContext:
-        """What the SDK's queue reads: it takes nothing that is not sampled. It is the same for all spans, because making
+        """The SDK's queue reads this, because it takes nothing that is not sampled. All spans show it the same one: making
         one takes longer than all else of a span.
         """
         return _SAMPLED

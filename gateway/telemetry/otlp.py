@@ -82,7 +82,7 @@ _IS_TEXT, _IS_BOOL, _IS_INT = _tag(1, _BYTES), _tag(2, _VARINT), _tag(3, _VARINT
 _IS_DOUBLE, _IS_LIST, _ITEM = _tag(4, _FIXED64), _tag(5, _BYTES), _tag(1, _BYTES)
 _KEY, _VALUE = _tag(1, _BYTES), _tag(2, _BYTES)
 _TRACE_ID, _SPAN_ID, _PARENT_ID = _tag(1, _BYTES) + b"\x10", _tag(2, _BYTES) + b"\x08", _tag(4, _BYTES) + b"\x08"
-"""With the length that all ids have."""
+"""All ids of a kind have one length, which stands here already."""
 _NAME, _START, _END = _tag(5, _BYTES), _tag(7, _FIXED64), _tag(8, _FIXED64)
 _ATTRIBUTES, _EVENTS, _LINKS, _FLAGS = _tag(9, _BYTES), _tag(11, _BYTES), _tag(13, _BYTES), _tag(16, _FIXED32)
 _KINDS = {name: _tag(6, _VARINT) + _varint(kind) for name, kind in (("internal", 1), ("server", 2), ("client", 3))}
