@@ -66,6 +66,8 @@ def prompt_of(fields: CountFields, reader: Reader) -> Translated:
     check_cache_control(fields.cache_control, "")
     _check_edits(fields.context_management)
     made = turns(fields.system, fields.messages, late_system=reader.late_system)
+    if not made.messages:
+        raise errors.invalid("'messages' must have some content.", "messages")
     body: dict[str, Any] = {"model": fields.model, "messages": made.messages}
     if made.messages[-1]["role"] == "assistant":
         body |= {"continue_final_message": True, "add_generation_prompt": False}

@@ -4,12 +4,11 @@ between two marks of its own. JSON is read, too.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import partial
 
 from gateway.parsers import json_call
-from gateway.parsers.scan import Format, Scan, Wait, behind
+from gateway.parsers.scan import Format, Scan, Wait, behind, json_text
 
 MAX_DEPTH = 32
 
@@ -58,7 +57,7 @@ def _value(scan: Scan, quote: str, depth: int) -> Wait[bool]:
         return (yield from json_call.value(scan, scan.argument))
     text = (yield from scan.word(",}]<\n")).strip()
     if json_call.decoded(text) is None and text != "null":
-        text = json.dumps(text, ensure_ascii=False)  # a string without its marks
+        text = json_text(text)  # a string without its marks
     scan.argument(text)
     return bool((yield from scan.peek()))
 
@@ -98,5 +97,5 @@ def _key(scan: Scan, quote: str) -> Wait[bool]:
     yield from scan.spaces()
     if not key or not (yield from scan.accept(":")):
         return False
-    scan.argument(f"{json.dumps(key, ensure_ascii=False)}: ")
+    scan.argument(f"{json_text(key)}: ")
     return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +38,7 @@ def arguments(scan: Scan, name: str, tags: ParameterTags) -> Wait[str]:
             yield from scan.up_to((tags.value_end,), _ignore)
             continue
         seen.add(key)
-        scan.argument(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+        scan.argument(f"{before}{json_text(key)}: ")
         before = ", "
         types = _stated(attributes, _types(schemas.get(key)))
         if not (yield from _value(scan, types, tags)):
@@ -84,13 +83,18 @@ def _types(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     given = schema.get("type")
-    found = {given} if isinstance(given, str) else {one for one in given or () if isinstance(one, str)}
-    for one in schema.get("anyOf") or schema.get("oneOf") or ():
+    found = {given} if isinstance(given, str) else {one for one in _listed(given) if isinstance(one, str)}
+    for one in _listed(schema.get("anyOf")) or _listed(schema.get("oneOf")):
         found |= _types(one)
     values = schema.get("enum")
     if not found and isinstance(values, list) and values and all(isinstance(one, str) for one in values):
         return {"string"}
     return found
+
+
+def _listed(value: Any) -> list[Any]:
+    """Returns a list of a client's schema; an empty one for any other value, because nobody has checked the schema."""
+    return value if isinstance(value, list) else []
 
 
 def _typed(text: str, types: set[str]) -> Any:

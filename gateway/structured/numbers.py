@@ -51,13 +51,13 @@ def leaking(bounds: Sequence[Mapping[str, Json]]) -> str | None:
     """Returns the name of a bound that the library would let out, of numbers that may have to satisfy several of these
     bounds: a whole number that is excluded, where another bound is less than 1 away on the side that is allowed.
     """
-    for name, side, others in (
-        ("exclusiveMinimum", 1, ("maximum", "exclusiveMaximum")),
-        ("exclusiveMaximum", -1, ("minimum", "exclusiveMinimum")),
+    for name, next_whole, others in (
+        ("exclusiveMinimum", math.floor, ("maximum", "exclusiveMaximum")),
+        ("exclusiveMaximum", math.ceil, ("minimum", "exclusiveMinimum")),
     ):
-        excluded = [one[name] for one in bounds if one.get(name, 0.5) % 1 == 0]
+        excluded = {one[name] for one in bounds if one.get(name, 0.5) % 1 == 0}
         ends = [one[other] for one in bounds for other in others if other in one]
-        if any(0 < side * (end - value) < 1 for value in excluded for end in ends):
+        if not excluded.isdisjoint(next_whole(end) for end in ends if end % 1):
             return name
     return None
 

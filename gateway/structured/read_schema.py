@@ -11,6 +11,8 @@ from typing import Any as Json
 from typing import ClassVar
 from urllib.parse import unquote
 
+import msgspec
+
 from gateway.structured import numbers, regex
 from gateway.structured.document import DEFINITIONS, Document, Node, SchemaError
 from gateway.structured.formats import ANNOTATIONS as NUMBER_FORMATS
@@ -21,6 +23,8 @@ MAX_DEPTH = 16
 MAX_PROPERTIES = 512
 MAX_NAMED = 256
 """The most places that `$ref` leads to."""
+MAX_READ = 256 * 1024
+"""The most bytes of all these places: one may lie within another, and is read once more then."""
 MAX_NAME = 256
 """The most characters of a property's name."""
 MAX_COUNT = 10_000
@@ -65,6 +69,8 @@ class _Reader:
         self._schema = schema
         self._document = Document()
         self._num_properties = 0
+        self._num_read = 0
+        """The bytes of all places that `$ref` leads to."""
         self._places: dict[tuple[str, bool], str] = {}
         """The name of a place that `$ref` leads to, and of the same place as a part of another schema."""
         self._unread: list[tuple[str, bool]] = []
@@ -136,10 +142,14 @@ class _Reader:
             raise _refused(at, "$ref", "Only references inside the schema are.")
         place = unquote(given[1:]), is_part
         if place not in self._places:
-            if self._find(place[0]) is None:
+            found = self._find(place[0])
+            if found is None:
                 raise SchemaError(f"{at}/$ref", "The reference leads nowhere.")
             if len(self._places) == MAX_NAMED:
                 raise SchemaError(f"{at}/$ref", f"References to more than {MAX_NAMED} places.")
+            self._num_read += len(msgspec.json.encode(found))
+            if self._num_read > MAX_READ:
+                raise SchemaError(f"{at}/$ref", f"References to places of more than {MAX_READ // 1024} KiB together.")
             self._places[place] = f"{len(self._places)}"
             self._unread.append(place)
         return {"$ref": DEFINITIONS + self._places[place]}
@@ -150,7 +160,8 @@ class _Reader:
         for part in pointer.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list) and part.isascii() and part.isdigit():
-                found = dict(enumerate(found)).get(int(part[:6]))
+                place = int(part[:6])
+                found = found[place] if place < len(found) else None
             else:
                 found = found.get(part) if isinstance(found, dict) else None
         return found

@@ -10,7 +10,9 @@ from typing import Any as Json
 from gateway.structured.document import DEFINITIONS, Document, Node, alternatives, types
 
 MAX_COMPARISONS = 10_000
-"""The most comparisons for all `oneOf` of a schema."""
+"""The most comparisons of two nodes for all `oneOf` of a schema."""
+_VALUES = 16
+"""The values of `enum` that cost as much as a comparison of two nodes."""
 
 
 def termless(document: Document) -> str | None:
@@ -76,7 +78,7 @@ def excluding(document: Document, nodes: list[Node], left: list[int]) -> bool:
 def _exclude(document: Document, one: Node, other: Node, left: list[int]) -> bool:
     """Compares two nodes. Nodes that are not decided when nothing is `left` count as not excluding each other."""
     one, other = document.followed(one), document.followed(other)
-    left[0] -= 1
+    left[0] -= 1 + (_num_values(one) + _num_values(other)) // _VALUES
     if left[0] < 0 or one is True or other is True:
         return False
     for first, second in ((one, other), (other, one)):
@@ -87,7 +89,7 @@ def _exclude(document: Document, one: Node, other: Node, left: list[int]) -> boo
     if _kinds(one).isdisjoint(_kinds(other)):
         return True
     if "enum" in one and "enum" in other:
-        return all(_plain(a) and _plain(b) and a != b for a in one["enum"] for b in other["enum"])
+        return all(map(_plain, (*one["enum"], *other["enum"]))) and set(one["enum"]).isdisjoint(other["enum"])
     return _kinds(one) == _kinds(other) == {"object"} and _objects_exclude(document, one, other, left)
 
 
@@ -98,6 +100,10 @@ def _objects_exclude(document: Document, one: dict[str, Json], other: dict[str, 
     return any(
         name in mine and name in theirs and _exclude(document, mine[name], theirs[name], left) for name in needed
     )
+
+
+def _num_values(node: Node) -> int:
+    return len(node.get("enum", ())) if node is not True else 0
 
 
 def _plain(value: Json) -> bool:

@@ -49,6 +49,15 @@ def check(ask: Ask) -> None:
             raise errors.invalid(f"This model's provider does not know '{name}'.", name, "unsupported_parameter")
     if (ask.body.get("temperature") or 0) > 1:
         raise errors.invalid("This model takes a temperature from 0 to 1.", "temperature")
+    choice = ask.body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        raise errors.invalid(
+            "This model's provider does not know 'allowed_tools'.", "tool_choice", "unsupported_parameter"
+        )
+    for number, tool in enumerate(ask.body.get("tools") or ()):
+        if tool["function"].get("strict"):
+            where = f"tools[{number}].function.strict"
+            raise errors.invalid("This model's provider enforces no schema of a tool.", where, "unsupported_parameter")
     for number, message in enumerate(ask.body["messages"]):
         for place, call in enumerate(message.get("tool_calls") or ()):
             try:
@@ -121,7 +130,7 @@ def _tool(function: Mapping[str, Any]) -> dict[str, Any]:
 
 def _choice(choice: Any, parallel: Any) -> dict[str, Any]:
     if isinstance(choice, dict):
-        found: dict[str, Any] = {"type": "tool", "name": (choice.get("function") or {}).get("name")}
+        found: dict[str, Any] = {"type": "tool", "name": (choice.get("function") or choice).get("name")}
     else:
         found = {"type": {"required": "any", "none": "none"}.get(choice, "auto")}
     if parallel is False and found["type"] != "none":

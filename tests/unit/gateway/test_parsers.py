@@ -15,7 +15,7 @@ from transcripts import NAMES, TOOLS, TRANSCRIPTS, Transcript
 
 from gateway.parsers.dialects import DIALECTS, STYLES, OutputSyntax
 from gateway.parsers.parts import CallArguments, CallBegin, Folded, OutputParser, Part, Reasoning, Text
-from gateway.schema.tools import Tools
+from gateway.schema.tools import FunctionTool, Tools
 
 ALL = pytest.mark.parametrize("given", TRANSCRIPTS, ids=[one.name for one in TRANSCRIPTS])
 
@@ -321,3 +321,29 @@ def test_a_cut_in_what_was_no_call_begins_none() -> None:
 def test_white_space_before_a_cut_stays_where_no_call_may_follow() -> None:
     one = parser(Transcript("", "hermes", "", style="think"), Tools((), "none", frozenset()))
     assert Folded.of([*one.push("<think>Hm.</think>So \n"), *one.end(is_cut=True)]).text == "So \n"
+
+
+ANY_JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.sampled_from(["string", "integer"])),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["type", "anyOf", "oneOf", "enum", "city", "properties"]), inner, max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@ALL
+@given(schema=st.dictionaries(st.sampled_from(["type", "anyOf", "oneOf", "enum"]), ANY_JSON), whole=ANY_JSON)
+def test_no_schema_of_a_client_breaks_a_parser(given, schema, whole):
+    for parameters in ({"properties": {"city": schema, "days": schema}}, {"properties": whole}):
+        functions = tuple(FunctionTool(name, None, parameters) for name in NAMES)
+        parts, _ = parsed(given, tools=Tools(functions, "auto", NAMES))
+        for _, arguments in Folded.of(parts).calls:
+            arguments.encode()
+
+
+def test_the_name_of_an_argument_is_never_half_a_pair():
+    call = '<|tool_call>call:get_weather{"\\ud800": 1}<tool_call|>'
+    parts, _ = parsed(Transcript("gemma", "gemma4", call))
+    assert json.loads(Folded.of(parts).calls[0][1]) == {"\ufffd": 1}

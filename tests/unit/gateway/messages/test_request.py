@@ -342,3 +342,10 @@ def test_the_sentence_names_the_callers_field_too() -> None:
     assert told.message == "'stop_sequences' cannot be combined with a form."
     assert told.param == "stop_sequences"
     assert renamed(errors.model_not_found(), []).param == "model"
+
+
+def test_messages_without_any_block_are_refused():
+    with pytest.raises(ApiError) as caught:
+        translated(messages=[{"role": "user", "content": []}])
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+    assert chat(messages=[{"role": "user", "content": ""}])["messages"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
+from itertools import product
 
 import pytest
 from walks import matches
 
 from gateway.base.errors import ApiError
 from gateway.structured import soundness
-from gateway.structured.form import JsonSchema, ResponseFormat, StructuredOutputs, form_of
+from gateway.structured.form import MAX_BYTES, JsonSchema, ResponseFormat, StructuredOutputs, form_of
 from gateway.structured.read_schema import MAX_NAMED
 
 
@@ -264,6 +266,77 @@ def test_many_oneofs_cost_together_no_more_comparisons_than_one_may(monkeypatch)
     refused = refusal({"type": "array", "prefixItems": [{"oneOf": branches}] * 500, "$defs": strings})
     assert "exclude each other" in refused.message
     assert len(compared) < 2 * soundness.MAX_COMPARISONS
+
+
+def enum_of(first: int) -> dict[str, list[int]]:
+    return {"enum": list(range(first, 8_000, 2))}
+
+
+def spellings(num_tildes: int) -> list[str]:
+    """Returns JSON pointers that all name a property of this many tildes."""
+    return ["".join(one) for one in product(("~", "~0"), repeat=num_tildes)]
+
+
+def quick(schema: object) -> None:
+    """Accepts or refuses a schema, in a bounded time."""
+    size = len(json.dumps(schema))
+    assert size <= MAX_BYTES or size > 2**20, "it is refused by its size alone"
+    began = time.thread_time()
+    with suppress(ApiError):
+        of_schema(schema)
+    assert time.thread_time() - began < 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"oneOf": [enum_of(1), enum_of(2)]},
+        {
+            "oneOf": [{"anyOf": [{"$ref": "#/$defs/a"}] * 1000}, {"$ref": "#/$defs/b"}],
+            "$defs": {"a": {"enum": [1] * 6000}, "b": {"enum": [2] * 7000}},
+        },
+        {"oneOf": [enum_of(1), *[{"enum": [2 * i]} for i in range(1000)]]},
+        {
+            "oneOf": [{"anyOf": [{"$ref": "#/$defs/a"}] * 100}] * 2,
+            "$defs": {"a": {"type": "object", "required": [f"p{i}" for i in range(512)]}},
+        },
+        {"allOf": [{"exclusiveMinimum": 1}] * 1400 + [{"maximum": 9}] * 1400},
+        {"allOf": [{"exclusiveMaximum": 9}] * 1400 + [{"minimum": 1}] * 1400},
+        {
+            "anyOf": [{"$ref": f"#/$defs/{one}"} for one in spellings(8)[:250]],
+            "$defs": {"~" * 8: {"anyOf": [{}] * 13_000}},
+        },
+        {"anyOf": [{"$ref": f"#/$defs/a/{i}"} for i in range(200)], "$defs": {"a": [{}] * 200 + [1] * 19_000}},
+        {"anyOf": [{"$ref": "#/$defs/a"}] * 2, "$defs": {"a": {"anyOf": [{}] * 16_000}}},
+        {
+            "anyOf": [{"$ref": "#/$defs/0"}] * 1300,
+            "$defs": {str(i): {"anyOf": [{"$ref": f"#/$defs/{i + 1}"}] * 4} for i in range(254)} | {"254": STRING},
+        },
+        {"enum": list(range(500_000))},
+        {"anyOf": [{"$ref": "#"}] * 300_000},
+    ],
+    ids=[
+        *("large-enums", "enums-again-and-again", "an-enum-and-many", "required", "exclusive-minima"),
+        *("exclusive-maxima", "one-place-by-many-names", "a-long-list", "many-nodes", "a-chain-of-references"),
+        *("megabytes-of-values", "megabytes-of-references"),
+    ],
+)
+def test_a_hostile_schema_takes_a_bounded_time(schema):
+    quick(schema)
+
+
+def test_large_lists_of_values_that_exclude_each_other_are_branches():
+    form = of_schema({"oneOf": [enum_of(1), enum_of(2)]})
+    assert form.is_kept("7")
+    assert "exclude each other" in refusal({"oneOf": [enum_of(1), {"enum": [2, 7]}]}).message
+    assert "exclude each other" in refusal({"oneOf": [{"enum": [True, "a"]}, {"enum": [1, "a"]}]}).message
+    assert "exclude each other" in refusal({"oneOf": [{"enum": [[1]]}, {"enum": [[2]]}]}).message
+
+
+def test_one_place_by_many_names_is_refused():
+    names = [{"$ref": f"#/$defs/{one}"} for one in spellings(6)]
+    refused = refusal({"anyOf": names, "$defs": {"~" * 6: {"enum": list(range(2000))}}})
+    assert "KiB together" in refused.message
 
 
 def test_a_second_look_at_a_text_takes_a_bounded_time():

@@ -139,3 +139,25 @@ def test_an_id_has_only_what_every_database_takes(given: str) -> None:
         assert [one.provider_id for one in chunks if one.provider_id] == ["chatcmpl-1"]
     assert id_of(5) == id_of(None) == ""
     assert id_of("a" * 200) == "a" * 128
+
+
+def asked(**body):
+    tools = [{"type": "function", "function": {"name": "f", "strict": body.pop("strict", None)}}]
+    return Ask(
+        "chat", {"messages": [{"role": "user", "content": "hi"}], "tools": tools} | body, 1, 10, Interval(0, 1, 9)
+    )
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "name": "f"}, {"type": "function", "function": {"name": "f"}}])
+def test_a_chosen_tool_has_its_name_in_messages(choice):
+    ask = asked(tool_choice=choice)
+    anthropic.check(ask)
+    assert anthropic.message_body(ask)["tool_choice"] == {"type": "tool", "name": "f"}
+
+
+def test_what_messages_cannot_say_of_tools_is_refused():
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "name": "f"}]}}
+    for body, param in (({"tool_choice": allowed}, "tool_choice"), ({"strict": True}, "tools[0].function.strict")):
+        with pytest.raises(ApiError) as caught:
+            anthropic.check(asked(**body))
+        assert (caught.value.status, caught.value.param) == (400, param)
