@@ -47,8 +47,8 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     orders: Sequence[EngineRequest]
     writer: Writer
     ignored: Sequence[str] = ()
-    before_text: Callable[[GenerationGroup], Awaitable[None]] | None = None
-    """Called once the first pieces are there: the prompt's logprobs are known then."""
+    before_text: Callable[[GenerationGroup, Sequence[int]], Awaitable[None]] | None = None
+    """Called with the numbers of prompts once each has its first piece: its logprobs are known then."""
     work: Work = inline
     keep: Callable[[Ending], Awaitable[None]] | None = None
     """Stores the answer before it is settled. If it raises, the request fails and is free."""
@@ -90,7 +90,7 @@ def ended_of(request: web.Request) -> Ended | None:
 async def _body(request: web.Request, plan: AnswerPlan, run: GenerationGroup, headers: dict[str, str]) -> web.Response:
     pieces = await run.whole()
     if plan.before_text is not None:
-        await plan.before_text(run)
+        await plan.before_text(run, range(len(plan.orders)))
     choices = await _choices(plan, [pieces[drawn] for drawn in run.shown])
 
     def whole(settled: Sequence[Settled]) -> bytes:
@@ -152,10 +152,15 @@ async def _stream(
         return stream.whole(*closing(settled))
 
     has_begun = False
+    waiting = set(range(len(plan.orders)))
+    """The prompts without a piece."""
     try:
         async for found in run.pieces():
-            if found and not has_begun and plan.before_text is not None:
-                await plan.before_text(run)
+            if plan.before_text is not None:
+                new = waiting & {numbered.index // plan.orders[0].num_choices for numbered in found}
+                if new:
+                    waiting -= new
+                    await plan.before_text(run, sorted(new))
             if stream.response is None:
                 request[RECORD].is_waiting = not found
                 await stream.start(headers)

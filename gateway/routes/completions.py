@@ -70,7 +70,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     writer = ChunkWriter(written, fields, len(orders) * fields.num_choices)
     plan = AnswerPlan(fields, orders, writer, ignored, work=common.work_of(request))
     echoes = _Echoes(plan, written) if fields.echo else None
-    facts_of = PromptFacts(plan, writer, partial(setattr, written, "prompts"))
+    facts_of = PromptFacts(plan, writer, written.prompts.update)
     return msgspec.structs.replace(
         plan, before_text=in_turn(echoes, facts_of if PromptFacts.are_wanted(fields) else None)
     )
@@ -150,15 +150,12 @@ class _Echoes:
         self._plan = plan
         self._written = written
 
-    async def __call__(self, run: GenerationGroup) -> None:
-        logprobs = [generation.prompt_logprobs for generation in run.generations]
-        num_each = 1 + max(0, self._written.num_logprobs)
-        num_entries = num_each * sum(len(order.prompt) for order in self._plan.orders)
-        self._written.echoes = await self._plan.work(num_entries, partial(self._echoes, logprobs))
-
-    def _echoes(self, logprobs: Sequence[Sequence[bytes]]) -> list[Echo]:
-        prompts = [order.prompt for order in self._plan.orders]
-        return [self._echo(*pair) for pair in zip(prompts, logprobs, strict=True)]
+    async def __call__(self, run: GenerationGroup, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            prompt = self._plan.orders[number].prompt
+            num_entries = (1 + max(0, self._written.num_logprobs)) * len(prompt)
+            work = partial(self._echo, prompt, run.generations[number].prompt_logprobs)
+            self._written.echoes[number] = await self._plan.work(num_entries, work)
 
     def _echo(self, prompt: Sequence[int], parts: Sequence[bytes]) -> Echo:
         texts = texts_of(self._written.tokenizer, prompt, skip_special_tokens=True)

@@ -5,7 +5,7 @@ A body becomes a chat body, and chat does the rest; only the answer is written i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -40,7 +40,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     [order] = made.orders
     writer = MessageWriter(fields.model, order.facts.tier, fills_context=order.max_tokens < fields.max_tokens)
 
-    async def note_prompt(run: GenerationGroup) -> None:
+    async def note_prompt(run: GenerationGroup, _: Sequence[int]) -> None:
         writer.prompt = run.usage
 
     return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,13 +13,13 @@ from gateway.schema.sampling import SamplingFields
 from gateway.writers.chunks import ChunkWriter
 from gateway.writers.prompts import scored
 
-Hook = Callable[[GenerationGroup], Awaitable[None]]
+Hook = Callable[[GenerationGroup, Sequence[int]], Awaitable[None]]
 
 
 class PromptFacts:
-    """Hands `put` the fields of each prompt: its token ids and their logprobs, as far as they were asked for."""
+    """Hands `put` the fields of prompts, by their numbers: their token ids and their logprobs, as far as they were asked for."""
 
-    def __init__(self, plan: AnswerPlan, writer: ChunkWriter, put: Callable[[list[dict[str, Any]]], None]) -> None:
+    def __init__(self, plan: AnswerPlan, writer: ChunkWriter, put: Callable[[dict[int, dict[str, Any]]], None]) -> None:
         self._plan = plan
         self._writer = writer
         self._put = put
@@ -28,26 +28,25 @@ class PromptFacts:
     def are_wanted(fields: SamplingFields) -> bool:
         return bool(fields.return_token_ids) or fields.prompt_logprobs is not None or fields.continuous_usage
 
-    async def __call__(self, run: GenerationGroup) -> None:
+    async def __call__(self, run: GenerationGroup, numbers: Sequence[int]) -> None:
         fields, orders = self._plan.fields, self._plan.orders
         if fields.continuous_usage:
             self._writer.ending_so_far = lambda: Ending(run.usage, run.num_reasoning, {})
-        found: list[dict[str, Any]] = [{} for _ in orders]
-        if fields.return_token_ids:
-            for one, order in zip(found, orders, strict=True):
+        found: dict[int, dict[str, Any]] = {number: {} for number in numbers}
+        for number, one in found.items():
+            order = orders[number]
+            if fields.return_token_ids:
                 one["prompt_token_ids"] = order.prompt.tolist()
-        if fields.prompt_logprobs is not None:
-            num_each = 1 + fields.prompt_logprobs
-            for one, order, generation in zip(found, orders, run.generations, strict=True):
+            if fields.prompt_logprobs is not None:
                 work = partial(
                     scored,
                     order.model.tokenizer,
                     order.prompt,
-                    generation.prompt_logprobs,
+                    run.generations[number].prompt_logprobs,
                     fields.prompt_logprobs,
                     names_ids=bool(fields.return_tokens_as_token_ids),
                 )
-                one["prompt_logprobs"] = await self._plan.work(num_each * len(order.prompt), work)
+                one["prompt_logprobs"] = await self._plan.work((1 + fields.prompt_logprobs) * len(order.prompt), work)
         self._put(found)
 
 
@@ -55,8 +54,8 @@ def in_turn(*hooks: Hook | None) -> Hook | None:
     """Returns one hook that calls the given ones in turn, or None if there are none."""
     given = [hook for hook in hooks if hook is not None]
 
-    async def call(run: GenerationGroup) -> None:
+    async def call(run: GenerationGroup, numbers: Sequence[int]) -> None:
         for hook in given:
-            await hook(run)
+            await hook(run, numbers)
 
     return call if given else None

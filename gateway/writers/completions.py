@@ -28,14 +28,14 @@ class Echo:
 class CompletionForm:
     tokenizer: ModelTokenizer
     num_logprobs: int
-    echoes: Sequence[Echo] = ()
-    """One echo per prompt, filled in once the engine has scored the prompt."""
+    echoes: dict[int, Echo] = field(default_factory=dict)
+    """The echo of each prompt by its number, filled in once the engine has scored the prompt."""
     num_choices: int = 1
     with_ids: bool = False
     """Choices and chunks have the ids of their tokens."""
     names_ids: bool = False
     """Logprobs name tokens by their ids."""
-    prompts: Sequence[dict[str, Any]] = ()
+    prompts: dict[int, dict[str, Any]] = field(default_factory=dict)
     """The fields that each prompt's choices have of it, where an echo would."""
     body_object: str = "text_completion"
     chunk_object: str = "text_completion"

@@ -121,6 +121,22 @@ async def test_completions_echo_scores_the_prompt_aligned_with_its_text(gateway:
     assert len({len(logprobs.tokens), len(logprobs.token_logprobs), len(logprobs.top_logprobs or [])}) == 1
 
 
+async def test_streamed_prompts_are_echoed_with_their_logprobs_as_each_of_them_begins(gateway: RunningGateway) -> None:
+    """The long one is still in prefill when the short one has its first token."""
+    prompts, fields = ["a prompt", "a prompt " * 200], {"max_tokens": 40, "temperature": 0, "echo": True, "logprobs": 1}
+    async with gateway.client() as client:
+        whole = await client.completions.create(model=MODEL, prompt=prompts, **fields)
+        stream = await client.completions.create(model=MODEL, prompt=prompts, stream=True, **fields)
+        chunks = [chunk.choices[0] async for chunk in stream]
+    assert chunks[0].index == 0
+    for index, choice in enumerate(whole.choices):
+        parts = [chunk for chunk in chunks if chunk.index == index]
+        assert "".join(part.text for part in parts) == choice.text
+        for name in ("tokens", "token_logprobs", "text_offset"):
+            found = [value for part in parts if part.logprobs for value in getattr(part.logprobs, name) or []]
+            assert found == getattr(choice.logprobs, name)
+
+
 async def test_echo_without_output_only_scores(gateway: RunningGateway) -> None:
     async with gateway.client() as client:
         answer = await client.completions.create(model=MODEL, prompt="abc", max_tokens=0, echo=True, logprobs=0)
