@@ -163,17 +163,9 @@ async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
 async def list_keys(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[ApiKeyInfo]:
-    page = await newest_first(
-        conn,
-        _living(tenant_id),
-        ApiKey.created_at,
-        ApiKey.id,
-        after,
-        limit,
-        ever=select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id),
-        oldest_first=oldest_first,
-    )
-    return Page([key_info(row) for row in page.items], page.has_more)
+    query, ever = _living(tenant_id), select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id)
+    page = await newest_first(conn, query, ApiKey, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(key_info)
 
 
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:

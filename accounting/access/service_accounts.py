@@ -51,17 +51,9 @@ async def get_service_account(conn: AsyncConnection, tenant_id: str, account_id:
 async def list_service_accounts(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
 ) -> Page[ServiceAccountInfo]:
-    query = _accounts(tenant_id)
-    page = await newest_first(
-        conn,
-        query,
-        ServiceAccount.created_at,
-        ServiceAccount.id,
-        after,
-        limit,
-        ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
-    )
-    return Page([_account(row) for row in page.items], page.has_more)
+    ever = select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id)
+    page = await newest_first(conn, _accounts(tenant_id), ServiceAccount, after, limit, ever=ever)
+    return page.of(_account)
 
 
 async def rename_service_account(

@@ -149,8 +149,8 @@ async def list_batches(
     query = _owned(tenant_id)
     if running:
         query = query.where(Batch.state.not_in(ENDED))
-    page = await newest_first(conn, query, Batch.created_at, Batch.id, after, limit, ever=_owned(tenant_id))
-    return Page([batch_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Batch, after, limit, ever=_owned(tenant_id))
+    return page.of(batch_info)
 
 
 async def cancel(conn: AsyncConnection, tenant_id: str | None, batch_id: str, now: int, *, actor: str) -> BatchInfo:

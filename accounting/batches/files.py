@@ -104,20 +104,11 @@ async def list_files(
     limit: int = 10_000,
     oldest_first: bool = False,
 ) -> Page[FileInfo]:
-    query = _living(tenant_id, now)
+    query, ever = _living(tenant_id, now), select(File.__table__).where(File.tenant_id == tenant_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
-    page = await newest_first(
-        conn,
-        query,
-        File.created_at,
-        File.id,
-        after,
-        limit,
-        oldest_first=oldest_first,
-        ever=select(File.__table__).where(File.tenant_id == tenant_id),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, File, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(_info)
 
 
 async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str) -> None:

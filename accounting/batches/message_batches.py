@@ -34,9 +34,9 @@ async def list_batches(
     """Returns a page, newest first: the batches that follow `after`, or those directly before `before`."""
     query, ever = _living(tenant_id), _owned(tenant_id)
     if before is None:
-        page = await newest_first(conn, query, Batch.created_at, Batch.id, after, limit, ever=ever)
-        return Page([batch_info(row) for row in page.items], page.has_more)
-    page = await newest_first(conn, query, Batch.created_at, Batch.id, before, limit, ever=ever, oldest_first=True)
+        page = await newest_first(conn, query, Batch, after, limit, ever=ever)
+        return page.of(batch_info)
+    page = await newest_first(conn, query, Batch, before, limit, ever=ever, oldest_first=True)
     return Page([batch_info(row) for row in reversed(page.items)], page.has_more)
 
 

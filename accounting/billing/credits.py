@@ -127,8 +127,8 @@ async def list_credits(
     query = _listed()
     if tenant_id is not None:
         query = query.where(Credit.tenant_id == tenant_id)
-    page = await newest_first(conn, query, Credit.created_at, Credit.id, after, limit)
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Credit, after, limit)
+    return page.of(_info)
 
 
 async def corrected(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[str, int]:

@@ -136,7 +136,7 @@ async def list_webhooks(
         query = query.where(Webhook.is_tenants)
     # A removed webhook leaves no row, so its creation time is read from its id.
     gone = None if after is None else made_at("webhook", after)
-    page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone)
+    page = await newest_first(conn, query, Webhook, after, limit, created_at=gone)
     return Page(await _with_counts(conn, page.items), page.has_more)
 
 

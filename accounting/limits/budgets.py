@@ -116,7 +116,7 @@ async def list_budgets(
     if tenant_id is not None:
         mine = BudgetRow.tenant_id == tenant_id
         query, ever = query.where(mine), ever.where(mine)
-    page = await newest_first(conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever)
+    page = await newest_first(conn, query, BudgetRow, after, limit, ever=ever)
     return Page(await _with_adjustments(conn, page.items), page.has_more)
 
 

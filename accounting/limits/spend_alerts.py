@@ -78,17 +78,9 @@ async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAler
 async def list_alerts(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[SpendAlertInfo]:
-    page = await newest_first(
-        conn,
-        _living(tenant_id),
-        SpendAlert.created_at,
-        SpendAlert.id,
-        after,
-        limit,
-        oldest_first=oldest_first,
-        ever=select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    query, ever = _living(tenant_id), select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id)
+    page = await newest_first(conn, query, SpendAlert, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(_info)
 
 
 async def change(

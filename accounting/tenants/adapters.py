@@ -85,8 +85,8 @@ async def get(conn: AsyncConnection, adapter_id: str) -> AdapterInfo:
 
 async def list_adapters(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[AdapterInfo]:
     query = select(Adapter.__table__).where(Adapter.deleted_at.is_(None))
-    page = await newest_first(conn, query, Adapter.created_at, Adapter.id, after, limit, ever=select(Adapter.__table__))
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Adapter, after, limit, ever=select(Adapter.__table__))
+    return page.of(_info)
 
 
 async def known(conn: AsyncConnection, now: int) -> list[AdapterInfo]:

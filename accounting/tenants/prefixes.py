@@ -64,16 +64,9 @@ async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
 
 
 async def list_prefixes(conn: AsyncConnection, now: int, *, after: str | None, limit: int) -> Page[PrefixInfo]:
-    page = await newest_first(
-        conn,
-        select(PublicPrefix.__table__).where(_in_force(now)),
-        PublicPrefix.created_at,
-        PublicPrefix.id,
-        after,
-        limit,
-        ever=select(PublicPrefix.__table__),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    ever = select(PublicPrefix.__table__)
+    page = await newest_first(conn, ever.where(_in_force(now)), PublicPrefix, after, limit, ever=ever)
+    return page.of(_info)
 
 
 async def in_force(conn: AsyncConnection, now: int) -> list[PrefixInfo]:

@@ -51,8 +51,8 @@ async def list_tenants(
 ) -> Page[TenantInfo]:
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
     ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
-    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit, ever=ever)
-    return Page([_tenant(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Tenant, after, limit, ever=ever)
+    return page.of(_tenant)
 
 
 async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
