@@ -9,10 +9,10 @@ from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import Tenant
-from accounting.values.errors import NoRoomError, NotFoundError
+from accounting.values.errors import NoRoomError
 from accounting.values.ids import new_id
 
 DEFAULT_EXPIRY_S = 30 * 86_400
@@ -88,10 +88,7 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, mos
 async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
     """Return a file of the tenant. Raises NotFoundError, also for another tenant's file, an expired and a deleted
     one."""
-    row = (await conn.execute(_living(tenant_id, now).where(File.id == file_id))).first()
-    if row is None:
-        raise NotFoundError("No such File object.")
-    return _info(row)
+    return _info(await one(conn, _living(tenant_id, now).where(File.id == file_id), "No such File object."))
 
 
 async def list_files(

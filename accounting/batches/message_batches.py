@@ -13,19 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import files
 from accounting.batches.batches import BatchInfo, batch_info
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch, BatchLine, File
-from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.errors import ConflictError
 
 ENDPOINT = "/v1/messages"
 
 
 async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo:
     """Returns a batch of the tenant. Raises NotFoundError, also for another tenant's batch and for a deleted one."""
-    row = (await conn.execute(_living(tenant_id).where(Batch.id == batch_id))).first()
-    if row is None:
-        raise NotFoundError("No such Message Batch.")
-    return batch_info(row)
+    return batch_info(await one(conn, _living(tenant_id).where(Batch.id == batch_id), "No such Message Batch."))
 
 
 async def list_batches(

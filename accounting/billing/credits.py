@@ -19,7 +19,7 @@ from accounting.billing import documents, invoice_numbers
 from accounting.billing.grants import Grant
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.ledger import ledger
 from accounting.prices.pricing import MAX_AMOUNT
 from accounting.tables.billing_models import InvoiceTerms
@@ -115,10 +115,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, credit_id: str) -> CreditInfo:
-    row = (await conn.execute(_listed().where(Credit.id == credit_id))).first()
-    if row is None:
-        raise NotFoundError("No such credit.")
-    return _info(row)
+    return _info(await one(conn, _listed().where(Credit.id == credit_id), "No such credit."))
 
 
 async def list_credits(

@@ -1,5 +1,5 @@
-"""Lists in pages by key, newest first unless asked otherwise. A page goes on after the last object that the caller saw.
-The module knows no table.
+"""Objects as a caller asks for them: one, or a list in pages by key, newest first unless asked otherwise. A page goes on
+after the last object that the caller saw. The module knows no table.
 
 Creation times are whole seconds; ids, which carry their creation time (ids.py), give the order within a second.
 """
@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, and_, or_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.tables.models import Base
-from accounting.values.errors import InvalidError
+from accounting.values.errors import InvalidError, NotFoundError
 
 S, T = TypeVar("S"), TypeVar("T")
 
@@ -25,6 +25,14 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
     def of(self, shape: Callable[[T], S]) -> Page[S]:
         return Page([shape(item) for item in self.items], self.has_more)
+
+
+async def one(conn: AsyncConnection, query: Select[Any], sentence: str = "") -> Row[Any]:
+    """Return the row. Raises NotFoundError with this sentence if there is none."""
+    row = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError(sentence)
+    return row
 
 
 async def newest_first(
