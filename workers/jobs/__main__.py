@@ -38,7 +38,7 @@ from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
 from workers.process.forked import Forked, fork, load, may_fork, watch_without_threads
-from workers.process.rounds import repeat
+from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class Jobs:
                 break
             logger.error("celery_worker_ended", extra={"code": self._worker.returncode})
             backoff_s = 0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
-            await self._nap(backoff_s)
+            await within(self._stop, backoff_s)
             if not self._stop.is_set():
                 self._worker = await self._spawn()
         if self._worker is not None:
@@ -207,13 +207,6 @@ class Jobs:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
             if self._worker.returncode is None:
                 self._worker.kill()  # it runs no chunk, and a process that hangs may not react to a SIGTERM
-
-    async def _nap(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            return
 
 
 def _die_with_parent() -> None:
