@@ -9,13 +9,13 @@ nothing, a known fault of consumers).
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from celery import Celery
@@ -37,7 +37,7 @@ from workers.jobs.responses.restarts import Restarts
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
-from workers.process.forked import Forked, fork, load, may_fork, watch_without_threads
+from workers.process.forked import Forked, die_with_parent, fork, load, may_fork, watch_without_threads
 from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
@@ -51,8 +51,6 @@ PARTS_OF_CELERY = (
     "kombu.transport.redis",
 )
 """Celery loads these when it starts. Loaded before the fork, its processes share them."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Jobs:
@@ -133,7 +131,7 @@ class Jobs:
             load(PARTS_OF_CELERY)
             return fork(celery_worker.main, "celery", env=env, death_signal=signal.SIGTERM)
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=_die_with_parent
+            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=partial(die_with_parent, signal.SIGTERM)
         )
 
     async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process | Forked) -> None:
@@ -207,11 +205,6 @@ class Jobs:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
             if self._worker.returncode is None:
                 self._worker.kill()  # it runs no chunk, and a process that hangs may not react to a SIGTERM
-
-
-def _die_with_parent() -> None:
-    """Run between fork and exec: the worker gets SIGTERM when this process ends, even by SIGKILL."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main() -> int:
