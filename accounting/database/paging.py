@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import Row, Select, and_, or_
+from sqlalchemy import Executable, Row, Select, and_, or_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.tables.models import Base
 from accounting.values.errors import InvalidError, NotFoundError
 
-S, T = TypeVar("S"), TypeVar("T")
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
@@ -27,9 +28,9 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
         return Page([shape(item) for item in self.items], self.has_more)
 
 
-async def one(conn: AsyncConnection, query: Select[Any], sentence: str = "") -> Row[Any]:
+async def one(conn: AsyncConnection, query: Executable, sentence: str = "") -> Row[Any]:
     """Return the row. Raises NotFoundError with this sentence if there is none."""
-    row = (await conn.execute(query)).first()
+    row: Row[Any] | None = (await conn.execute(query)).first()
     if row is None:
         raise NotFoundError(sentence)
     return row
