@@ -26,13 +26,13 @@ PREFIX = "HEADGATE_"
 
 
 class _Scaled:
-    """Seconds that the time scale shortens."""
+    """Seconds that the time scale shortens. The class itself has them unscaled."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
-    def __get__(self, settings: JobsSettings, owner: type[JobsSettings]) -> float:
-        return self._seconds * settings.test_time_scale
+    def __get__(self, settings: JobsSettings | None, owner: type[JobsSettings]) -> float:
+        return self._seconds * (1.0 if settings is None else settings.test_time_scale)
 
 
 class JobsSettings(pydantic.BaseModel):
