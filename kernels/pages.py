@@ -6,7 +6,6 @@ and its prefetching stops at each page.
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 
 import torch
@@ -28,11 +27,3 @@ def in_large_pages(tensor: torch.Tensor) -> torch.Tensor:
     first = -content.data_ptr() % SIZE
     copy = content[first : first + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
-
-
-def give_back() -> None:
-    """Gives memory that the C library keeps free back to the system, where the library can: glibc holds on to what lies
-    between blocks that are in use, which behind the loading of a model is as much as the model."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(ctypes.c_size_t(0))

@@ -1,11 +1,17 @@
-"""Postings, engine records and rates for tests of the books."""
+"""Postings, engine records, rates and legs for tests of the books, and the equations that these satisfy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from accounting.books import equations
+from accounting.ledger.legs import RULES, TAKERS
 from accounting.prices import pricing
-from accounting.values.types import Posting, Rates, Usage, WitnessRecord
+from accounting.values.types import BILLED, LedgerRow, Posting, Rates, Usage, WitnessRecord
+
+EQUATIONS = tuple(one for one in vars(equations).values() if isinstance(one, equations.Equation))
+"""Those of the code, in its order."""
 
 RATES = Rates(cache_read=10_000, cache_write=120_000, uncached=100_000, output=400_000)
 NOON_MS = 1_700_049_600_000
@@ -47,3 +53,17 @@ def record(request_id: str, usage: Usage = Usage(16, 32, 5, 100), **changes: Any
         "usage": usage,
     }
     return WitnessRecord(**{**fields, **changes})
+
+
+def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
+    """The legs that the rules give an entry: the same that SQL makes by `booking.py`."""
+    taker = TAKERS[entry["kind"] not in BILLED]
+    for rule in RULES:
+        if amount := entry[rule.column]:
+            yield {
+                **{name: entry[name] for name in ("request_id", "kind", "attempt")},
+                "account": rule.account or taker,
+                "unit": rule.unit or entry["currency"],
+                "token_class": rule.token_class,
+                "amount": rule.sign * amount,
+            }

@@ -19,10 +19,10 @@ from accounting.access.credentials import Kind, batch_credential, generate, keye
 from accounting.database import audit, auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, AuthEpoch
-from accounting.values.errors import InvalidError, NotFoundError
+from accounting.values.errors import InvalidError
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ApiKeyInfo, KeyChanges, NewApiKey
 from accounting.values.types import OPERATOR_TENANT, Limits
@@ -154,35 +154,21 @@ def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
 
 async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
     """Return a living key. Raises NotFoundError, also for another tenant's key and for a revoked one."""
-    row = (await conn.execute(_living(tenant_id).where(ApiKey.id == key_id))).first()
-    if row is None:
-        raise NotFoundError("No such API key.")
-    return key_info(row)
+    return key_info(await one(conn, _living(tenant_id).where(ApiKey.id == key_id), "No such API key."))
 
 
 async def list_keys(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[ApiKeyInfo]:
-    page = await newest_first(
-        conn,
-        _living(tenant_id),
-        ApiKey.created_at,
-        ApiKey.id,
-        after,
-        limit,
-        ever=select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id),
-        oldest_first=oldest_first,
-    )
-    return Page([key_info(row) for row in page.items], page.has_more)
+    query, ever = _living(tenant_id), select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id)
+    page = await newest_first(conn, query, ApiKey, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(key_info)
 
 
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:
     """Return a key by its id alone, for the operator; the operator's own keys are found too. Raises NotFoundError."""
     query = select(ApiKey.__table__).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError("No such API key.")
-    return key_info(row)
+    return key_info(await one(conn, query, "No such API key."))
 
 
 async def change(

@@ -78,7 +78,7 @@ def _hash(pepper: bytes, value: str) -> bytes:
 
 def batch_credential(pepper: bytes, batch_id: str) -> str:
     """Return the credential of a batch. It is computed by the job runner and by the gateway, and never stored."""
-    return f"hg_batch_{batch_id.removeprefix('batch_')}_{_batch_mac(pepper, batch_id)}"
+    return f"hg_batch_{batch_id.removeprefix('batch_')}_{_mac(pepper, 'batch', batch_id)}"
 
 
 def parse_batch(pepper: bytes, value: str) -> str | None:
@@ -87,12 +87,12 @@ def parse_batch(pepper: bytes, value: str) -> str | None:
     if not value.isascii() or not prefix.startswith("hg_batch_"):
         return None
     batch_id = "batch_" + prefix.removeprefix("hg_batch_")
-    return batch_id if hmac.compare_digest(_batch_mac(pepper, batch_id), mac) else None
+    return batch_id if hmac.compare_digest(_mac(pepper, "batch", batch_id), mac) else None
 
 
 def run_credential(pepper: bytes, response_id: str) -> str:
     """Return the credential by which a jobs process asks for the run of a response in the background."""
-    return f"hg_run_{response_id.removeprefix('resp_')}_{_run_mac(pepper, response_id)}"
+    return f"hg_run_{response_id.removeprefix('resp_')}_{_mac(pepper, 'run', response_id)}"
 
 
 def parse_run(pepper: bytes, value: str) -> str | None:
@@ -101,16 +101,12 @@ def parse_run(pepper: bytes, value: str) -> str | None:
     if not value.isascii() or not prefix.startswith("hg_run_"):
         return None
     response_id = "resp_" + prefix.removeprefix("hg_run_")
-    return response_id if hmac.compare_digest(_run_mac(pepper, response_id), mac) else None
+    return response_id if hmac.compare_digest(_mac(pepper, "run", response_id), mac) else None
 
 
-def _run_mac(pepper: bytes, response_id: str) -> str:
-    return hmac.digest(pepper[:PEPPER_BYTES], b"run\0" + response_id.encode(), sha256).hex()
-
-
-def _batch_mac(pepper: bytes, batch_id: str) -> str:
-    # The prefix keeps this apart from the keyed hash of an API key, which uses the same pepper.
-    return hmac.digest(pepper[:PEPPER_BYTES], b"batch\0" + batch_id.encode(), sha256).hex()
+def _mac(pepper: bytes, kind: str, object_id: str) -> str:
+    # The kind keeps this apart from the keyed hash of an API key, which uses the same pepper.
+    return hmac.digest(pepper[:PEPPER_BYTES], f"{kind}\0{object_id}".encode(), sha256).hex()
 
 
 def _random(length: int) -> str:

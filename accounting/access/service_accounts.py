@@ -9,11 +9,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, ServiceAccount
 from accounting.tenants import tenants
-from accounting.values.errors import NotFoundError
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ServiceAccountInfo
 
@@ -42,26 +41,15 @@ async def create_service_account(
 
 async def get_service_account(conn: AsyncConnection, tenant_id: str, account_id: str) -> ServiceAccountInfo:
     query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError("No such service account.")
-    return _account(row)
+    return _account(await one(conn, query, "No such service account."))
 
 
 async def list_service_accounts(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20
 ) -> Page[ServiceAccountInfo]:
-    query = _accounts(tenant_id)
-    page = await newest_first(
-        conn,
-        query,
-        ServiceAccount.created_at,
-        ServiceAccount.id,
-        after,
-        limit,
-        ever=select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id),
-    )
-    return Page([_account(row) for row in page.items], page.has_more)
+    ever = select(ServiceAccount.__table__).where(ServiceAccount.tenant_id == tenant_id)
+    page = await newest_first(conn, _accounts(tenant_id), ServiceAccount, after, limit, ever=ever)
+    return page.of(_account)
 
 
 async def rename_service_account(

@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import files
 from accounting.batches.files import ENDED, FileInfo
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import BatchCharge, LedgerEntry
-from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.errors import ConflictError, InvalidError
 from accounting.values.ids import new_id
 from accounting.values.types import Usage
 
@@ -135,10 +135,7 @@ async def check_input(
 
 async def get(conn: AsyncConnection, tenant_id: str | None, batch_id: str) -> BatchInfo:
     """Return a batch of the tenant, or of any tenant for None. Raises NotFoundError, also for another tenant's batch."""
-    row = (await conn.execute(_owned(tenant_id).where(Batch.id == batch_id))).first()
-    if row is None:
-        raise NotFoundError("No such Batch object.")
-    return batch_info(row)
+    return batch_info(await one(conn, _owned(tenant_id).where(Batch.id == batch_id), "No such Batch object."))
 
 
 async def list_batches(
@@ -149,8 +146,8 @@ async def list_batches(
     query = _owned(tenant_id)
     if running:
         query = query.where(Batch.state.not_in(ENDED))
-    page = await newest_first(conn, query, Batch.created_at, Batch.id, after, limit, ever=_owned(tenant_id))
-    return Page([batch_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Batch, after, limit, ever=_owned(tenant_id))
+    return page.of(batch_info)
 
 
 async def cancel(conn: AsyncConnection, tenant_id: str | None, batch_id: str, now: int, *, actor: str) -> BatchInfo:

@@ -9,10 +9,10 @@ from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import Tenant
-from accounting.values.errors import NoRoomError, NotFoundError
+from accounting.values.errors import NoRoomError
 from accounting.values.ids import new_id
 
 DEFAULT_EXPIRY_S = 30 * 86_400
@@ -88,10 +88,7 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, mos
 async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
     """Return a file of the tenant. Raises NotFoundError, also for another tenant's file, an expired and a deleted
     one."""
-    row = (await conn.execute(_living(tenant_id, now).where(File.id == file_id))).first()
-    if row is None:
-        raise NotFoundError("No such File object.")
-    return _info(row)
+    return _info(await one(conn, _living(tenant_id, now).where(File.id == file_id), "No such File object."))
 
 
 async def list_files(
@@ -104,20 +101,11 @@ async def list_files(
     limit: int = 10_000,
     oldest_first: bool = False,
 ) -> Page[FileInfo]:
-    query = _living(tenant_id, now)
+    query, ever = _living(tenant_id, now), select(File.__table__).where(File.tenant_id == tenant_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
-    page = await newest_first(
-        conn,
-        query,
-        File.created_at,
-        File.id,
-        after,
-        limit,
-        oldest_first=oldest_first,
-        ever=select(File.__table__).where(File.tenant_id == tenant_id),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, File, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(_info)
 
 
 async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str) -> None:

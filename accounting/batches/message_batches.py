@@ -13,19 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import files
 from accounting.batches.batches import BatchInfo, batch_info
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch, BatchLine, File
-from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.errors import ConflictError
 
 ENDPOINT = "/v1/messages"
 
 
 async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo:
     """Returns a batch of the tenant. Raises NotFoundError, also for another tenant's batch and for a deleted one."""
-    row = (await conn.execute(_living(tenant_id).where(Batch.id == batch_id))).first()
-    if row is None:
-        raise NotFoundError("No such Message Batch.")
-    return batch_info(row)
+    return batch_info(await one(conn, _living(tenant_id).where(Batch.id == batch_id), "No such Message Batch."))
 
 
 async def list_batches(
@@ -34,9 +31,9 @@ async def list_batches(
     """Returns a page, newest first: the batches that follow `after`, or those directly before `before`."""
     query, ever = _living(tenant_id), _owned(tenant_id)
     if before is None:
-        page = await newest_first(conn, query, Batch.created_at, Batch.id, after, limit, ever=ever)
-        return Page([batch_info(row) for row in page.items], page.has_more)
-    page = await newest_first(conn, query, Batch.created_at, Batch.id, before, limit, ever=ever, oldest_first=True)
+        page = await newest_first(conn, query, Batch, after, limit, ever=ever)
+        return page.of(batch_info)
+    page = await newest_first(conn, query, Batch, before, limit, ever=ever, oldest_first=True)
     return Page([batch_info(row) for row in reversed(page.items)], page.has_more)
 
 

@@ -19,7 +19,7 @@ from accounting.billing import documents, invoice_numbers
 from accounting.billing.grants import Grant
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.ledger import ledger
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
@@ -115,10 +115,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, credit_id: str) -> CreditInfo:
-    row = (await conn.execute(_listed().where(Credit.id == credit_id))).first()
-    if row is None:
-        raise NotFoundError("No such credit.")
-    return _info(row)
+    return _info(await one(conn, _listed().where(Credit.id == credit_id), "No such credit."))
 
 
 async def list_credits(
@@ -127,8 +124,8 @@ async def list_credits(
     query = _listed()
     if tenant_id is not None:
         query = query.where(Credit.tenant_id == tenant_id)
-    page = await newest_first(conn, query, Credit.created_at, Credit.id, after, limit)
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Credit, after, limit)
+    return page.of(_info)
 
 
 async def corrected(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[str, int]:

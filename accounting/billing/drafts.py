@@ -11,12 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.billing import credits, grants, invoice_lines, residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.invoice_lines import Line, SumsByKey
+from accounting.database.paging import one
 from accounting.tables.models import RollupDay, RollupHour, Tenant
-from accounting.terms import amounts, profiles, terms
-from accounting.terms.parties import tax_rule
+from accounting.terms import terms
 from accounting.terms.terms import Terms
-from accounting.values import currencies
-from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.errors import ConflictError
 from accounting.values.periods import DAY_S, bounds
 
 Uses = list[tuple[Grant, int]]
@@ -46,9 +45,7 @@ async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: Su
     """`sums` are the usage that no invoice has. Raises NotFoundError, and ConflictError if there is nothing to invoice
     or if it is in two currencies."""
     start, end = bounds(period)
-    tenant = (await conn.execute(select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id))).first()
-    if tenant is None:
-        raise NotFoundError("No such tenant.")
+    tenant = await one(conn, select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id), "No such tenant.")
     lines = await invoice_lines.of_usage(conn, sums)
     lines += await invoice_lines.of_residency(conn, tenant_id, end)
     lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)
@@ -77,26 +74,9 @@ async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: Su
 
 
 async def _terms(conn: AsyncConnection, tenant_id: str, currency: str, subtotal: int, paid: Uses, now_ms: int) -> Terms:
-    issuer, customer = await profiles.issuer(conn), await profiles.customer(conn, tenant_id)
-    rule, decimals = tax_rule(issuer, customer), currencies.decimals(currency)
     cash = sum(amount for grant, amount in paid if grant.source == "cash")
     discount = sum(amount for grant, amount in paid) - cash
-    days = issuer.payment_days if customer.payment_days is None else customer.payment_days
-    return Terms(
-        issuer=issuer,
-        customer=customer,
-        rule=rule,
-        decimals=decimals,
-        discount=discount,
-        amounts=amounts.of_document(
-            subtotal - discount - cash,
-            cash,
-            await terms.carried(conn, tenant_id, currency),
-            unit=currencies.unit(decimals),
-            tax_rate=rule.rate,
-        ),
-        due_at=now_ms // 1000 + days * DAY_S,
-    )
+    return await terms.of_today(conn, tenant_id, currency, subtotal - discount - cash, cash, discount, now_ms)
 
 
 async def _prepaid(

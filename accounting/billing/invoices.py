@@ -152,7 +152,7 @@ async def list_invoices(
         query = query.where(Invoice.tenant_id == tenant_id)
     if period is not None:
         query = query.where(Invoice.period == period)
-    page = await newest_first(conn, query, Invoice.created_at, Invoice.number, after, limit)
+    page = await newest_first(conn, query, Invoice, after, limit)
     return Page(await _infos(conn, page.items), page.has_more)
 
 

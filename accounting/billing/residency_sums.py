@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.prices import prices, pricing
 from accounting.tables.invoice_models import Invoice, InvoiceLine
@@ -91,24 +92,20 @@ async def by_bucket(
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
     """Return the micro-units of each hour that has any."""
-    table = ResidencyCharge
-    query = (
-        select(table.hour, func.sum(table.charge_cache + table.charge_pinned))
-        .where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
-        .group_by(table.hour)
-    )
-    return {row[0]: int(row[1]) for row in await conn.execute(query)}
+    query = _charges(tenant_id, start, end, ResidencyCharge.hour)
+    return {hour: int(amount) for hour, amount in await conn.execute(query)}
 
 
 async def by_model(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[tuple[str, str], int]:
     """Return the micro-units of hours that begin in [start, end), by model and currency."""
+    query = _charges(tenant_id, start, end, ResidencyCharge.model, ResidencyCharge.currency)
+    return {(model, currency): int(amount) for model, currency, amount in await conn.execute(query)}
+
+
+def _charges(tenant_id: str, start: int, end: int, *groups: InstrumentedAttribute[Any]) -> Select[Any]:
     table = ResidencyCharge
-    query = (
-        select(table.model, table.currency, func.sum(table.charge_cache + table.charge_pinned))
-        .where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
-        .group_by(table.model, table.currency)
-    )
-    return {(row[0], row[1]): int(row[2]) for row in await conn.execute(query)}
+    query = select(*groups, func.sum(table.charge_cache + table.charge_pinned)).group_by(*groups)
+    return query.where(table.tenant_id == tenant_id, table.hour >= start, table.hour < end)
 
 
 class TenantKept(NamedTuple):

@@ -20,13 +20,9 @@ from accounting.database import audit
 from accounting.events import events, outbox
 from accounting.ledger import ledger
 from accounting.tables.invoice_models import Invoice
-from accounting.terms import amounts, profiles
 from accounting.terms import terms as frozen
-from accounting.terms.parties import tax_rule
 from accounting.terms.terms import Terms
-from accounting.values import currencies
 from accounting.values.errors import ConflictError
-from accounting.values.periods import DAY_S
 
 COPIED = ("tenant_id", "tenant_name", "time_zone", "period", "currency", "from_ms", "until_ms")
 
@@ -98,26 +94,11 @@ async def _issue_again(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, now_
 
 
 async def _terms_now(conn: AsyncConnection, wrong: InvoiceInfo, now_ms: int) -> Terms:
-    issuer, customer = await profiles.issuer(conn), await profiles.customer(conn, wrong.tenant_id)
-    rule, decimals = tax_rule(issuer, customer), currencies.decimals(wrong.currency)
-    days = issuer.payment_days if customer.payment_days is None else customer.payment_days
-    return Terms(
-        issuer=issuer,
-        customer=customer,
-        rule=rule,
-        decimals=decimals,
-        discount=wrong.terms.discount,
-        amounts=amounts.of_document(
-            wrong.total,
-            wrong.prepaid - wrong.terms.discount,
-            await frozen.carried(conn, wrong.tenant_id, wrong.currency),
-            unit=currencies.unit(decimals),
-            tax_rate=rule.rate,
-        ),
-        settled_before=wrong.terms.amounts.due - wrong.standing.balance,
-        due_at=now_ms // 1000 + days * DAY_S,
-        refers_to=wrong.number,
-    )
+    discount = wrong.terms.discount
+    cash = wrong.prepaid - discount
+    terms = await frozen.of_today(conn, wrong.tenant_id, wrong.currency, wrong.total, cash, discount, now_ms)
+    settled = wrong.terms.amounts.due - wrong.standing.balance
+    return msgspec.structs.replace(terms, settled_before=settled, refers_to=wrong.number)
 
 
 def _negated(line: Line) -> Line:

@@ -129,21 +129,3 @@ BOUGHT_DAYS = Equation(
     "Every micro-unit that a provider bills for a day is matched with the calls of that day, or stands in a named"
     " account, and no statement of the provider about it is missing.",
 )
-
-EQUATIONS = (
-    CONSERVATION,
-    BALANCE,
-    ONE_ENDING,
-    WITHIN_RESERVATION,
-    ROLLUP_TRUTH,
-    INVOICE_TRUTH,
-    LIMITER_EQUALS_BOOKS,
-    JOURNAL_SHIPPED_WHOLE,
-    TENANCY_CLOSED,
-    IDEMPOTENCY,
-    IMMUTABILITY,
-    ROUNDING,
-    BOUGHT_TOKENS,
-    BOUGHT_MONEY,
-    BOUGHT_DAYS,
-)

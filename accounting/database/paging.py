@@ -1,20 +1,22 @@
-"""Lists in pages by key, newest first unless asked otherwise. A page goes on after the last object that the caller saw.
-The module knows no table.
+"""Objects as a caller asks for them: one, or a list in pages by key, newest first unless asked otherwise. A page goes on
+after the last object that the caller saw. The module knows no table.
 
 Creation times are whole seconds; ids, which carry their creation time (ids.py), give the order within a second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from sqlalchemy import Row, Select, and_, or_
+from sqlalchemy import Executable, Row, Select, and_, or_
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import InstrumentedAttribute
 
-from accounting.values.errors import InvalidError
+from accounting.tables.models import Base
+from accounting.values.errors import InvalidError, NotFoundError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -22,12 +24,22 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
     items: list[T]
     has_more: bool
 
+    def of(self, shape: Callable[[T], S]) -> Page[S]:
+        return Page([shape(item) for item in self.items], self.has_more)
+
+
+async def one(conn: AsyncConnection, query: Executable, sentence: str = "") -> Row[Any]:
+    """Return the row. Raises NotFoundError with this sentence if there is none."""
+    row: Row[Any] | None = (await conn.execute(query)).first()
+    if row is None:
+        raise NotFoundError(sentence)
+    return row
+
 
 async def newest_first(
     conn: AsyncConnection,
     query: Select[Any],
-    created: InstrumentedAttribute[int],
-    id_: InstrumentedAttribute[str],
+    table: type[Base],
     after: str | None,
     limit: int,
     *,
@@ -35,9 +47,11 @@ async def newest_first(
     oldest_first: bool = False,
     created_at: int | None = None,
 ) -> Page[Row[Any]]:
-    """Return one page. `after` must be an id that `ever` could return. `ever` selects what `query` lists and also
-    objects that have ended since, as a caller may end objects between two pages. Another tenant's id is unknown here.
-    `created_at` is the creation time of `after` where no row has it any more. Raises InvalidError."""
+    """Return one page of a table that has `created_at` and a key of one column. `after` must be an id that `ever` could
+    return. `ever` selects what `query` lists and also objects that have ended since, as a caller may end objects between
+    two pages. Another tenant's id is unknown here. `created_at` is the creation time of `after` where no row has it any
+    more. Raises InvalidError."""
+    created, (id_,) = table.__table__.c.created_at, table.__table__.primary_key
     if after is not None:
         seen = (await conn.execute((query if ever is None else ever).where(id_ == after))).first()
         at = created_at if seen is None else seen.created_at

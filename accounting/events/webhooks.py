@@ -19,13 +19,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit, sealing
 from accounting.database.db import upsert
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.events.egress import Egress
 from accounting.events.events import Event
 from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
 from accounting.tenants import tenants
-from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.errors import ConflictError, InvalidError
 from accounting.values.ids import made_at, new_id
 from accounting.values.types import OPERATOR_TENANT
 
@@ -116,9 +116,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
-    row = (await conn.execute(_all().where(Webhook.id == webhook_id))).first()
-    if row is None:
-        raise NotFoundError("No such webhook.")
+    row = await one(conn, _all().where(Webhook.id == webhook_id), "No such webhook.")
     return (await _with_counts(conn, [row]))[0]
 
 
@@ -136,7 +134,7 @@ async def list_webhooks(
         query = query.where(Webhook.is_tenants)
     # A removed webhook leaves no row, so its creation time is read from its id.
     gone = None if after is None else made_at("webhook", after)
-    page = await newest_first(conn, query, Webhook.created_at, Webhook.id, after, limit, created_at=gone)
+    page = await newest_first(conn, query, Webhook, after, limit, created_at=gone)
     return Page(await _with_counts(conn, page.items), page.has_more)
 
 

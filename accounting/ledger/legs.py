@@ -3,11 +3,10 @@ negative."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from accounting.values.types import BILLED, TOKEN_CLASSES, LedgerRow
+from accounting.values.types import TOKEN_CLASSES, LedgerRow
 
 TOKENS = "tokens"
 COUNTED = (*TOKEN_CLASSES, "speculated", "recomputed")
@@ -53,15 +52,6 @@ reversal has all numbers negative and takes that back. A write-off is the operat
 Corrections have charges below 0, so the revenue goes back to the tenant's debt."""
 TAKERS = "tenant_usage", "write_off"
 """The account that takes the tokens of billed entries, and that of all other entries."""
-
-
-def legs(entry: LedgerRow) -> Iterator[dict[str, Any]]:
-    """Yield the legs of an entry, the same that SQL makes by `booking.py`."""
-    taker = TAKERS[entry["kind"] not in BILLED]
-    for rule in RULES:
-        if amount := entry[rule.column]:
-            unit = rule.unit or entry["currency"]
-            yield _leg(entry, rule.account or taker, unit, rule.token_class, rule.sign * amount)
 
 
 def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:

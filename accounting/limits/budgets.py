@@ -16,12 +16,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among_given, given
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.budget_models import BudgetAdjustment, BudgetRow
 from accounting.tables.models import ApiKey
 from accounting.tenants import tenants
 from accounting.values.budget_types import MAX_AMOUNT, Adjustment, Budget, Hardness, PeriodKind
-from accounting.values.errors import ConflictError, InvalidError, NotFoundError
+from accounting.values.errors import ConflictError, InvalidError
 from accounting.values.ids import new_id
 
 MAX_PER_TENANT = 100
@@ -69,9 +69,7 @@ async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str 
 
 
 async def get(conn: AsyncConnection, budget_id: str) -> Budget:
-    row = (await conn.execute(_living().where(BudgetRow.id == budget_id))).first()
-    if row is None:
-        raise NotFoundError("No such budget.")
+    row = await one(conn, _living().where(BudgetRow.id == budget_id), "No such budget.")
     return (await _with_adjustments(conn, [row]))[0]
 
 
@@ -115,7 +113,7 @@ async def list_budgets(
     if tenant_id is not None:
         mine = BudgetRow.tenant_id == tenant_id
         query, ever = query.where(mine), ever.where(mine)
-    page = await newest_first(conn, query, BudgetRow.created_at, BudgetRow.id, after, limit, ever=ever)
+    page = await newest_first(conn, query, BudgetRow, after, limit, ever=ever)
     return Page(await _with_adjustments(conn, page.items), page.has_more)
 
 

@@ -14,14 +14,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
 from accounting.database.db import insert_new
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month, spent_by_all
 from accounting.prices import prices
 from accounting.tables.admin_models import SpendAlert, SpendAlertDue
 from accounting.tables.models import RollupDay, Tenant
 from accounting.tenants import tenants
-from accounting.values.errors import ConflictError, NotFoundError
+from accounting.values.errors import ConflictError
 from accounting.values.ids import new_id
 from accounting.values.types import OPERATOR_TENANT
 
@@ -69,26 +69,15 @@ async def create(conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, 
 
 async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAlertInfo:
     """Return an alert of the tenant. Raises NotFoundError, also for another tenant's alert."""
-    row = (await conn.execute(_living(tenant_id).where(SpendAlert.id == alert_id))).first()
-    if row is None:
-        raise NotFoundError("No such spend alert.")
-    return _info(row)
+    return _info(await one(conn, _living(tenant_id).where(SpendAlert.id == alert_id), "No such spend alert."))
 
 
 async def list_alerts(
     conn: AsyncConnection, tenant_id: str, *, after: str | None = None, limit: int = 20, oldest_first: bool = False
 ) -> Page[SpendAlertInfo]:
-    page = await newest_first(
-        conn,
-        _living(tenant_id),
-        SpendAlert.created_at,
-        SpendAlert.id,
-        after,
-        limit,
-        oldest_first=oldest_first,
-        ever=select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    query, ever = _living(tenant_id), select(SpendAlert.__table__).where(SpendAlert.tenant_id == tenant_id)
+    page = await newest_first(conn, query, SpendAlert, after, limit, ever=ever, oldest_first=oldest_first)
+    return page.of(_info)
 
 
 async def change(

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.paging import Page
+from accounting.database.paging import Page, one
 from accounting.prices.prices import covers
 from accounting.tables.invoice_models import PriceResidency
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
@@ -57,10 +57,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
     query = _versions().where(PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version)
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError("No such price sheet.")
-    return await _with_rates(conn, row)
+    return await _with_rates(conn, await one(conn, query, "No such price sheet."))
 
 
 async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[SheetVersion]:

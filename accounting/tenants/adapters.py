@@ -13,7 +13,7 @@ from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.adapter_models import Adapter
 from accounting.tables.models import Tenant
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
@@ -77,16 +77,13 @@ async def create(
 async def get(conn: AsyncConnection, adapter_id: str) -> AdapterInfo:
     """Return an adapter in force. Raises NotFoundError."""
     query = select(Adapter.__table__).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError
-    return _info(row)
+    return _info(await one(conn, query))
 
 
 async def list_adapters(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[AdapterInfo]:
     query = select(Adapter.__table__).where(Adapter.deleted_at.is_(None))
-    page = await newest_first(conn, query, Adapter.created_at, Adapter.id, after, limit, ever=select(Adapter.__table__))
-    return Page([_info(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Adapter, after, limit, ever=select(Adapter.__table__))
+    return page.of(_info)
 
 
 async def known(conn: AsyncConnection, now: int) -> list[AdapterInfo]:

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Row, and_, func, insert, or_, select, upda
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.models import PublicPrefix
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.ids import new_id
@@ -57,23 +57,13 @@ async def create(
 async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
     """Return a prefix in force. Raises NotFoundError, also for one that has expired."""
     query = select(PublicPrefix.__table__).where(PublicPrefix.id == prefix_id, _in_force(now))
-    row = (await conn.execute(query)).first()
-    if row is None:
-        raise NotFoundError
-    return _info(row)
+    return _info(await one(conn, query))
 
 
 async def list_prefixes(conn: AsyncConnection, now: int, *, after: str | None, limit: int) -> Page[PrefixInfo]:
-    page = await newest_first(
-        conn,
-        select(PublicPrefix.__table__).where(_in_force(now)),
-        PublicPrefix.created_at,
-        PublicPrefix.id,
-        after,
-        limit,
-        ever=select(PublicPrefix.__table__),
-    )
-    return Page([_info(row) for row in page.items], page.has_more)
+    ever = select(PublicPrefix.__table__)
+    page = await newest_first(conn, ever.where(_in_force(now)), PublicPrefix, after, limit, ever=ever)
+    return page.of(_info)
 
 
 async def in_force(conn: AsyncConnection, now: int) -> list[PrefixInfo]:

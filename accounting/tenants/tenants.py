@@ -15,11 +15,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, one
 from accounting.tables.models import ModelLimit, Tenant
 from accounting.tenants import shares
 from accounting.values import time_zones
-from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
+from accounting.values.errors import ConflictError, InvalidError, NameTakenError
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ModelLimits, TenantInfo
 from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits
@@ -40,10 +40,7 @@ async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYS
 
 
 async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    row = (await conn.execute(_tenants().where(Tenant.id == tenant_id))).first()
-    if row is None:
-        raise NotFoundError("No such project.")
-    return _tenant(row)
+    return _tenant(await one(conn, _tenants().where(Tenant.id == tenant_id), "No such project."))
 
 
 async def list_tenants(
@@ -51,8 +48,8 @@ async def list_tenants(
 ) -> Page[TenantInfo]:
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
     ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
-    page = await newest_first(conn, query, Tenant.created_at, Tenant.id, after, limit, ever=ever)
-    return Page([_tenant(row) for row in page.items], page.has_more)
+    page = await newest_first(conn, query, Tenant, after, limit, ever=ever)
+    return page.of(_tenant)
 
 
 async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:

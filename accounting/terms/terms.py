@@ -11,8 +11,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.tables.billing_models import InvoicePayment, InvoiceTerms
 from accounting.tables.invoice_models import Invoice
-from accounting.terms.amounts import Amounts
-from accounting.terms.parties import Customer, Issuer, TaxRule
+from accounting.terms import profiles
+from accounting.terms.amounts import Amounts, of_document
+from accounting.terms.parties import Customer, Issuer, TaxRule, tax_rule
+from accounting.values import currencies
+from accounting.values.periods import DAY_S
 
 PREFIX_DIGITS = 6
 
@@ -40,6 +43,25 @@ class Standing(msgspec.Struct, frozen=True):
     balance: int
     """The amount of an invoice that is still to be paid."""
     replaced_by: str | None = None
+
+
+async def of_today(
+    conn: AsyncConnection, tenant_id: str, currency: str, total: int, cash: int, discount: int, now_ms: int
+) -> Terms:
+    """Return the terms of an invoice under the profiles of today. `of_document` says what `total` and `cash` are."""
+    issuer, customer = await profiles.issuer(conn), await profiles.customer(conn, tenant_id)
+    rule, decimals = tax_rule(issuer, customer), currencies.decimals(currency)
+    carried_in, unit = await carried(conn, tenant_id, currency), currencies.unit(decimals)
+    days = issuer.payment_days if customer.payment_days is None else customer.payment_days
+    return Terms(
+        issuer=issuer,
+        customer=customer,
+        rule=rule,
+        decimals=decimals,
+        discount=discount,
+        amounts=of_document(total, cash, carried_in, unit=unit, tax_rate=rule.rate),
+        due_at=now_ms // 1000 + days * DAY_S,
+    )
 
 
 async def following(conn: AsyncConnection, prefix: str) -> tuple[str, int]:

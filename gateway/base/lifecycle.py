@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.base.checks import Check, Report, report
-from workers.process.rounds import repeat
+from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +58,7 @@ class Lifecycle:
 
     async def idle(self, timeout_s: float) -> bool:
         """Waits until nothing runs. Returns False if the time was not enough."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(self._idle, timeout_s)
 
     def report(self) -> Report:
         """Reports whether this process may take traffic, and what is missing."""

@@ -6,7 +6,6 @@ that cannot be read, stops the start with one sentence that names the variable.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import pydantic
 
-from accounting.events.egress import Egress
+from accounting.events.egress import Egress, networks
 from accounting.values import environment
 from gateway.base.addresses import LOOPBACK, Network
 from gateway.base.home import Home
@@ -24,18 +23,10 @@ from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.base.redis_link import TIMEOUT_S
 from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
 from workers.process import refused_settings, setting_forms
-from workers.process.refused_settings import Problem
+from workers.process.refused_settings import SettingsError as SettingsError
 
 PREFIX = "HEADGATE_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
-
-
-class SettingsError(Exception):
-    """One sentence for the operator, and the problems that it is the first of."""
-
-    def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(sentence)
-        self.problems = problems
 
 
 class CannotStartYet(Exception):
@@ -82,6 +73,16 @@ def _one_of(name: str, known: Sequence[str]) -> str:
     if name and name not in known:
         raise ValueError(f"must be one of {', '.join(known)}")
     return name
+
+
+def _read_json(value: Any, example: str) -> Any:
+    """Returns what a variable's text holds. Raises ValueError."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        raise ValueError(f"must be a JSON object like {example}") from None
 
 
 class GatewaySettings(pydantic.BaseModel):
@@ -196,42 +197,24 @@ class GatewaySettings(pydantic.BaseModel):
     body_bytes_per_minute: int = pydantic.Field(default=512 * 2**20, ge=16 * 2**20)
     """The most bytes of one tenant's bodies per minute."""
 
-    @pydantic.field_validator("home", "state_dir", "models_file", mode="before")
-    @classmethod
-    def _is_named(cls, value: Any) -> Any:
-        """Refuses an empty path, because it would mean the current directory."""
-        if value == "":
-            raise ValueError("must not be empty")
-        return value
+    _are_named = pydantic.field_validator("home", "state_dir", "models_file", mode="before")(setting_forms.named)
 
     @pydantic.field_validator("models", mode="before")
     @classmethod
     def _read_models(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError('must be a JSON object like {"name": {"path": "/dir"}}') from None
+        return _read_json(value, '{"name": {"path": "/dir"}}')
 
     @pydantic.field_validator("upstreams", mode="before")
     @classmethod
     def _read_upstreams(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return json.loads(value)
-        except ValueError:
-            raise ValueError('must be a JSON object like {"name": {"url": "https://host/v1", "models": {}}}') from None
+        return _read_json(value, '{"name": {"url": "https://host/v1", "models": {}}}')
 
     @pydantic.field_validator(
         "trusted_networks", "unlimited_networks", "trace_parent_from", "webhook_allowed_networks", mode="before"
     )
     @classmethod
     def _read_networks(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        return tuple(ipaddress.ip_network(part.strip()) for part in value.split(",") if part.strip())
+        return networks(value) if isinstance(value, str) else value
 
     @pydantic.field_validator("cors_origins", mode="before")
     @classmethod
@@ -273,14 +256,7 @@ class GatewaySettings(pydantic.BaseModel):
 
     def secret(self, name: str) -> bytes:
         """Reads a key file of the state directory. Raises `SettingsError`."""
-        path = self.home / "secrets" / name
-        try:
-            value = path.read_bytes()
-        except OSError as error:
-            raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.") from None
-        if len(value) < 32:
-            raise SettingsError(f"The key file {path} is too short: 32 bytes are needed.")
-        return value
+        return refused_settings.key_file(self.home, name)
 
 
 def load(environ: Mapping[str, str] | None = None) -> GatewaySettings:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import importlib
 import json
 import os
@@ -22,20 +21,18 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gateway.base.home import HomeError
 from workers.process import turns
-from workers.process.forked import Forked, fork, may_fork
+from workers.process.forked import Forked, die_with_parent, ending, fork, may_fork
 
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
 SPAWN_AGAIN_S = 2.0
 """The time after which a process is tried again that the machine refused to start."""
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ChildFailed(Exception):
@@ -108,11 +105,6 @@ class Child:
         return lines[-1].strip() if lines else ""
 
 
-def _die_with_parent() -> None:
-    """Runs in the child, before exec: a supervisor killed by SIGKILL leaves no orphans."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def _fork(spec: Spec, env: Mapping[str, str], output: int) -> Forked:
     main: Callable[[], int] = importlib.import_module(spec.entry).main
     return fork(
@@ -172,7 +164,7 @@ class Supervisor:
                 stderr=fd,
                 pass_fds=spec.pass_fds,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=partial(die_with_parent, signal.SIGKILL),
             )
             if spec.answers_promptly:
                 turns.shorten(child.process.pid)
@@ -193,7 +185,7 @@ class Supervisor:
                     self.failed.set_result(failure)
                 return
             why = f" ({child.refusal})" if child.refusal else ""
-            _say(f"{child.spec.name} ended with {_ending(code)}{why} and is restarted.")
+            _say(f"{child.spec.name} ended with {ending(code)}{why} and is restarted.")
             await asyncio.sleep(MAX_BACKOFF_S if code == os.EX_CONFIG else _backoff_s(len(child.deaths)))
             if not await self._restart(child):
                 return
@@ -235,7 +227,7 @@ class Supervisor:
             return None
         return ChildFailed(
             f"{child.spec.name} died {BREAKER_DEATHS} times at start, "
-            f"last with {_ending(code)}: {child.last_line()} (see {child.log})"
+            f"last with {ending(code)}: {child.last_line()} (see {child.log})"
         )
 
     def begin_stop(self) -> None:
@@ -306,10 +298,3 @@ def _say(line: str) -> None:
 
 def _backoff_s(num_deaths: int) -> float:
     return 0.0 if num_deaths <= 1 else min(MAX_BACKOFF_S, 2.0 ** (num_deaths - 2))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
-    return f"signal {names.get(-code, -code)}"

@@ -17,6 +17,7 @@ from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter
 from gateway.limiter.redis_keys import open_key, reservation_key, tenant_of
 from gateway.limiter.rules import LimitSubject
+from workers.process.rounds import within
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class Upkeep:
 
     async def _run(self) -> None:
         tick = 0
-        while not await self._is_stopping():
+        while not await within(self._stop, EVERY_S):
             tick += 1
             try:
                 await self._limiter.incidents.follow()
@@ -103,13 +104,6 @@ class Upkeep:
                     await self.release_orphans(await self._redis_ms())
             except (LimiterUnavailable, SQLAlchemyError, OSError):
                 continue  # the next round tries again
-
-    async def _is_stopping(self) -> bool:
-        try:
-            async with asyncio.timeout(EVERY_S):
-                return await self._stop.wait()
-        except TimeoutError:
-            return False
 
     async def _end_orphans(self, tenant_id: str, until: str) -> None:
         """Ends orphans as the ledger ended them. A request that the ledger does not know was never opened."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from money import EQUATIONS
 
 from accounting.books import equations
-from accounting.books.equations import EQUATIONS, PAGE, SECTION, Equation
+from accounting.books.equations import PAGE, SECTION, Equation
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / PAGE).read_text(encoding="utf-8")
@@ -64,12 +65,7 @@ def test_every_equation_has_one_row():
     assert sorted(row.id for row in ROWS) == sorted(ALL)
 
 
-def test_no_equation_is_left_out_of_the_table_in_the_code():
-    made = [one for one in vars(equations).values() if isinstance(one, Equation)]
-    assert made == list(EQUATIONS)
-
-
-def test_every_equation_of_the_table_is_checked_somewhere():
+def test_every_equation_is_checked_somewhere():
     """A result can name an equation only by its constant, so an unused one is checked by nobody."""
     named = {name for name, one in vars(equations).items() if isinstance(one, Equation)}
     used: set[str] = set()

@@ -32,17 +32,14 @@ def test_a_period_is_what_the_code_says(period, name, module):
 
 
 def value_of(tree: ast.Module, name: str) -> float | None:
-    """Returns the number of a constant, or the number in what a property returns."""
+    """Returns the number of a constant, or the number that a scaled duration is made of."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target, value = node.targets[0], node.value
             pairs = zip(target.elts, value.elts, strict=True) if isinstance(target, ast.Tuple) else [(target, value)]
             for one, number in pairs:
                 if isinstance(one, ast.Name) and one.id == name:
-                    return float(ast.literal_eval(number))
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            numbers = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
-            return next((float(one) for one in numbers if isinstance(one, int | float)), None)
+                    return float(ast.literal_eval(number.args[0] if isinstance(number, ast.Call) else number))
     return None
 
 

@@ -8,7 +8,6 @@ signals to the whole process group: rank 0 handles them and drains.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import signal
@@ -21,16 +20,16 @@ from workers.engine.parallel.wire import Channel, Ended, frame
 from workers.engine.untraced import untraced
 from workers.engine.values.errors import StartError
 from workers.process import logs
+from workers.process.forked import die_with_parent
 
 logger = logging.getLogger("workers.engine.follower")
 
 EXIT_CONFIG, EXIT_BROKEN = 78, 2
-_PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
     """Makes the end of the parent, even by SIGKILL, kill this process too."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_BROKEN)
 

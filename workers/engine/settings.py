@@ -165,7 +165,7 @@ class WorkerSettings(pydantic.BaseModel):
     """Planning of steps ahead. auto: a step is planned while the device runs the one before, where the runner can do
     that. off: never."""
 
-    @pydantic.field_validator(
+    _are_named = pydantic.field_validator(
         "home",
         "state_dir",
         "engine_smoothing",
@@ -173,13 +173,7 @@ class WorkerSettings(pydantic.BaseModel):
         "engine_heads",
         "engine_shared_cache_secret",
         mode="before",
-    )
-    @classmethod
-    def _is_named(cls, value: object) -> object:
-        """Refuses an empty path, which would mean the current directory."""
-        if value == "":
-            raise ValueError("must not be empty")
-        return value
+    )(setting_forms.named)
 
     @pydantic.model_validator(mode="after")
     def _decodes_fit_a_step(self) -> WorkerSettings:

@@ -9,13 +9,13 @@ nothing, a known fault of consumers).
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import os
 import signal
 import sys
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 from celery import Celery
@@ -37,8 +37,8 @@ from workers.jobs.responses.restarts import Restarts
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
-from workers.process.forked import Forked, fork, load, may_fork, watch_without_threads
-from workers.process.rounds import repeat
+from workers.process.forked import Forked, die_with_parent, fork, load, may_fork, watch_without_threads
+from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ PARTS_OF_CELERY = (
     "kombu.transport.redis",
 )
 """Celery loads these when it starts. Loaded before the fork, its processes share them."""
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Jobs:
@@ -114,7 +112,7 @@ class Jobs:
                 break
             logger.error("celery_worker_ended", extra={"code": self._worker.returncode})
             backoff_s = 0.5 if time.monotonic() - started > 60 else min(2 * backoff_s, MAX_RESTART_S)
-            await self._nap(backoff_s)
+            await within(self._stop, backoff_s)
             if not self._stop.is_set():
                 self._worker = await self._spawn()
         if self._worker is not None:
@@ -133,7 +131,7 @@ class Jobs:
             load(PARTS_OF_CELERY)
             return fork(celery_worker.main, "celery", env=env, death_signal=signal.SIGTERM)
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=_die_with_parent
+            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=partial(die_with_parent, signal.SIGTERM)
         )
 
     async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process | Forked) -> None:
@@ -207,18 +205,6 @@ class Jobs:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
             if self._worker.returncode is None:
                 self._worker.kill()  # it runs no chunk, and a process that hangs may not react to a SIGTERM
-
-    async def _nap(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            return
-
-
-def _die_with_parent() -> None:
-    """Run between fork and exec: the worker gets SIGTERM when this process ends, even by SIGKILL."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def main() -> int:

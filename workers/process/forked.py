@@ -3,6 +3,8 @@ memory until either of them writes to it.
 
 The parent must have no threads at that moment, because the child has only the thread that forked. What the parent has open
 stays closed to the child, but for the descriptors that are named. `Forked` looks like `asyncio.subprocess.Process`.
+
+`give_back`, `die_with_parent` and `ending` are for every process, whichever way it was made.
 """
 
 from __future__ import annotations
@@ -46,10 +48,24 @@ def load(modules: Sequence[str]) -> None:
 
 
 def give_back() -> None:
-    """Returns memory that the start needed and the process no longer does, where the C library can."""
+    """Returns memory that the start needed and the process no longer does, where the C library can. glibc holds on to
+    what lies between blocks that are in use, which behind the loading of a model is as much as the model."""
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def die_with_parent(death_signal: signal.Signals) -> None:
+    """Lets this process get the signal when its parent ends, even by SIGKILL."""
+    _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
+
+
+def ending(code: int) -> str:
+    """Says how a process ended, from what `wait` returned."""
+    if code >= 0:
+        return f"exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}  # real-time signals have none
+    return f"signal {names.get(-code, -code)}"
 
 
 def may_fork() -> bool:
@@ -115,7 +131,7 @@ def fork(
         return Forked(pid)
     status = 1
     try:
-        _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
+        die_with_parent(death_signal)
         if os.getppid() != parent:  # it ended meanwhile
             os._exit(1)
         _libc.prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])

@@ -7,8 +7,9 @@ it, so that all of them say the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
@@ -35,6 +36,26 @@ class Problem:
     """The value as it was given, with secrets masked. It is None if nothing was."""
     message: str
     """The whole sentence."""
+
+
+class SettingsError(Exception):
+    """One sentence for the operator, and the problems that it is about the first of."""
+
+    def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
+        super().__init__(sentence)
+        self.problems = problems
+
+
+def key_file(home: Path, name: str) -> bytes:
+    """Reads a key file of the state directory. Raises `SettingsError`."""
+    path = home / "secrets" / name
+    try:
+        value = path.read_bytes()
+    except OSError as error:
+        raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.") from None
+    if len(value) < 32:
+        raise SettingsError(f"The key file {path} is too short: 32 bytes are needed.")
+    return value
 
 
 def read(

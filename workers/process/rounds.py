@@ -1,4 +1,4 @@
-"""Work that a process does again and again."""
+"""Work that a process does again and again, and the wait in between."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ async def repeat(
                 on_failure(failure)
         heed_cancellation()
         await asyncio.sleep(every_s)
+
+
+async def within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event, `seconds` at most. Returns whether it came."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def heed_cancellation() -> None:

@@ -36,6 +36,13 @@ def is_given(name: str, value: str) -> bool:
     return bool(value) or not _UNSET.fullmatch(name)
 
 
+def named(value: object) -> object:
+    """Refuses an empty path, which would be the current directory."""
+    if value == "":
+        raise ValueError("must not be empty")
+    return value
+
+
 def host(value: str) -> str:
     if not _NAME.fullmatch(value):
         raise ValueError("it should be a host name or an address, such as 127.0.0.1")

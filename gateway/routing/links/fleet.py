@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.routing.links.worker_link import KeepRecords, LinkDown, WorkerLink, new_process_id
-from workers.process.rounds import heed_cancellation
+from workers.process.rounds import heed_cancellation, within
 from workers.protocol import registry
 from workers.protocol.messages import Hello
 from workers.protocol.registry import Registration
@@ -86,15 +86,8 @@ class Fleet:
                         link = WorkerLink(registration, self._process, self._keep_records, self._group_key)
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
-                await self._wait()
-
-    async def _wait(self) -> None:
-        is_whole = self._known and not self.unreachable
-        try:
-            async with asyncio.timeout(LOOK_EVERY_S if is_whole else SEARCH_EVERY_S):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+                is_whole = self._known and not self.unreachable
+                await within(self._news, LOOK_EVERY_S if is_whole else SEARCH_EVERY_S)
 
     async def _serve(self, link: WorkerLink) -> None:
         try:

@@ -21,6 +21,7 @@ from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox
+from workers.process.rounds import within
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
 from workers.protocol.counts import MAX_RECORDS_IN_FRAME, EngineAck, EngineRecords, ResidencyReport
@@ -397,9 +398,7 @@ class WorkerLink:
             self._answered_at, self._is_keeping = time.monotonic(), False
             if isinstance(records, EngineRecords) and len(records.records) >= MAX_RECORDS_IN_FRAME:
                 continue  # more wait than a pause gathers
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(began + RECORDS_EVERY_S - self._answered_at):
-                    await self._finishing.wait()
+            await within(self._finishing, began + RECORDS_EVERY_S - self._answered_at)
 
     async def finish_records(self) -> None:
         """Keeps what the worker still has, without a pause. Call it once no request runs any more."""

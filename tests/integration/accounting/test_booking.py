@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from money import posting, record
+from money import legs, posting, record
 from sqlalchemy import select
 
-from accounting.ledger.legs import legs
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, LedgerLeg
 from accounting.values.types import Charge, Usage

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from gateways import running_gateway
-from money import posting, record
+from money import EQUATIONS, posting, record
 from sqlalchemy import text
 
-from accounting.books.equations import BALANCE, CONSERVATION, DOCUMENTED_IN, EQUATIONS
+from accounting.books.equations import BALANCE, CONSERVATION, DOCUMENTED_IN
 from accounting.requests import request_postings
 from accounting.values.types import Usage
 from gateway.base.app_keys import DATABASE

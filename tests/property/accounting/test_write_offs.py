@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from money import legs
 
-from accounting.ledger import legs
+from accounting.ledger.legs import COUNTED
 from accounting.requests import write_offs
 from accounting.values.types import TOKEN_CLASSES
 
 counts = st.integers(0, 50)
-COUNTED = legs.COUNTED
 
 
 @st.composite
@@ -75,6 +75,6 @@ def test_legs_balance_per_unit(request):
     records, ending, order = request
     for entry in (ending, *arrive(records, ending, order)):
         units: dict[str, int] = {}
-        for leg in legs.legs(entry):
+        for leg in legs(entry):
             units[leg["unit"]] = units.get(leg["unit"], 0) + leg["amount"]
         assert not any(units.values())

@@ -13,7 +13,8 @@ import sys
 import pytest
 
 from gateway.base.home import write_private
-from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor, _ending
+from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor
+from workers.process.forked import ending
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -195,4 +196,4 @@ async def test_a_log_that_somebody_deleted_does_not_end_restarts(supervisor, tmp
 )
 def test_every_ending_of_a_child_can_be_said(code: int, said: str) -> None:
     """Real-time signals between the first and the last have no name: the watcher ended, and nobody restarted the child."""
-    assert _ending(code) == said
+    assert ending(code) == said

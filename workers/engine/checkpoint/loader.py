@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from kernels.dispatch import TWINS, Ops
-from kernels.pages import give_back, in_large_pages
+from kernels.pages import in_large_pages
 from workers.engine.checkpoint import stored, wrappers
 from workers.engine.checkpoint.checkpoint import Checkpoint, Part, Stored, cause_of, read_json
 from workers.engine.checkpoint.experts import Stacks
@@ -26,6 +26,7 @@ from workers.engine.checkpoint.stored import Scheme
 from workers.engine.checkpoint.stored_gptq import Tensors
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
+from workers.process.forked import give_back
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from workers.engine.parallel.wire import Channel, Ended, Leave, Loaded, Said, frame
+from workers.process.forked import ending
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +152,6 @@ def _remove_forgotten(meeting: Path) -> None:
 
 def _ending(process: subprocess.Popen[bytes]) -> str:
     try:
-        code = process.wait(_NEWS_S)
+        return ending(process.wait(_NEWS_S))
     except subprocess.TimeoutExpired:
         return "a closed channel"
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

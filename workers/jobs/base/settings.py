@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,25 @@ import pydantic
 from accounting.events.egress import Egress, Network, networks
 from accounting.values import environment
 from workers.process import refused_settings, setting_forms
-from workers.process.refused_settings import Problem
+from workers.process.refused_settings import SettingsError as SettingsError
 
 PREFIX = "HEADGATE_"
 
 
-class SettingsError(Exception):
-    """A setting cannot be used. The message is one sentence for the operator, about the first of the problems."""
+class _Scaled:
+    """Seconds that the time scale shortens. The class itself has them unscaled."""
 
-    def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
-        super().__init__(sentence)
-        self.problems = problems
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __get__(self, settings: JobsSettings | None, owner: type[JobsSettings]) -> float:
+        return self._seconds * (1.0 if settings is None else settings.test_time_scale)
 
 
 class JobsSettings(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True)
+    model_config = pydantic.ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True, ignored_types=(_Scaled,)
+    )
 
     home: Path
     """The state directory: secrets and files."""
@@ -63,13 +67,7 @@ class JobsSettings(pydantic.BaseModel):
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
     """A factor for tests that shortens every time."""
 
-    @pydantic.field_validator("home", "jobs_pulse", mode="before")
-    @classmethod
-    def _is_named(cls, value: Any) -> Any:
-        """Refuse an empty path, which would be the current directory."""
-        if value == "":
-            raise ValueError("must not be empty")
-        return value
+    _are_named = pydantic.field_validator("home", "jobs_pulse", mode="before")(setting_forms.named)
 
     @pydantic.field_validator("url")
     @classmethod
@@ -105,38 +103,17 @@ class JobsSettings(pydantic.BaseModel):
 
     def secret(self, name: str) -> bytes:
         """Return a key file of the state directory. Raises `SettingsError`."""
-        path = self.home / "secrets" / name
-        try:
-            value = path.read_bytes()
-        except OSError as error:
-            raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.") from None
-        if len(value) < 32:
-            raise SettingsError(f"The key file {path} is too short: 32 bytes are needed.")
-        return value
+        return refused_settings.key_file(self.home, name)
 
     # Durations in seconds
 
-    @property
-    def claim_s(self) -> float:
-        return 60 * self.test_time_scale
-
-    @property
-    def renew_s(self) -> float:
-        return 20 * self.test_time_scale
-
-    @property
-    def sweep_s(self) -> float:
-        return 15 * self.test_time_scale
-
-    @property
-    def look_s(self) -> float:
-        """Seconds between two checks of a runner whether it should stop."""
-        return 1 * self.test_time_scale
-
-    @property
-    def chunk_s(self) -> float:
-        """Seconds after which a runner gives the rest of its chunk back."""
-        return 120 * self.test_time_scale
+    claim_s = _Scaled(60)
+    renew_s = _Scaled(20)
+    sweep_s = _Scaled(15)
+    look_s = _Scaled(1)
+    """Seconds between two checks of a runner whether it should stop."""
+    chunk_s = _Scaled(120)
+    """Seconds after which a runner gives the rest of its chunk back."""
 
     @property
     def drain_s(self) -> float:
@@ -144,33 +121,16 @@ class JobsSettings(pydantic.BaseModel):
         time."""
         return 25.0
 
-    @property
-    def quiet_s(self) -> float:
-        """Seconds after a cancel until the fences of chunks that are still claimed are raised."""
-        return 30 * self.test_time_scale
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds after which a paused batch tries again."""
-        return 60 * self.test_time_scale
-
-    @property
-    def deaf_s(self) -> float:
-        """Seconds after which the Celery worker is restarted if work is queued and it receives nothing."""
-        return 60 * self.test_time_scale
-
-    @property
-    def webhook_s(self) -> float:
-        """Seconds for one try, from the lookup of the name to the answer's status."""
-        return 5 * self.test_time_scale
-
-    @property
-    def backoff_s(self) -> float:
-        return 0.5 * self.test_time_scale
-
-    @property
-    def max_backoff_s(self) -> float:
-        return 60 * self.test_time_scale
+    quiet_s = _Scaled(30)
+    """Seconds after a cancel until the fences of chunks that are still claimed are raised."""
+    pause_s = _Scaled(60)
+    """Seconds after which a paused batch tries again."""
+    deaf_s = _Scaled(60)
+    """Seconds after which the Celery worker is restarted if work is queued and it receives nothing."""
+    webhook_s = _Scaled(5)
+    """Seconds for one try, from the lookup of the name to the answer's status."""
+    backoff_s = _Scaled(0.5)
+    max_backoff_s = _Scaled(60)
 
 
 SOFT_LIMIT_S, HARD_LIMIT_S, VISIBILITY_TIMEOUT_S = 240, 300, 600

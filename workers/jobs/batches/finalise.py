@@ -22,10 +22,8 @@ from accounting.batches.file_store import FileStore, Writer
 from accounting.batches.files import FileInfo
 from accounting.batches.order import PackedLine, unpack
 from accounting.batches.source import InputUnreadable, opened
-from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store, request_postings
-from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches import renewal
+from workers.jobs.batches.renewal import BatchWork
 from workers.jobs.batches.runner import InputLine, delivered
 
 P = ParamSpec("P")
@@ -41,23 +39,12 @@ _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
 }
 
 
-class Finaliser:
-    def __init__(
-        self, settings: JobsSettings, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._store = store
-        self._held = held
-        self._data_key = data_key
-
+class Finaliser(BatchWork):
     async def run(self) -> None:
         """Finalise the batch. Raises `ClaimLost`."""
         output, errors = _Part(self._store, self._data_key), _Part(self._store, self._data_key)
         try:
-            num_lines = await renewal.while_running(
-                self._settings, self._database, self._held, self._prepare(output, errors)
-            )
+            num_lines = await self._under_claim(self._prepare(output, errors))
             await self._end(output, errors, num_lines)
         except BaseException:
             output.discard()

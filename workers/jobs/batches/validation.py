@@ -9,29 +9,17 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batch_runs, claims, files, order
 from accounting.batches.batch_lines import LineEnd
-from accounting.batches.batch_runs import BatchClaim, Chunk
+from accounting.batches.batch_runs import Chunk
 from accounting.batches.batches import BatchInfo
-from accounting.batches.file_store import FileStore
 from accounting.batches.files import FileInfo
 from accounting.batches.source import UNREADABLE, InputUnreadable, opened
 from accounting.batches.validate import MAX_REPORTED, Fault, Validated, validate
-from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
-from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches import renewal
+from workers.jobs.batches.renewal import BatchWork
 
 
-class Validation:
-    def __init__(
-        self, settings: JobsSettings, database: Database, store: FileStore, held: BatchClaim, data_key: bytes
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._store = store
-        self._held = held
-        self._data_key = data_key
-
+class Validation(BatchWork):
     async def run(self) -> None:
         """Validate the batch. Raises `ClaimLost`, also when the batch was cancelled meanwhile."""
         async with self._database.read() as conn:
@@ -42,7 +30,7 @@ class Validation:
             models = await batch_runs.usable_models(conn, batch.tenant_id, batch.key_id, priced)
         try:
             reading = asyncio.to_thread(self._read, source, batch.endpoint, models)
-            found = await renewal.while_running(self._settings, self._database, self._held, reading)
+            found = await self._under_claim(reading)
         except InputUnreadable:
             await self._wait_for_input(batch)
         else:

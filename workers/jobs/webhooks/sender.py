@@ -25,7 +25,7 @@ from accounting.values.errors import AccountingError
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.webhooks.egress import NotSpokenTo, Poster
 from workers.jobs.webhooks.places import HELD, Places, Try
-from workers.process.rounds import repeat
+from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
 
@@ -77,18 +77,10 @@ class Sender:
                     for claimed in await self._claim():
                         begun = self._places.begin(claimed.lane, time.monotonic())
                         group.create_task(self._deliver(claimed, begun))
-                    await self._nap()
+                    await within(self._woken, self._look_s)  # a try that ends makes room for another
+                    self._woken.clear()
         finally:
             self._threads.shutdown(wait=False, cancel_futures=True)
-
-    async def _nap(self) -> None:
-        """Wait until a try has ended or `look_s` seconds have passed."""
-        try:
-            async with asyncio.timeout(self._look_s):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
-        self._woken.clear()
 
     async def _claim(self) -> list[Delivery]:
         room, shut_out = self._places.room(time.monotonic()), self._places.shut_out(time.monotonic())

@@ -7,9 +7,9 @@ import time
 import pytest
 from console_pages import signed_in
 from console_world import spend
+from money import EQUATIONS
 
 from accounting.access import api_keys
-from accounting.books.equations import EQUATIONS
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import DATABASE, REDIS
 from gateway.console.navigation import screens_of
