@@ -26,7 +26,7 @@ from gateway.schema import chat, completions
 from gateway.schema.chat import ChatFields
 from gateway.schema.completions import CompletionFields
 from gateway.schema.embeddings import EmbeddingFields
-from gateway.schema.sampling import SamplingFields
+from gateway.schema.sampling import MAX_CHOICES, SamplingFields
 from gateway.schema.tools import Tools
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
@@ -141,6 +141,8 @@ async def completion_plan(
     texts = _texts(completions.prompts(fields.prompt, 2**31, "prompt"), "prompt")
     if line is not None and len(texts) > 1:
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
+    if len(texts) * fields.num_drawn > MAX_CHOICES:
+        raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
     asks = await common.near(request, lambda: [_completion_ask(link, value, fields, model, text) for text in texts])
     orders = [_order(request, value, fields, model, asks[0], line)]
     for ask in asks[1:]:

@@ -87,6 +87,15 @@ async def test_completions_of_two_prompts_are_two_requests(
     await bought.balanced()
 
 
+async def test_completions_of_too_many_choices_are_bought_from_nobody(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.completions.create(model="bought", prompt=["Once"] * 65, n=2, max_tokens=5)
+    assert raised.value.param == "prompt"
+    assert provider.asked == []
+
+
 async def test_embeddings_are_vectors_of_the_provider(
     bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
 ) -> None:
