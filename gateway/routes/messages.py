@@ -38,12 +38,15 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     translated = await common.aside(request, to_chat, fields, reader_of(request, model))
     made = await _told_by_own_names(translated, lambda: chat.plan(request, translated.body, line, fit=True))
     [order] = made.orders
-    writer = MessageWriter(fields.model, order.facts.tier, fills_context=order.max_tokens < fields.max_tokens)
+    writer = MessageWriter(fields.model, order.facts.tier)
+    total, limit = len(order.prompt) + order.max_tokens, common.max_len(request, order.model)
+    fills_context = order.max_tokens < fields.max_tokens and total >= limit
 
-    async def note_prompt(run: GenerationGroup) -> None:
+    async def note_run(run: GenerationGroup) -> None:
         writer.prompt = run.usage
+        writer.fills_context = fills_context and not run.generations[0].order.is_bought  # theirs may be longer
 
-    return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_prompt)
+    return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_run)
 
 
 async def count(request: web.Request) -> web.Response:

@@ -181,11 +181,18 @@ async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_all
             assert (status, "billed_as" in answer["headgate"]) == (200, False), "an upstream cannot say this"
             status, answer, _ = await post(gateway, body | {"skip_special_tokens": False})
             assert (status, "billed_as" in answer["headgate"]) == (200, False), "nor that something is not to be done"
+            provider.scripts = [Script(finish="length")]
+            words = [{"role": "user", "content": "x" * 1500}]
+            for_message = {"model": MODEL, "messages": words, "max_tokens": 600}
+            async with gateway.session() as session, session.post("/v1/messages", json=for_message) as found:
+                message = await found.json()
+            assert message["headgate"]["billed_as"] == f"{MODEL}:overflow"
+            assert message["stop_reason"] == "max_tokens", "it is not known what fills the provider's context"
             await gateway.balanced()
         models = await gateway.sql(
             "SELECT model, count(*) FROM ledger_entry WHERE kind = 'settle' GROUP BY 1 ORDER BY 1"
         )
-        assert [tuple(row) for row in models] == [(MODEL, 3), (f"{MODEL}:overflow", 2)]
+        assert [tuple(row) for row in models] == [(MODEL, 3), (f"{MODEL}:overflow", 3)]
 
 
 async def headgate(gateway: RunningGateway, *arguments: str, **env: str) -> tuple[int, str]:

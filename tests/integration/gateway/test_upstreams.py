@@ -179,6 +179,17 @@ async def test_thinking_that_no_upstream_is_told_of_is_refused_in_the_callers_wo
     assert len(provider.asked) == 1
 
 
+async def test_an_answer_that_an_upstreams_bound_cuts_has_not_filled_the_context(
+    bought: RunningGateway, provider: Provider
+) -> None:
+    provider.scripts = [Script(finish="length")]
+    async with bought.session() as session:
+        body = {"model": "bought", "messages": MESSAGES, "max_tokens": 5000}
+        async with session.post("/v1/messages", json=body) as found:
+            message = await found.json()
+    assert (found.status, message["stop_reason"]) == (200, "max_tokens"), message
+
+
 async def test_nothing_counts_the_tokens_of_a_foreign_model(bought: RunningGateway) -> None:
     async with bought.session() as session:
         for body in ({"model": "bought", "prompt": "x"}, {"model": "bought", "messages": MESSAGES}):
