@@ -6,7 +6,7 @@ Chat then does all the rest, so limits, forms, tools, caches and metering are th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,6 +21,13 @@ from gateway.schema.switches import THINKING
 
 DEFAULT_EFFORT = "high"
 """The effort that is the same as none at all, by Anthropic's definition."""
+_REFUSED: Mapping[str, tuple[frozenset[str], str]] = {
+    "never": (frozenset({"enabled"}), "does not think"),
+    "may": (frozenset(), ""),
+    "always": (frozenset({"disabled"}), "always thinks"),
+    "unknown": (frozenset({"enabled", "disabled"}), "thinks as its provider decides"),
+}
+"""The types of thinking that a model without a switch cannot have, and why, by `Reader.thinks`."""
 _SESSION = re.compile(r"_session_(?P<session>[0-9A-Za-z-]{1,64})\Z")
 
 
@@ -30,8 +37,8 @@ class Reader:
 
     switches: frozenset[str] = frozenset()
     """The variables that the model's template takes from a request."""
-    thinks: Literal["never", "may", "always"] = "never"
-    """Whether the model thinks where no switch of the template decides."""
+    thinks: Literal["never", "may", "always", "unknown"] = "never"
+    """Whether the model thinks where no switch of the template decides; `unknown` for one that its provider switches."""
     late_system: bool = True
     """The template takes a system message after other messages."""
 
@@ -93,10 +100,10 @@ def _thinking(wanted: Thinking | None, reader: Reader) -> dict[str, Any]:
     )
     if switch := next((name for name in THINKING if name in reader.switches), None):
         return {"chat_template_kwargs": {switch: is_on}} | budget
-    if wanted.type == "adaptive" or reader.thinks != ("never" if is_on else "always"):
-        return budget
-    ability = "always thinks" if reader.thinks == "always" else "does not think"
-    raise _unsupported(f"'thinking' cannot be '{wanted.type}': this model {ability}.", "thinking.type")
+    refused, ability = _REFUSED[reader.thinks]
+    if wanted.type in refused:
+        raise _unsupported(f"'thinking' cannot be '{wanted.type}': this model {ability}.", "thinking.type")
+    return budget
 
 
 def _output(config: OutputConfig | None, old_format: OutputFormat | None, reader: Reader) -> dict[str, Any]:

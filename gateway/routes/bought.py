@@ -26,7 +26,7 @@ from gateway.schema import chat, completions
 from gateway.schema.chat import ChatFields
 from gateway.schema.completions import CompletionFields
 from gateway.schema.embeddings import EmbeddingFields
-from gateway.schema.sampling import SamplingFields
+from gateway.schema.sampling import MAX_CHOICES, SamplingFields
 from gateway.schema.tools import Tools
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
@@ -58,6 +58,15 @@ OURS = frozenset(
     }
 )
 """The fields that the gateway itself honours, whoever answers."""
+_IDLE = (
+    *("use_beam_search", "include_stop_str_in_output", "ignore_eos", "min_tokens", "return_token_ids"),
+    *("return_tokens_as_token_ids", "echo"),
+)
+IDLE: Mapping[Endpoint, frozenset[str]] = {
+    "chat": frozenset({*_IDLE, "logprobs", "continue_final_message", "add_special_tokens"}),
+    "completions": frozenset(_IDLE),
+}
+"""The fields that ask for nothing if they are false or 0. Any other is refused whatever its value is."""
 PER_MESSAGE, PER_PROMPT, OF_TOOLS = 16, 64, 1024
 """Tokens of a prompt that are no text of the client's, at most."""
 USUAL_VECTOR = 4096
@@ -141,6 +150,8 @@ async def completion_plan(
     texts = _texts(completions.prompts(fields.prompt, 2**31, "prompt"), "prompt")
     if line is not None and len(texts) > 1:
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
+    if len(texts) * fields.num_drawn > MAX_CHOICES:
+        raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
     asks = await common.near(request, lambda: [_completion_ask(link, value, fields, model, text) for text in texts])
     orders = [_order(request, value, fields, model, asks[0], line)]
     for ask in asks[1:]:
@@ -235,7 +246,9 @@ def _order(
 
 def _check_fields(fields: msgspec.Struct, endpoint: Endpoint) -> None:
     for name in fields.__struct_fields__:
-        if name not in PASSED[endpoint] and name not in OURS and getattr(fields, name) not in (None, False):
+        given = getattr(fields, name)
+        is_idle = given is None or (not given and name in IDLE[endpoint])
+        if not is_idle and name not in PASSED[endpoint] and name not in OURS:
             raise _unsupported(name)
 
 

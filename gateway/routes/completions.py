@@ -23,7 +23,7 @@ from gateway.routes.chat import rules
 from gateway.routes.prompt_facts import PromptFacts, in_turn
 from gateway.schema import completions
 from gateway.schema.completions import CompletionFields
-from gateway.schema.sampling import check_vocabulary, sampling_params
+from gateway.schema.sampling import MAX_CHOICES, check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
@@ -32,8 +32,6 @@ from gateway.writers.chunks import ChunkWriter
 from gateway.writers.completions import CompletionForm, Echo, EchoArrays
 from workers.protocol.messages import TokenLogprob
 from workers.protocol.prompt_logprobs import unpack
-
-MAX_CHOICES = 128
 
 
 async def create(request: web.Request) -> web.StreamResponse:

@@ -20,7 +20,7 @@ from gateway.messages import fields as messages
 from gateway.messages.fields import CountFields, MessagesFields
 from gateway.messages.names import renamed
 from gateway.messages.request import Reader, Translated, prompt_of, to_chat
-from gateway.routes import chat, common
+from gateway.routes import bought, chat, common
 from gateway.writers.messages import MessageWriter
 
 T = TypeVar("T")
@@ -35,15 +35,18 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     """Returns the plan of the request. Raises `ApiError` that names the caller's own fields."""
     fields, ignored = await common.aside(request, messages.read, value)
     model = common.served_model(request, fields.model)
-    translated = await common.aside(request, to_chat, fields, reader_of(model))
+    translated = await common.aside(request, to_chat, fields, reader_of(request, model))
     made = await _told_by_own_names(translated, lambda: chat.plan(request, translated.body, line, fit=True))
     [order] = made.orders
-    writer = MessageWriter(fields.model, order.facts.tier, fills_context=order.max_tokens < fields.max_tokens)
+    writer = MessageWriter(fields.model, order.facts.tier)
+    total, limit = len(order.prompt) + order.max_tokens, common.max_len(request, order.model)
+    fills_context = order.max_tokens < fields.max_tokens and total >= limit
 
-    async def note_prompt(run: GenerationGroup, _: Sequence[int]) -> None:
+    async def note_run(run: GenerationGroup, _: Sequence[int]) -> None:
         writer.prompt = run.usage
+        writer.fills_context = fills_context and not run.generations[0].order.is_bought  # theirs may be longer
 
-    return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_prompt)
+    return msgspec.structs.replace(made, writer=writer, ignored=ignored, before_text=note_run)
 
 
 async def count(request: web.Request) -> web.Response:
@@ -51,15 +54,17 @@ async def count(request: web.Request) -> web.Response:
     value = await common.json_object(request)
     fields = await common.aside(request, messages.read_count, value)
     model = common.served_model(request, fields.model)
-    translated = await common.aside(request, prompt_of, fields, reader_of(model))
+    translated = await common.aside(request, prompt_of, fields, reader_of(request, model))
     prompt = await _told_by_own_names(translated, lambda: chat.prompt_of(request, translated.body))
     return web.json_response({"input_tokens": len(prompt)})
 
 
-def reader_of(model: ServedModel) -> Reader:
+def reader_of(request: web.Request, model: ServedModel) -> Reader:
     """Returns what the translation must know of the model. Raises `ApiError` 400 for one without a chat template."""
     if model.is_foreign:
-        return Reader(thinks="may")
+        link = bought.link_of(request, model)
+        kinds = {place.upstream.source.kind for place in link.places} if link is not None else set()
+        return Reader(thinks="never" if kinds == {"anthropic"} else "unknown")  # Anthropic thinks if it is asked to
     switches, template, syntax = model.switches, model.template, model.syntax
     assert template is not None
     thinks: Literal["never", "may", "always"] = "never"

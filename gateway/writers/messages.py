@@ -114,14 +114,14 @@ class MessageWriter:
 
     def __init__(self, model: str, tier: str, *, fills_context: bool = False) -> None:
         """Takes the model's name as it was asked for. If `fills_context`, an output that ends at its bound has reached
-        the end of the context, and not `max_tokens`.
+        the end of the context, and not `max_tokens`; it may be set until the closing.
         """
         self._model = model
         self._tier = "batch" if tier == "batch" else "standard"
-        self._at_bound = "model_context_window_exceeded" if fills_context else "max_tokens"
         self._id = ids.object_id("msg_")
         self._blocks = Blocks()
         self._stop: dict[str, Any] = {}
+        self.fills_context = fills_context
         self.prompt = Usage()
 
     def opening(self, root: str) -> list[Any]:
@@ -134,7 +134,7 @@ class MessageWriter:
     def closing(self, ending: Ending) -> list[Any]:
         usage = self._usage(ending.usage, ending.num_reasoning)
         return [
-            {"type": "message_delta", "delta": self._stop, "usage": usage},
+            {"type": "message_delta", "delta": self._told(ending), "usage": usage},
             {"type": "message_stop", "headgate": ending.headgate},
         ]
 
@@ -144,7 +144,7 @@ class MessageWriter:
 
     def whole(self, root: str, choices: Sequence[Any], ending: Ending) -> Any:
         usage = self._usage(ending.usage, ending.num_reasoning)
-        return self._message(choices[0], self._stop, usage) | {"headgate": ending.headgate}
+        return self._message(choices[0], self._told(ending), usage) | {"headgate": ending.headgate}
 
     def failed(self, error: ApiError, request_id: str) -> list[Any]:
         return [anthropic_error(error, request_id)]
@@ -163,8 +163,14 @@ class MessageWriter:
         if piece.finish == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if piece.finish == "length":
-            return {"stop_reason": self._at_bound, "stop_sequence": None}
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _told(self, ending: Ending) -> dict[str, Any]:
+        """Returns why it stopped, once it is known whether a budget ended it."""
+        if not self.fills_context or self._stop.get("stop_reason") != "max_tokens" or ending.headgate.get("stop"):
+            return self._stop
+        return self._stop | {"stop_reason": "model_context_window_exceeded"}
 
     def _message(self, content: list[Any], stop: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {

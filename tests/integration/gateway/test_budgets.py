@@ -108,6 +108,15 @@ async def test_a_stream_that_a_budget_ends_says_so_in_its_last_event(gateway):
     assert await spent(gateway, tenant) <= 30
 
 
+async def test_a_message_that_a_budget_ends_has_not_filled_the_context(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    await budget(gateway, tenant, 30)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "on"}], "max_tokens": 5000, "temperature": 0}
+    status, message = await call(gateway, "POST", "/v1/messages", body, key)
+    assert (status, message["headgate"]["stop"]) == (200, "budget")
+    assert message["stop_reason"] == "max_tokens"
+
+
 async def test_a_big_max_tokens_alone_is_no_429(gateway):
     tenant, key = await gateway.new_tenant("anna")
     await budget(gateway, tenant, 300)

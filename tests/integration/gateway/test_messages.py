@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import io
 from typing import Any
@@ -13,6 +14,7 @@ from fakes import decode, expected_output
 from gateways import MODEL, RunningGateway
 
 from accounting.values.types import Limits
+from gateway.generation.models import MODELS
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -125,6 +127,19 @@ async def test_max_tokens_beyond_the_context_are_a_bound_and_no_wish(shared_gate
     assert message.stop_reason == "model_context_window_exceeded"
     total = message.usage.input_tokens + _cached(message.usage) + message.usage.output_tokens
     assert total == 2048
+
+
+async def test_an_answer_that_the_operators_bound_cuts_has_not_filled_the_context(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = shared_gateway.app[MODELS]._models
+    monkeypatch.setitem(models, MODEL, dataclasses.replace(models[MODEL], max_output_tokens=30))
+    async with client(shared_gateway) as anthropic_client:
+        message = await anthropic_client.messages.create(
+            model=MODEL, messages=HELLO, max_tokens=5000, extra_body=GREEDY
+        )
+    assert message.usage.output_tokens == 30
+    assert message.stop_reason == "max_tokens"
 
 
 async def test_a_prompt_beyond_the_context_is_refused(shared_gateway: RunningGateway) -> None:

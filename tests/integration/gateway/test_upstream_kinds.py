@@ -82,6 +82,46 @@ async def test_anthropic_answers_chat_with_tools_and_thoughts(
     assert provider.heads[0]["x-api-key"] == KEY
 
 
+async def test_what_anthropic_cannot_say_is_refused_in_the_callers_words(
+    tmp_path: Path, redis_url: str, provider: Provider
+) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {}}
+    asked = {
+        "chat/completions": {
+            "messages": WORDS,
+            "tools": [{"type": "function", "function": {"name": "look", "parameters": schema, "strict": True}}],
+        },
+        "messages": {
+            "messages": WORDS[1:],
+            "max_tokens": 50,
+            "tools": [{"name": "look", "input_schema": schema, "strict": True}],
+        },
+        "responses": {
+            "input": "Say something.",
+            "tools": [{"type": "function", "name": "look", "parameters": schema, "strict": True}],
+        },
+    }
+    told = {}
+    upstreams = {"claude": one_model(provider, "anthropic", "/v1")}
+    async with running_gateway(tmp_path / "home", redis_url, upstreams=upstreams) as gateway:
+        await price(gateway, "bought")
+        async with gateway.session() as session:
+            for path, body in asked.items():
+                async with session.post(f"/v1/{path}", json={"model": "bought"} | body) as answer:
+                    told[path] = (answer.status, (await answer.json())["error"]["param"])
+            statuses = {}
+            for kind in ("disabled", "adaptive", "enabled"):
+                body = {"messages": WORDS[1:], "max_tokens": 50, "thinking": {"type": kind}}
+                async with session.post("/v1/messages", json={"model": "bought"} | body) as answer:
+                    statuses[kind] = answer.status
+    assert told == {
+        "chat/completions": (400, "tools[0].function.strict"),
+        "messages": (400, "tools[0].strict"),
+        "responses": (400, "tools[0].strict"),
+    }
+    assert statuses == {"disabled": 200, "adaptive": 200, "enabled": 400}
+
+
 async def test_azure_is_asked_by_deployment_and_key_header(tmp_path: Path, redis_url: str, provider: Provider) -> None:
     upstreams = {"azure": one_model(provider, "azure", "", output_field="max_completion_tokens")}
     async with running_gateway(tmp_path / "home", redis_url, upstreams=upstreams) as gateway:
@@ -139,11 +179,20 @@ async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_all
             assert answer["headgate"]["billed_as"] == f"{MODEL}:overflow"
             status, answer, _ = await post(gateway, body | {"logprobs": True})
             assert (status, "billed_as" in answer["headgate"]) == (200, False), "an upstream cannot say this"
+            status, answer, _ = await post(gateway, body | {"skip_special_tokens": False})
+            assert (status, "billed_as" in answer["headgate"]) == (200, False), "nor that something is not to be done"
+            provider.scripts = [Script(finish="length")]
+            words = [{"role": "user", "content": "x" * 1500}]
+            for_message = {"model": MODEL, "messages": words, "max_tokens": 600}
+            async with gateway.session() as session, session.post("/v1/messages", json=for_message) as found:
+                message = await found.json()
+            assert message["headgate"]["billed_as"] == f"{MODEL}:overflow"
+            assert message["stop_reason"] == "max_tokens", "it is not known what fills the provider's context"
             await gateway.balanced()
         models = await gateway.sql(
             "SELECT model, count(*) FROM ledger_entry WHERE kind = 'settle' GROUP BY 1 ORDER BY 1"
         )
-        assert [tuple(row) for row in models] == [(MODEL, 2), (f"{MODEL}:overflow", 2)]
+        assert [tuple(row) for row in models] == [(MODEL, 3), (f"{MODEL}:overflow", 3)]
 
 
 async def headgate(gateway: RunningGateway, *arguments: str, **env: str) -> tuple[int, str]:

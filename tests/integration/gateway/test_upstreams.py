@@ -87,6 +87,15 @@ async def test_completions_of_two_prompts_are_two_requests(
     await bought.balanced()
 
 
+async def test_completions_of_too_many_choices_are_bought_from_nobody(
+    bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        await client.completions.create(model="bought", prompt=["Once"] * 65, n=2, max_tokens=5)
+    assert raised.value.param == "prompt"
+    assert provider.asked == []
+
+
 async def test_embeddings_are_vectors_of_the_provider(
     bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
 ) -> None:
@@ -127,6 +136,58 @@ async def test_a_field_that_no_upstream_is_asked_for_is_refused_with_its_name(bo
             async with session.post("/v1/chat/completions", json=body) as found:
                 error = (await found.json())["error"]
         assert (found.status, error["param"]) == (400, name), error
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "status"),
+    [
+        ("chat/completions", "enable_thinking", False, 400),
+        ("chat/completions", "thinking_token_budget", 0, 400),
+        ("chat/completions", "reasoning_budget", 0, 400),
+        ("chat/completions", "skip_special_tokens", False, 400),
+        ("completions", "logprobs", 0, 400),
+        ("completions", "prompt_logprobs", 0, 400),
+        ("chat/completions", "logprobs", False, 200),
+        ("chat/completions", "continue_final_message", False, 200),
+        ("chat/completions", "ignore_eos", False, 200),
+        ("completions", "min_tokens", 0, 200),
+        ("completions", "echo", False, 200),
+    ],
+)
+async def test_a_false_or_zero_that_asks_for_something_is_not_dropped(
+    bought: RunningGateway, path: str, name: str, value: object, status: int
+) -> None:
+    asked: dict[str, object] = {"prompt": "Once"} if path == "completions" else {"messages": MESSAGES}
+    asked |= {"model": "bought", name: value}
+    async with bought.session() as session, session.post(f"/v1/{path}", json=asked) as found:
+        body = await found.json()
+    assert (found.status, body.get("error", {}).get("param")) == (status, name if status == 400 else None), body
+
+
+async def test_thinking_that_no_upstream_is_told_of_is_refused_in_the_callers_words(
+    bought: RunningGateway, provider: Provider
+) -> None:
+    async with bought.session() as session:
+        for kind, status in {"disabled": 400, "enabled": 400, "adaptive": 200}.items():
+            body = {"model": "bought", "messages": MESSAGES, "max_tokens": 50, "thinking": {"type": kind}}
+            async with session.post("/v1/messages", json=body) as found:
+                answer = await found.json()
+            assert found.status == status, answer
+            if status == 400:
+                assert answer["error"]["param"] == "thinking.type"
+                assert "provider" in answer["error"]["message"]
+    assert len(provider.asked) == 1
+
+
+async def test_an_answer_that_an_upstreams_bound_cuts_has_not_filled_the_context(
+    bought: RunningGateway, provider: Provider
+) -> None:
+    provider.scripts = [Script(finish="length")]
+    async with bought.session() as session:
+        body = {"model": "bought", "messages": MESSAGES, "max_tokens": 5000}
+        async with session.post("/v1/messages", json=body) as found:
+            message = await found.json()
+    assert (found.status, message["stop_reason"]) == (200, "max_tokens"), message
 
 
 async def test_nothing_counts_the_tokens_of_a_foreign_model(bought: RunningGateway) -> None:

@@ -126,6 +126,15 @@ def test_why_it_stopped(finish: str, stop_reason: str | None, fills_context: boo
     assert (message["stop_reason"], message["stop_sequence"]) == told
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_that_a_budget_ends_has_not_filled_the_context(is_stream: bool) -> None:
+    writer = MessageWriter("m", "interactive", fills_context=True)
+    pieces, ending = pieces_of([Text("a")], "length"), msgspec.structs.replace(ENDING, headgate={"stop": "budget"})
+    choice = writer.choice(0, pieces)
+    told = writer.closing(ending)[0]["delta"] if is_stream else writer.whole("root", [choice], ending)
+    assert told["stop_reason"] == "max_tokens"
+
+
 PARTS = st.lists(
     st.builds(Text, st.text(max_size=4))
     | st.builds(Reasoning, st.text(max_size=4))

@@ -216,6 +216,7 @@ def test_unknown_choices_are_refused() -> None:
         (Reader(), {"type": "disabled"}, None),
         (Reader(thinks="may"), {"type": "disabled"}, None),
         (Reader(thinks="may"), {"type": "enabled"}, None),
+        (Reader(thinks="unknown"), {"type": "adaptive"}, None),
         (Reader(thinks="always"), {"type": "enabled", "budget_tokens": 2048}, None),
     ],
 )
@@ -228,6 +229,8 @@ def test_thinking(reader: Reader, thinking: dict[str, Any], wanted: dict[str, An
     [
         (Reader(), {"type": "enabled", "budget_tokens": 2048}, "thinking.type"),
         (Reader(thinks="always"), {"type": "disabled"}, "thinking.type"),
+        (Reader(thinks="unknown"), {"type": "disabled"}, "thinking.type"),
+        (Reader(thinks="unknown"), {"type": "enabled", "budget_tokens": 2048}, "thinking.type"),
         (THINKER, {"type": "sometimes"}, "thinking.type"),
         (THINKER, {"type": "adaptive", "display": "omitted"}, "thinking.display"),
     ],
