@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,9 @@ from walks import tokens_of
 from gateway.structured.form import StructuredOutputs, form_of
 from workers.engine import __main__ as worker
 from workers.engine.device.runner import ModelRunner, RunnerSettings
-from workers.engine.grammars import library, vocabulary
-from workers.engine.grammars.grammar import begin
-from workers.protocol.messages import Cancel, SamplingParams
+from workers.engine.grammars import library, mask_time, vocabulary
+from workers.engine.grammars.grammar import Automaton, begin
+from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,6 +93,45 @@ def test_choices_of_one_request_obey_each_in_its_own_way(model, grammars, way):
     usage = drive.endings[LINK, "r"].usage
     assert usage.output == sum(len(drive.tokens[LINK, "r", index]) for index in range(3))
     assert len(drive.tokens[LINK, "free", 0]) == 9
+
+
+def test_a_choice_that_its_grammar_ends_as_the_lease_does_ends_the_request_once(model, grammars, monkeypatch):
+    """Of three choices two are paid for. The second ending of the request ended the engine, and with it all others."""
+    drive = driver(model, grammars)
+    drive.send(request(drive, num_choices=3, lease_bound=2, grammar=grammar(json=SCHEMA)), request(drive, "other", 9))
+    for _ in range(8):
+        drive.step()
+    assert not drive.tokens[LINK, "r", 0]
+    monkeypatch.setattr(Automaton, "advance", lambda self, token: setattr(self, "fault", "nothing fits"))
+    drive.send(ExtendLease("r", 1, 2, last=True))
+    assert drive.run().idle
+    assert drive.endings[LINK, "r"].code == "grammar"
+    assert (LINK, "other") in drive.endings
+
+
+def test_slow_masks_of_one_tenant_end_its_requests_and_hold_nobody_up(model, grammars, monkeypatch):
+    """Each mask is below the bound of one, and there are many: a step would take a quarter of a second."""
+    masks, looks, begun = library.Matcher.mask, [], time.monotonic()
+
+    def slow(matcher):
+        looks.append(1)
+        until = time.thread_time() + 0.04
+        while time.thread_time() < until:
+            pass
+        return masks(matcher)
+
+    drive = driver(model, grammars)
+    free = SamplingParams(seed=1, temperature=1.0, ignore_eos=True)
+    drive.send(request(drive, "neighbour", 60, sampling=free, tenant="other"))
+    with monkeypatch.context() as patched:
+        patched.setattr(library.Matcher, "mask", slow)
+        for number in range(4):
+            drive.send(request(drive, f"r{number}", num_choices=6, grammar=grammar(json=SCHEMA), tenant="hostile"))
+            drive.run()
+    assert len(drive.tokens[LINK, "neighbour", 0]) == 60
+    assert {drive.endings[LINK, f"r{number}"].code for number in range(4)} == {"grammar"}
+    allowed_s = mask_time.AT_ONCE_S + mask_time.SHARE * (time.monotonic() - begun)
+    assert len(looks) <= allowed_s / (0.04 - mask_time.EACH_S) + 4, "of each request one mask comes too late"
 
 
 def test_all_ways_of_running_steps_give_the_same_tokens(model, grammars):

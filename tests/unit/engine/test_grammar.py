@@ -10,6 +10,7 @@ from byte_model import CONTROL, tokenizer_spec
 
 from workers.engine.grammars import grammar, vocabulary
 from workers.engine.grammars.grammar import Automaton, GrammarError, begin
+from workers.engine.grammars.mask_time import AT_ONCE_S, EACH_S, MAX_TENANTS, MaskTime, MaskTimes
 
 END = 9
 
@@ -114,6 +115,23 @@ def test_a_grammar_that_is_slow_to_follow_is_a_fault(monkeypatch):
     monkeypatch.setattr(grammar, "SLOW_S", 0.01)
     assert "in time" in Automaton(Words((1,), slow_s=0.02), [END]).fault
     assert not Automaton(Words((1,)), [END]).fault
+
+
+def test_masks_of_a_tenant_share_what_they_may_take():
+    now = [0.0]
+    mine = MaskTime(lambda: now[0])
+    assert all(mine.took(EACH_S) for _ in range(10_000)), "usual masks are never too many"
+    slow = [mine.took(0.04) for _ in range(100)]
+    assert slow.index(False) == int(AT_ONCE_S / (0.04 - EACH_S))
+    assert mine.took(EACH_S), "a quick one is no fault of the slow ones"
+    assert not mine.took(0.04)
+    now[0] += 10
+    assert mine.took(0.04), "a part of the time is the tenant's"
+    times = MaskTimes()
+    assert times.of("a") is times.of("a") is not times.of("b")
+    for number in range(MAX_TENANTS):
+        times.of(str(number))
+    assert len(times._by_tenant) == MAX_TENANTS
 
 
 def test_a_byte_level_vocabulary_says_its_bytes(tmp_path):

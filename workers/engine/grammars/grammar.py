@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterable, Sequence
 
 from workers.engine.grammars.library import Compiled, GrammarError
+from workers.engine.grammars.mask_time import MaskTime
 
 logger = logging.getLogger(__name__)
 
 LOST = "the grammar cannot be followed any further"
 SLOW_S = 0.25
-"""Processor seconds for one token. A grammar that needs more would delay everybody else's step."""
+"""Processor seconds for one mask. A grammar that needs more would delay everybody else's step. `mask_time` bounds what
+the masks of a tenant take together."""
 
 
 Key = tuple[str, bytes]
@@ -34,8 +36,12 @@ def digest(text: str) -> bytes:
 class Automaton:
     """One choice's state in its grammar. It follows the output token by token; `fault` says why it cannot continue."""
 
-    def __init__(self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> None:
-        """Starts in the grammar after `output`, which was drawn before, here or on another worker."""
+    def __init__(
+        self, compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = (), mask_time: MaskTime | None = None
+    ) -> None:
+        """Starts in the grammar after `output`, which was drawn before, here or on another worker. `mask_time` is the
+        tenant's; without it the automaton has one of its own."""
+        self._mask_time = mask_time or MaskTime()
         self._end_bits = sum(1 << token for token in set(end_ids))
         self._text_bits = (1 << compiled.vocab_size) - 1 & ~self._end_bits
         self.fault = ""
@@ -116,14 +122,16 @@ class Automaton:
             allowed |= self._end_bits
         if not allowed and not self.ended:
             self.fault = "no token of the vocabulary fits the grammar here"
-        elif time.thread_time() - begun > SLOW_S:
+        elif not self._mask_time.took(took_s := time.thread_time() - begun) or took_s > SLOW_S:
             self.fault = "the grammar is too ambiguous to be followed in time"
         self.mask = allowed.to_bytes(len(mask), "little")
 
 
-def begin(compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = ()) -> Automaton:
+def begin(
+    compiled: Compiled, end_ids: Iterable[int], output: Sequence[int] = (), mask_time: MaskTime | None = None
+) -> Automaton:
     """Starts a choice in a grammar. Raises `GrammarError` for a grammar that allows nothing here."""
-    automaton = Automaton(compiled, end_ids, output)
+    automaton = Automaton(compiled, end_ids, output, mask_time)
     if automaton.fault or automaton.ended:
         raise GrammarError(automaton.fault or "the grammar allows no text")
     return automaton

@@ -18,6 +18,7 @@ from cache.tree.handle import Handle
 from cache.tree.namespaces import NamespacePath, PathEntry
 from workers.engine.grammars.grammar import Automaton, begin
 from workers.engine.grammars.library import Compiled
+from workers.engine.grammars.mask_time import MaskTime
 from workers.engine.sequences.attempt_report import AttemptReport
 from workers.engine.sequences.bans import Bans
 from workers.engine.sequences.inputs import MAX_OPEN, Inputs
@@ -240,6 +241,7 @@ class Attempt:
         self.report = AttemptReport(now, len(self.prompt))
         self.bans = bans
         self.grammar: Compiled | None = None
+        self._mask_time: MaskTime | None = None
         self.drawn = bool(message.resume)
         """Whether each sequence stands for its own choice. Until then the first sequence carries all choices."""
         self.end_reason = ""
@@ -296,16 +298,18 @@ class Attempt:
         """Whether each of its prompts is computed in one step, without KV."""
         return self.inputs is not None and self.inputs.is_whole
 
-    def use_grammar(self, grammar: Compiled) -> None:
-        """Sets the grammar. Raises `GrammarError` if it allows no text, or not what was drawn before."""
+    def use_grammar(self, grammar: Compiled, mask_time: MaskTime | None = None) -> None:
+        """Sets the grammar, whose masks take of the tenant's time. Raises `GrammarError` if it allows no text, or not
+        what was drawn before."""
         self.grammar = grammar
+        self._mask_time = mask_time
         for sequence in self.sequences:
             self.constrain(sequence)
 
     def constrain(self, sequence: Sequence) -> None:
         """Gives the sequence its automaton, advanced by its output, if there is a grammar. Raises `GrammarError`."""
         if self.grammar is not None:
-            sequence.automaton = begin(self.grammar, self.end_ids, sequence.output)
+            sequence.automaton = begin(self.grammar, self.end_ids, sequence.output, self._mask_time)
 
     @property
     def needs_last_token(self) -> bool:

@@ -18,6 +18,7 @@ from workers.engine.beams.search import Hypothesis
 from workers.engine.grammars.grammar import Key, Outcome, digest
 from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.engine.grammars.library import Compiled, GrammarError
+from workers.engine.grammars.mask_time import MaskTimes
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
@@ -72,6 +73,7 @@ class Attempts:
         """Attempts by link and request id."""
         self.draining = False
         self._intake = intake
+        self._mask_times = MaskTimes()
         self._scheduler = scheduler
         self._outbox = outbox
         self._journal = journal
@@ -150,7 +152,7 @@ class Attempts:
         try:
             compiled = self._grammars.ask(key, message.grammar)
             if compiled is not None:
-                attempt.use_grammar(compiled)
+                attempt.use_grammar(compiled, self._mask_times.of(message.tenant))
         except GrammarsWait as error:
             raise Refusal("overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS) from None
         except GrammarError as error:
@@ -201,7 +203,7 @@ class Attempts:
                 try:
                     if isinstance(outcome, GrammarError):
                         raise outcome
-                    attempt.use_grammar(outcome)
+                    attempt.use_grammar(outcome, self._mask_times.of(attempt.message.tenant))
                 except GrammarError as error:
                     self.fail(attempt, "grammar", str(error))
                 except Exception:
@@ -322,6 +324,7 @@ class Attempts:
         for sequence in attempt.sequences:
             if sequence.status is not Status.ENDED:
                 self._scheduler.end(sequence)
+        attempt.unforked = []  # no choice is open any more, those that never began included
         self._scheduler.leave(attempt)
         self._leave_grammar(attempt)
         self._beams.leave(attempt)

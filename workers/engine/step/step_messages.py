@@ -139,7 +139,8 @@ def _first_delta_parts(attempt: Attempt) -> tuple[PromptCounts | None, tuple[byt
     if attempt.prompt_sent or not attempt.account.closed:
         return None, ()
     attempt.prompt_sent = True
-    return attempt.account.counts, pack(attempt.prompt_logprobs)
+    logprobs, attempt.prompt_logprobs = attempt.prompt_logprobs, []  # they may be as large as a frame
+    return attempt.account.counts, pack(logprobs)
 
 
 def _parts(deltas: list[TokenDelta]) -> Iterator[tuple[TokenDelta, ...]]:

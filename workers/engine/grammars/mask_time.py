@@ -1,0 +1,52 @@
+"""The processor time that the masks of a tenant's grammars may take. The module is pure but for the clock.
+
+Masks are made between the steps of everybody, so the choices of one tenant must not hold up all others. A usual mask
+takes a tenth of a millisecond; the library's own bounds let a hostile one take 40, and a request may have 128 choices.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+EACH_S = 0.5e-3
+"""Seconds that each mask may take on average."""
+SHARE = 0.1
+"""Part of the time that a tenant's masks may take beyond that."""
+AT_ONCE_S = 1.0
+"""Seconds that they may be ahead of both: the first masks of a large grammar take longer than those that follow."""
+MAX_TENANTS = 4096
+
+
+class MaskTime:
+    """The time of one tenant's masks beyond what they may take."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counted_at = clock()
+        self._over_s = 0.0
+
+    def took(self, seconds: float) -> bool:
+        """Counts a mask. Returns False if the tenant's masks take too long and this is one of the slow ones."""
+        now = self._clock()
+        over_s = self._over_s + seconds - EACH_S - SHARE * (now - self._counted_at)
+        self._counted_at = now
+        self._over_s = min(max(0.0, over_s), AT_ONCE_S)
+        return seconds <= EACH_S or over_s <= AT_ONCE_S
+
+
+class MaskTimes:
+    """The times of all tenants of a worker; of those beyond `MAX_TENANTS` the one that began nothing for longest is
+    forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._by_tenant: OrderedDict[str, MaskTime] = OrderedDict()
+
+    def of(self, tenant: str) -> MaskTime:
+        found = self._by_tenant.setdefault(tenant, MaskTime())
+        self._by_tenant.move_to_end(tenant)
+        if len(self._by_tenant) > MAX_TENANTS:
+            self._by_tenant.popitem(last=False)
+        return found
