@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_QUEUED_BYTES = 32 * 1024 * 1024
-"""Largest number of unread bytes of a gateway. A gateway that leaves more unread is not reading, so its link is cut and
-its requests end."""
+"""Largest number of unread bytes of a gateway. A gateway that has more at a beat, and no less at the next, is not
+reading, so its link is cut and its requests end. One step may bring more than this."""
 HELLO_S = 3.0
 LAST_RECORDS_S = 1.0
 """How long a worker that ends waits until its records are in SQL. A gateway gathers them for 0.2 s; without SQL they wait in
@@ -103,6 +103,8 @@ class Service:
         self._adapters = AdapterReader(engine.runner, lambda read: self._inbox.put((0, read)))
         self._server: asyncio.Server | None = None
         self._links: dict[int, Connection] = {}
+        self._unread: dict[int, int] = {}
+        """Unread bytes of each link at the last beat."""
         self._num_links = 0
         self._num_attempts = 0
         self._beat_at = time.monotonic()
@@ -235,9 +237,15 @@ class Service:
                 return
             logger.exception("a frame is too large", extra={"event": "frame_too_large"})
             connection.abort()
-        if connection.num_queued_bytes > MAX_QUEUED_BYTES:
-            logger.warning("a gateway does not read", extra={"event": "slow_gateway", "link": link})
-            connection.abort()
+
+    def _cut_unread(self) -> None:
+        """Cuts the links of the gateways that do not read."""
+        unread = {link: connection.num_queued_bytes for link, connection in self._links.items()}
+        for link, num_bytes in unread.items():
+            if MAX_QUEUED_BYTES < self._unread.get(link, 0) <= num_bytes:
+                logger.warning("a gateway does not read", extra={"event": "slow_gateway", "link": link})
+                self._links[link].abort()
+        self._unread = unread
 
     def _ship(self) -> None:
         while (batch := self._shipper.next(list(self._links), time.monotonic())) is not None:
@@ -332,6 +340,7 @@ class Service:
         return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
 
     def _send_heartbeats(self) -> None:
+        self._cut_unread()
         status = self._status_now()
         for link in list(self._links):
             self._send(link, status)

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from fakes import MODEL, ROOT, Fault, ScriptedWorker, encode, expected_output, generate_request
@@ -18,7 +19,7 @@ from workers.protocol import registry
 from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.frames import MAX_FRAME_BYTES
-from workers.protocol.messages import Cancel, Failed, Finished, Hello, StepFrame
+from workers.protocol.messages import BeamParams, Cancel, Failed, Finished, Hello, SamplingParams, StepFrame
 from workers.protocol.reports import WorkerStatus
 
 
@@ -152,7 +153,7 @@ async def test_a_gateway_that_stops_reading_is_cut_and_others_go_on(tmp_path, mo
         prompt = encode("x" * 200)
         deaf.send(*[generate_request(f"d{i}", prompt, 9, prompt_logprobs=20) for i in range(40)])
         async with await GatewayLink.dial(worker.address) as good:
-            await until(lambda: "does not read" in caplog.text, 2.5)  # sooner than by silence
+            await until(lambda: "does not read" in caplog.text, stretched(5))  # by two beats, which are a second apart
             request = generate_request("r", max_tokens=50)
             good.send(request)
             await good.of(Finished)
@@ -452,6 +453,60 @@ async def test_logprobs_of_many_prompts_that_end_in_one_step_end_no_link(tmp_pat
         assert gateway.tokens("victim") == alone(victim)
         for i in range(8):
             await gateway.of(Finished, request_id=f"r{i}")
+
+
+async def test_many_bytes_of_one_step_end_no_link_of_a_gateway_that_reads(tmp_path, monkeypatch):
+    """The texts of a search come in one step: the link was cut, with everybody's streams."""
+    monkeypatch.setattr("workers.engine.service.MAX_QUEUED_BYTES", 500_000)
+    async with ScriptedWorker(tmp_path / "w.sock") as worker, await GatewayLink.dial(worker.address) as gateway:
+        victim = generate_request("victim", max_tokens=400)
+        sampling = SamplingParams(seed=0, logprobs=100)
+        search = generate_request("search", max_tokens=200, num_choices=8, beams=BeamParams(), sampling=sampling)
+        gateway.send(victim, search)
+        await gateway.of(Finished, request_id="search")
+        frames = [m for m in gateway.heard if isinstance(m, StepFrame)]
+        texts = [d for f in frames for d in f.deltas if d.request_id == "search" and d.tokens]
+        assert sum(len(msgspec.msgpack.encode(text)) for text in texts) > 2_000_000
+        await gateway.of(Finished, request_id="victim")
+        assert gateway.tokens("victim") == alone(victim)
+
+
+class Unread:
+    """Stands in for a connection: a gateway leaves `num_queued_bytes` unread."""
+
+    def __init__(self):
+        self.num_queued_bytes = 0
+        self.is_cut = False
+
+    def send(self, message):
+        pass
+
+    def abort(self):
+        self.is_cut = True
+
+
+@pytest.mark.parametrize(
+    ("unread", "is_cut"),
+    [
+        ([99, 0, 99], False),
+        ([99, 50, 20, 9], False),
+        ([10, 10, 10], False),
+        ([10, 99], False),
+        ([99, 99], True),
+        ([50, 99], True),
+        ([99, 50, 60], True),
+    ],
+)
+def test_a_gateway_is_cut_that_has_too_much_unread_at_a_beat_and_no_less_at_the_next(
+    tmp_path, monkeypatch, unread, is_cut
+):
+    monkeypatch.setattr("workers.engine.service.MAX_QUEUED_BYTES", 10)
+    service, link = ScriptedWorker(tmp_path / "w.sock").service, Unread()
+    service._links[1] = link
+    for link.num_queued_bytes in unread:
+        assert not link.is_cut
+        service._send_heartbeats()
+    assert link.is_cut == is_cut
 
 
 @pytest.mark.parametrize(

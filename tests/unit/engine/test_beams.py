@@ -167,6 +167,19 @@ def test_a_search_that_cannot_be_is_refused(fields, code):
     assert ending.code == code
 
 
+@pytest.mark.parametrize(("width", "taken"), [(2, True), (8, False)])
+def test_the_logprobs_of_all_texts_of_a_search_fit_half_a_frame(width, taken):
+    """They come in one step. Each text has 1,600 * 51 logprobs of 32 bytes, and half a frame is 8 MiB."""
+    drive = driver(num_blocks=5000)
+    drive.send(search(width=width, steps=1600, sampling=SamplingParams(seed=0, logprobs=50)))
+    drive.step()
+    if taken:
+        assert not drive.endings
+    else:
+        ending = drive.endings[LINK, "s"]
+        assert (ending.code, ending.message) == ("too_long", "logprobs of so many and long texts do not fit a frame")
+
+
 def test_a_search_that_fills_the_pool_alone_comes_to_its_end():
     """As large as the door lets in, thrown out at every second step."""
     drive = driver(num_blocks=40)

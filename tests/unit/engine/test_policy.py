@@ -14,6 +14,7 @@ from simulation import PacedRunner, paced_driver
 from cache.tree.handle import Probe
 from workers.engine.fcfs.policy import EVERYBODY, ArrivalQueue
 from workers.engine.queueing.fairness import VirtualCounters
+from workers.engine.queueing.waiting import MAX_STALE
 from workers.protocol.messages import Failed
 
 BLOCK = 4
@@ -154,3 +155,14 @@ def test_the_queue_names_the_earliest_whenever_it_was_pushed(actions):
         assert queue.queued[EVERYBODY].num_sequences == len(present)
         first = queue.peek(lambda group: True)
         assert first is (present[min(present)] if present else None)
+
+
+def test_cancelled_sequences_behind_one_that_waits_leave_a_bounded_heap():
+    queue = ArrivalQueue(VirtualCounters(), lambda sequence: Probe(3, None), lambda: 8)
+    sequences = [Queued((number, 0), [0] * 9) for number in range(3000)]
+    for sequence in sequences:
+        queue.push(sequence)
+    for sequence in sequences[1:]:
+        queue.remove(sequence)
+    assert queue.peek(lambda group: True) is sequences[0]
+    assert len(queue._heap) <= 2 + MAX_STALE

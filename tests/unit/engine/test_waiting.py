@@ -2,10 +2,12 @@
 
 from itertools import pairwise
 
+import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
 from workers.engine.queueing.deferral import MAX_STEPS
+from workers.engine.queueing.waiting import MAX_STALE
 from workers.protocol.messages import Cancel, Region
 
 BLOCK = 4
@@ -167,6 +169,28 @@ def test_who_asks_seldom_does_not_wait_for_a_quantum():
     order += ended(drive)
     places = [order.index(f"b{number}") for number in range(3)]
     assert max(places[0], *(b - a for a, b in pairwise(places))) <= 2
+
+
+@pytest.mark.parametrize("length", [6, 60], ids=["each its own group", "one group"])
+def test_cancelled_sequences_behind_one_that_waits_leave_bounded_heaps(length):
+    """The one that waits came first, so it stays on top of each heap and nothing below it is popped."""
+    drive = driver(max_running=1)
+    drive.send(generate_request("busy", prompt(60, 1), 200))
+    drive.step()
+    drive.send(generate_request("stays", prompt(60), 1))
+    for turn in range(20):
+        names = [f"r{turn}-{i}" for i in range(100)]
+        prompts = [[turn, i, *prompt(length)] if length < 60 else [*prompt(length), turn, i] for i in range(100)]
+        drive.send(*[generate_request(name, tokens, 1) for name, tokens in zip(names, prompts, strict=True)])
+        drive.step()
+        drive.send(*[Cancel(name) for name in names])
+        drive.step()
+    (tenant,) = drive.scheduler.ranks.waiting["interactive"]._tenants.values()
+    (group,) = set(tenant._group_of.values())
+    assert len(tenant) == 1
+    assert max(map(len, (tenant._due, tenant._heap, group.order))) <= 2 + MAX_STALE
+    drive.send(Cancel("busy"))
+    assert ended(drive) == ["busy", "stays"]
 
 
 def ended(drive):

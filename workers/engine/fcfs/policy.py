@@ -17,7 +17,7 @@ from cache.tree.handle import BlockKey
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.forecast import Queued
 from workers.engine.queueing.overload import Arrival, Overload
-from workers.engine.queueing.waiting import Group, Look, Order
+from workers.engine.queueing.waiting import Group, Look, Order, swept
 from workers.engine.scheduling.admission import Admission
 from workers.engine.scheduling.chunks import Chunks
 from workers.engine.scheduling.growth import Growth
@@ -40,7 +40,7 @@ class ArrivalQueue:
         self._uncached: dict[Sequence, int] = {}
         """Number of uncached tokens of each sequence, as the tree was when it came."""
         self._heap: list[tuple[Order, Sequence]] = []
-        """Heap by arrival. Entries of sequences that left are skipped."""
+        """Heap by arrival. Entries of sequences that left are skipped, and swept out."""
 
     def __len__(self) -> int:
         return len(self._uncached)
@@ -66,6 +66,7 @@ class ArrivalQueue:
     def remove(self, sequence: Sequence) -> int:
         num_uncached = self._uncached.pop(sequence)
         self.num_uncached -= num_uncached
+        self._heap = swept(self._heap, len(self), lambda entry: entry[1] in self._uncached)
         return num_uncached
 
     def committed(self, keys: Iterable[BlockKey]) -> None:

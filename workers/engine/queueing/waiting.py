@@ -16,7 +16,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 from cache.tree.handle import BlockKey, Probe
 from workers.engine.queueing.fairness import TenantOrder, VirtualCounters
@@ -32,8 +32,20 @@ MAX_STALE = 64
 QUANTUM_STEPS = 4
 """A quantum is this number of token budgets."""
 
+T = TypeVar("T", bound=tuple[Any, ...])
+
 Look = Callable[[Sequence], Probe]
 Order = tuple[int, int]
+
+
+def swept(heap: list[T], num_live: int, lives: Callable[[T], bool]) -> list[T]:
+    """Returns the heap, or a new one of its live entries if too many are stale. O(1) for each entry that was pushed,
+    because at least half of the entries go when a heap is built anew."""
+    if len(heap) <= 2 * num_live + MAX_STALE:
+        return heap
+    live = [entry for entry in heap if lives(entry)]
+    heapq.heapify(live)
+    return live
 
 
 class Waiting(Protocol):
@@ -79,7 +91,7 @@ class Group:
         self.probe = probe
         self.members: dict[Sequence, None] = {}
         self.order: list[tuple[Order, Sequence]] = []
-        """A heap by arrival. Entries of sequences that left are skipped."""
+        """A heap by arrival. Entries of sequences that left are skipped, and swept out."""
         self.num_tokens = 0
         self.entry: tuple[int, Order, Group] | None = None
         """Its live entry in the tenant's heap."""
@@ -101,6 +113,7 @@ class Group:
     def remove(self, sequence: Sequence) -> None:
         del self.members[sequence]
         self.num_tokens -= len(sequence.tokens)
+        self.order = swept(self.order, len(self.members), lambda entry: entry[1] in self.members)
 
     @property
     def head(self) -> Sequence:
@@ -138,6 +151,7 @@ class TenantQueue:
         group = self._group_of.pop(sequence)
         num_uncached = len(sequence.tokens) - group.probe.num_tokens
         self._leave(group, sequence)
+        self._sweep()
         return num_uncached
 
     def served(self, num_tokens: int) -> None:
@@ -233,9 +247,11 @@ class TenantQueue:
         if group.entry is None or group.entry[:2] != (-group.probe.num_tokens, head):
             group.entry = (-group.probe.num_tokens, head, group)
             heapq.heappush(self._heap, group.entry)
-            if len(self._heap) > 2 * len(self._group_of) + MAX_STALE:
-                self._heap = [entry for entry in self._heap if entry[2].entry is entry]
-                heapq.heapify(self._heap)
+            self._sweep()
+
+    def _sweep(self) -> None:
+        self._heap = swept(self._heap, len(self), lambda entry: entry[2].entry is entry)
+        self._due = swept(self._due, len(self), lambda entry: entry[2] in self._group_of)
 
     def _index(self, group: Group) -> None:
         key = group.probe.next_key

@@ -143,7 +143,7 @@ class RequestValidator:
         num_logprobs = len(message.prompt) * (message.prompt_logprobs + 1)
         if num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
             raise Refusal("too_long", "logprobs of so long a prompt do not fit a frame")
-        num_output = min(message.max_tokens, self._limits.max_len - len(message.prompt))
+        num_output = min(message.max_tokens, self._limits.max_len - len(message.prompt)) * message.num_choices
         num_logprobs = num_output * (message.sampling.logprobs + 1)
         if message.beams is not None and num_logprobs * LOGPROB_BYTES > MAX_FRAME_BYTES // 2:
-            raise Refusal("too_long", "logprobs of so long a choice do not fit a frame")
+            raise Refusal("too_long", "logprobs of so many and long texts do not fit a frame")
