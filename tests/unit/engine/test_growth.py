@@ -47,3 +47,16 @@ def test_a_tail_that_was_copied_and_given_up_may_be_copied_to_in_the_same_plan(d
     assert all(loser.status is Status.PREEMPTED for loser in losers)
     assert drive.runner.copies[:2] == [(mine, taker.block_ids[-1]), (theirs, mine)]
     check(drive)
+
+
+def test_the_last_owner_of_a_shared_tail_keeps_it(drive):
+    """Two choices of b take the two blocks of tenant a. The third asks, the fourth has to go, and so the tail is the
+    third's alone."""
+    drive.held += drive.cache.allocate(1, reach=LAST_RESORT)
+    *takers, owner, loser = choices(drive, "b")
+    tail = owner.block_ids[-1]
+    drive.step()
+    assert loser.status is Status.PREEMPTED
+    assert [len(one.output) for one in (*takers, owner)] == [2, 2, 2]
+    assert owner.block_ids[-1] == tail
+    check(drive)
