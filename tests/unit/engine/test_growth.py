@@ -8,6 +8,7 @@ from fakes import ScriptedRunner, encode, generate_request
 
 from cache.blocks.usage import LAST_RESORT
 from workers.engine.sequences.sequence import Status
+from workers.engine.values.errors import DeviceOutOfMemory
 
 
 @pytest.fixture
@@ -36,17 +37,42 @@ def check(drive):
             drive.check_alone(request, index=index)
 
 
-def test_a_tail_that_was_copied_and_given_up_may_be_copied_to_in_the_same_plan(drive, monkeypatch):
+@pytest.fixture
+def chained(drive, monkeypatch):
     """The turns begin with a choice of tenant a. It takes the free block, and then the first choice of b gets the tail that
     was copied."""
     monkeypatch.setattr(drive.scheduler.budget, "num_rows", lambda num_kv_tokens: 7)
-    taker, *losers = choices(drive, "a")
-    taker.last_step = -2
-    mine, theirs = taker.block_ids[-1], choices(drive, "b")[0].block_ids[-1]
-    drive.step()
+    choices(drive, "a")[0].last_step = -2
+    return drive
+
+
+def test_a_tail_that_was_copied_and_given_up_may_be_copied_to_in_the_same_plan(chained):
+    taker, *losers = choices(chained, "a")
+    mine, theirs = taker.block_ids[-1], choices(chained, "b")[0].block_ids[-1]
+    chained.step()
     assert all(loser.status is Status.PREEMPTED for loser in losers)
-    assert drive.runner.copies[:2] == [(mine, taker.block_ids[-1]), (theirs, mine)]
-    check(drive)
+    assert chained.runner.copies[:2] == [(mine, taker.block_ids[-1]), (theirs, mine)]
+    check(chained)
+
+
+def test_a_copy_that_fails_takes_none_of_those_back_that_were_made_before_it(chained, monkeypatch):
+    copy_blocks, made = chained.runner.copy_blocks, []
+
+    def copy(pairs):
+        if made:
+            raise DeviceOutOfMemory("no room for a copy")
+        made.append(pairs)
+        copy_blocks(pairs)
+
+    monkeypatch.setattr(chained.runner, "copy_blocks", copy)
+    chained.step()
+    monkeypatch.undo()
+    chained.cache.free(chained.held)
+    chained.run().check_idle()
+    assert chained.endings[LINK, "b"].code == "internal"
+    assert chained.endings[LINK, "a"].reason == "length"
+    for index in range(4):
+        chained.check_alone(chained.requests[LINK, "a"], index=index)
 
 
 def test_the_last_owner_of_a_shared_tail_keeps_it(drive):
