@@ -44,10 +44,11 @@ class Growth:
         asker = sequences[0]
         if self._layout.exceeds(asker):
             return self._thin(asker, plan)
-        fresh = self._fresh(asker, lambda: len(sequences), plan)
+        fresh = self._fresh(asker, lambda: sum(map(self.is_due, sequences)), plan)
         if fresh is None:
             return False
-        for sequence, block in zip(sequences, fresh, strict=True):
+        due = [sequence for sequence in sequences if self.is_due(sequence)]
+        for sequence, block in zip(due, fresh, strict=True):
             index = self._layout.place(sequence) // self._block_tables.cache.block_size
             copy = self._block_tables.put(sequence, index, block)
             if copy is not None:

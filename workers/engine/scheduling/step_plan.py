@@ -63,6 +63,8 @@ class StepPlan:
     is None if all may."""
     work: list[Work] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    """Pairs (source, target) of blocks, in the order in which they are to be copied: a source that its sequences gave up
+    may be a later target."""
     proposals: dict[Sequence, Proposal] = field(default_factory=dict)
     """Proposals of decode rows. A row with n nodes computes and draws 1 + n tokens."""
     num_preempted: int = 0

@@ -17,7 +17,7 @@ from workers.engine.speculate.proposer import Ask, Guess, Proposer
 from workers.engine.values.plan import Row, SampleSpec, StepRunner
 
 CHUNK = 512
-"""Number of tokens of one pass over those that the draft has not read."""
+"""Largest number of tokens that the draft reads before it guesses, of all sequences together. A step waits for them."""
 
 
 @dataclass(slots=True)
@@ -52,24 +52,29 @@ class DraftProposer(Proposer[Read]):
                 first = min(_num_valid(read, sequence, size), len(tokens) - 1)
                 open_.append(_Guessing(place, sequence, tokens, first, number))
                 read.handle, read.tokens, read.block_ids = sequence.handle, tokens, list(sequence.block_ids)
-        self._catch_up(open_)
-        running = open_
+        running = ready = self._catch_up(open_)
         while running:
             self._draw(running)
             running = [one for one in running if one.num_left]
-        for one in open_:
+        for one in ready:
             found[one.place] = one.tokens[len(one.sequence.tokens) :]
             one.tokens.pop()  # the list is that of `Read`, and the last guess has no KV
         return found
 
-    def _catch_up(self, asked: list[_Guessing]) -> None:
-        """Computes everything but the last token, in passes of at most `CHUNK` tokens, because prompts are long."""
-        for one in asked:
-            while (end := len(one.tokens) - 1) > one.first + CHUNK:
-                end = one.first + CHUNK
-                tokens = one.tokens[one.first : end]
-                self._runner.execute([Row(tokens, one.first, one.sequence.block_ids)])
-                one.first = end
+    def _catch_up(self, asked: list[_Guessing]) -> list[_Guessing]:
+        """Returns the sequences that guess now: those with the fewest unread tokens, up to `CHUNK`. The next one reads
+        what is left of `CHUNK` and goes on in the next step, because prompts are long."""
+        num_left, ready = CHUNK, list[_Guessing]()
+        for one in sorted(asked, key=lambda one: one.num_unread):
+            if one.num_unread <= num_left:
+                num_left -= one.num_unread
+                ready.append(one)
+                continue
+            del one.tokens[one.first + num_left :]  # the list is that of `Read`
+            if num_left:
+                self._runner.execute([Row(one.tokens[one.first :], one.first, one.sequence.block_ids)])
+                num_left = 0
+        return ready
 
     def _draw(self, running: list[_Guessing]) -> None:
         """Draws one more token for each sequence."""
@@ -89,6 +94,10 @@ class _Guessing:
     first: int
     """Index of the first token without KV."""
     num_left: int
+
+    @property
+    def num_unread(self) -> int:
+        return len(self.tokens) - self.first
 
     def row(self) -> Row:
         sequence = self.sequence

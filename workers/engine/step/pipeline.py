@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from workers.engine.scheduling.step_plan import StepPlan
@@ -48,10 +49,12 @@ class Pipeline:
         return len(self._flights)
 
     def copy(self, plan: StepPlan) -> None:
-        """Copies the plan's blocks. Raises what the runner raises; then the plan still has its copies."""
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
-            plan.copies = []  # no later failure undoes them
+        """Copies the plan's blocks. Raises what the runner raises; then the plan still has the copies that were not
+        made."""
+        while plan.copies:
+            number = num_at_once(plan.copies)
+            self._runner.copy_blocks(plan.copies[:number])
+            plan.copies = plan.copies[number:]  # no later failure undoes the others
 
     def launch(self, plan: StepPlan, rows: list[Row]) -> None:
         """Launches a plan. Raises what the runner raises; then nothing is in flight for this plan."""
@@ -113,3 +116,14 @@ class Pipeline:
     def rest(self) -> None:
         """Notes that there was nothing to plan."""
         self._rested = not self._flights
+
+
+def num_at_once(copies: Seq[tuple[int, int]]) -> int:
+    """Returns how many of the first copies may be made in any order: each of their targets is named once only."""
+    sources, targets = set[int](), set[int]()
+    for number, (source, target) in enumerate(copies):
+        if source in targets or target in targets or target in sources:
+            return number
+        sources.add(source)
+        targets.add(target)
+    return len(copies)
