@@ -21,6 +21,7 @@ from workers.engine import __main__ as worker
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.grammars import library, vocabulary
 from workers.engine.grammars.grammar import begin
+from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.protocol.messages import Cancel, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -250,6 +251,24 @@ def test_a_grammar_that_cannot_be_fails_without_a_token_twice(model, grammars, t
     for name in ("first", "second"):
         ending = drive.endings[LINK, name]
         assert (ending.code, ending.usage.output, ending.usage.prompt) == ("grammar", 0, 0)
+
+
+def test_a_fault_of_the_compiler_may_be_tried_again(model):
+    class FailsOnce(InlineGrammars):
+        def _compile(self, text):
+            if not self.num_compiled:
+                self.num_compiled += 1
+                return GrammarsWait("the compiler of grammars failed")
+            return super()._compile(text)
+
+    drive = driver(model, FailsOnce(VOCABULARY))
+    drive.send(request(drive, "first", grammar=grammar(choice=["yes"])))
+    drive.run()
+    ending = drive.endings[LINK, "first"]
+    assert (ending.code, ending.retryable, ending.usage.prompt) == ("overloaded", True, 0)
+    drive.send(request(drive, "second", grammar=grammar(choice=["yes"])))
+    drive.run().check_idle()
+    assert text_of(drive.tokens[LINK, "second", 0]) == "yes"
 
 
 def test_nothing_runs_before_its_grammar_is_there_and_others_do_not_wait(model):
