@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,39 @@ def test_guesses_within_a_grammar_change_no_token_and_save_steps(model, grammars
     assert found[0] == found[1]
     assert drive.engine.totals.num_accepted > 10
     assert steps[1] < 0.8 * steps[0]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "late", "device"])
+def test_a_panic_at_a_guess_ends_its_own_request_alone(model, grammars, way, monkeypatch, caplog):
+    class Panic(BaseException):
+        """Like what a library in Rust raises, this is no `Exception`."""
+
+    fork, num_forks = library.Matcher.fork, count()
+
+    def raising(matcher):
+        if next(num_forks) == 0:
+            raise Panic
+        return fork(matcher)
+
+    params = SamplingParams(seed=4, temperature=0.9)
+    answers = {}
+
+    def run():
+        speculate = speculating(InformedTree(answers, error=0.0), max_proposals=20) if answers else None
+        drive = driver(model, grammars, speculate=speculate, **way)
+        drive.send(
+            request(drive, grammar=grammar(json=SCHEMA), sampling=params),
+            request(drive, "free", 9, sampling=SamplingParams(seed=1, temperature=1.0)),
+        )
+        drive.run().check_idle()
+        return drive
+
+    answers = {(name, 0): run().tokens[LINK, name, 0] for name in ("r", "free")}
+    monkeypatch.setattr(library.Matcher, "fork", raising)
+    drive = run()
+    assert drive.endings[LINK, "r"].code == "grammar"
+    assert [record.event for record in caplog.records if record.exc_info] == ["grammar_lost"]
+    assert len(drive.tokens[LINK, "free", 0]) == 9
 
 
 def test_masked_greedy_is_the_best_token_that_the_grammar_allows(model, grammars):
