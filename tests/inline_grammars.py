@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.engine.grammars.grammar import Key, Outcome
+from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.engine.grammars.library import Compiled, GrammarError, Library
 
 
@@ -32,7 +33,7 @@ class InlineGrammars:
             asked[1] -= 1
         ready = [key for key, (_, rounds) in self._asked.items() if rounds < 0]
         found = [(key, self._compile(self._asked.pop(key)[0])) for key in ready]
-        self.kept.update(found)
+        self.kept.update((key, outcome) for key, outcome in found if not isinstance(outcome, GrammarsWait))
         return found
 
     def _compile(self, text: str) -> Outcome:

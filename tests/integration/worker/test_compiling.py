@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 from load import stretched
 from walks import END, VOCABULARY, ids, of_rules, tokens_of
 
 from gateway.structured.form import StructuredOutputs, form_of
+from workers.engine.grammars import compiling
 from workers.engine.grammars import library as library_module
 from workers.engine.grammars.compiling import Grammars, Shelf
 from workers.engine.grammars.grammar import Automaton, digest
+from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.engine.grammars.library import GrammarError
 
 pytestmark = pytest.mark.rest
@@ -105,6 +109,85 @@ def test_a_bomb_ends_the_child_and_the_next_grammar_is_compiled(grammars):
         ours.ask(("t", digest(BOMB)), BOMB)
 
 
+def killed(ours, patch):
+    """Kills the child before it reads the question, as a kernel without memory does."""
+    said = ours._said
+
+    def say(child, message, limit_s):
+        if isinstance(message, str):
+            child.kill()
+            child.wait()
+        return said(child, message, limit_s)
+
+    patch.setattr(ours, "_said", say)
+
+
+def stopped(ours, patch):
+    """Stops the child, which then answers no sooner than on a machine that is busy with other things."""
+    said = ours._said
+
+    def say(child, message, limit_s):
+        if isinstance(message, str):
+            child.send_signal(signal.SIGSTOP)
+        return said(child, message, limit_s)
+
+    patch.setattr(ours, "_said", say)
+    patch.setattr(compiling, "ANSWER_S", 0.2)
+
+
+def unstartable(ours, patch):
+    def start():
+        raise OSError("no more processes")
+
+    ours._end_child()
+    patch.setattr(ours, "_started", start)
+
+
+def without_a_spare(ours, patch):
+    ours._end_child()
+    ours._spare = Future()
+    ours._spare.set_exception(RuntimeError("the compiler of grammars does not start"))
+
+
+class Panic(BaseException):
+    """Like what a library in Rust raises, this is no `Exception`."""
+
+
+def panicking(ours, patch):
+    def compiled(text):
+        raise Panic
+
+    patch.setattr(ours._library, "compile", compiled)
+
+
+@pytest.mark.parametrize("fault", [killed, stopped, unstartable, without_a_spare, panicking])
+def test_a_fault_of_the_compiler_is_no_verdict_about_the_grammar(grammars, monkeypatch, fault):
+    ours, text = grammars(), 'start: "no"'
+    wait(ours, 'start: "yes"')
+    with monkeypatch.context() as patch:
+        fault(ours, patch)
+        (failed,) = wait(ours, text)
+        assert isinstance(failed, GrammarsWait)
+    (good,) = wait(ours, text)
+    assert Automaton(good, ()).mask
+
+
+def test_a_panic_before_the_first_grammar_is_survived(grammars, monkeypatch):
+    ours = grammars()
+    with monkeypatch.context() as patch:
+        panicked = threading.Event()
+
+        def loaded():
+            panicked.set()
+            raise Panic
+
+        patch.setattr(ours, "_loaded", loaded)
+        ours.warm()
+        assert panicked.wait(50)
+    (good,) = wait(ours, 'start: "yes"')
+    assert Automaton(good, ()).mask
+
+
 def test_the_worker_follows_what_its_child_came_through(grammars):
     good, bad = wait(grammars(), of_rules('root ::= "yes" root | "no"'), of_rules("root ::= x\nx ::= x"))
     automaton = Automaton(good, (END,))
@@ -172,7 +255,7 @@ def test_a_hostile_schema_is_decided_within_the_limits(grammars, schema):
 def test_memory_beyond_the_limit_is_refused(grammars):
     ours = grammars(limit_s=20.0, limit_bytes=8 << 20)
     (bad,) = wait(ours, WIDE)
-    assert isinstance(bad, GrammarError)
+    assert isinstance(bad, GrammarError) and not isinstance(bad, GrammarsWait)
     (good,) = wait(ours, 'start: "yes"')
     assert Automaton(good, ()).mask
 

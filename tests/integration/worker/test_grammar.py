@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from workers.engine import __main__ as worker
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.grammars import library, mask_time, vocabulary
 from workers.engine.grammars.grammar import Automaton, begin
+from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.protocol.messages import Cancel, ExtendLease, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,6 +168,39 @@ def test_guesses_within_a_grammar_change_no_token_and_save_steps(model, grammars
     assert steps[1] < 0.8 * steps[0]
 
 
+@pytest.mark.parametrize("way", WAYS, ids=["plain", "late", "device"])
+def test_a_panic_at_a_guess_ends_its_own_request_alone(model, grammars, way, monkeypatch, caplog):
+    class Panic(BaseException):
+        """Like what a library in Rust raises, this is no `Exception`."""
+
+    fork, num_forks = library.Matcher.fork, count()
+
+    def raising(matcher):
+        if next(num_forks) == 0:
+            raise Panic
+        return fork(matcher)
+
+    params = SamplingParams(seed=4, temperature=0.9)
+    answers = {}
+
+    def run():
+        speculate = speculating(InformedTree(answers, error=0.0), max_proposals=20) if answers else None
+        drive = driver(model, grammars, speculate=speculate, **way)
+        drive.send(
+            request(drive, grammar=grammar(json=SCHEMA), sampling=params),
+            request(drive, "free", 9, sampling=SamplingParams(seed=1, temperature=1.0)),
+        )
+        drive.run().check_idle()
+        return drive
+
+    answers = {(name, 0): run().tokens[LINK, name, 0] for name in ("r", "free")}
+    monkeypatch.setattr(library.Matcher, "fork", raising)
+    drive = run()
+    assert drive.endings[LINK, "r"].code == "grammar"
+    assert [record.event for record in caplog.records if record.exc_info] == ["grammar_lost"]
+    assert len(drive.tokens[LINK, "free", 0]) == 9
+
+
 def test_masked_greedy_is_the_best_token_that_the_grammar_allows(model, grammars):
     """Replayed by hand: of the raw logits' order, the first token that is in the mask."""
     drive = driver(model, grammars)
@@ -290,6 +325,24 @@ def test_a_grammar_that_cannot_be_fails_without_a_token_twice(model, grammars, t
     for name in ("first", "second"):
         ending = drive.endings[LINK, name]
         assert (ending.code, ending.usage.output, ending.usage.prompt) == ("grammar", 0, 0)
+
+
+def test_a_fault_of_the_compiler_may_be_tried_again(model):
+    class FailsOnce(InlineGrammars):
+        def _compile(self, text):
+            if not self.num_compiled:
+                self.num_compiled += 1
+                return GrammarsWait("the compiler of grammars failed")
+            return super()._compile(text)
+
+    drive = driver(model, FailsOnce(VOCABULARY))
+    drive.send(request(drive, "first", grammar=grammar(choice=["yes"])))
+    drive.run()
+    ending = drive.endings[LINK, "first"]
+    assert (ending.code, ending.retryable, ending.usage.prompt) == ("overloaded", True, 0)
+    drive.send(request(drive, "second", grammar=grammar(choice=["yes"])))
+    drive.run().check_idle()
+    assert text_of(drive.tokens[LINK, "second", 0]) == "yes"
 
 
 def test_nothing_runs_before_its_grammar_is_there_and_others_do_not_wait(model):

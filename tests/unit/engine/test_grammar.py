@@ -111,6 +111,26 @@ def test_drafts_change_nothing():
     assert one.mask == bits(2, 4)
 
 
+@pytest.mark.parametrize("place", ["fork", "accept", "mask"])
+def test_a_panic_at_a_draft_is_a_fault_of_the_choice_and_leaves_it_in_its_place(monkeypatch, place):
+    class Panic(BaseException):
+        """Like what a library in Rust raises, this is no `Exception`."""
+
+    def raising(*_):
+        raise Panic
+
+    for begun, find, found in (
+        (begin(Words((1, 2, 3)), [END]), lambda one: one.masks([1, 2]), [bits(1)]),
+        (begin(Words((1, 2, 3)), [END]), lambda one: one.tree_masks([1, 2], [-1, 0]), [bits(1), None, None]),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(Words, place, raising)
+            assert find(begun) == found
+        assert (begun.mask, begun.ended, begun.fault) == (bits(1), False, grammar.LOST)
+        begun.advance(1)
+        assert begun.fault == grammar.LOST
+
+
 def test_a_grammar_that_is_slow_to_follow_is_a_fault(monkeypatch):
     monkeypatch.setattr(grammar, "SLOW_S", 0.01)
     assert "in time" in Automaton(Words((1,), slow_s=0.02), [END]).fault

@@ -10,6 +10,7 @@ ready, so that the next grammar, which may be another tenant's, does not wait fo
 from __future__ import annotations
 
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from workers.engine.grammars import compile_child
 from workers.engine.grammars.compile_child import QUESTIONS, VERDICTS, Start, Verdict
 from workers.engine.grammars.grammar import Key, Outcome
-from workers.engine.grammars.grammar_queue import GrammarQueue, Job
+from workers.engine.grammars.grammar_queue import GrammarQueue, GrammarsWait, Job
 from workers.engine.grammars.library import Compiled, GrammarError, Library
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ START_S, ANSWER_S = 120.0, 20.0
 """Seconds of wall time for the child to be ready, and to answer. The latter is above the child's own limit, for a
 machine that is busy."""
 _TOO_MUCH = "the grammar takes too much time or memory to compile"
+_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
+"""Exit statuses that say nothing about the grammar: the child gave no answer in wall time, the machine had no memory,
+or an operator ended it. The child's own limits end it by other signals."""
 
 
 class Shelf:
@@ -128,7 +132,8 @@ class Grammars:
 
     def ask(self, key: Key, text: str) -> Compiled | None:
         """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
-        refused before, and `GrammarsWait` for one too many."""
+        refused before, and `GrammarsWait` for one too many. A grammar that `take` returned with `GrammarsWait` is
+        compiled again."""
         outcome = self._shelf.get(key)
         if isinstance(outcome, GrammarError):
             raise outcome
@@ -156,7 +161,8 @@ class Grammars:
         found = [self._done.popleft() for _ in range(len(self._done))]
         for key, outcome in found:
             self._asked.discard(key)
-            self._shelf.put(key, outcome)
+            if not isinstance(outcome, GrammarsWait):
+                self._shelf.put(key, outcome)
         self._num_takes += 1
         if self._num_takes % TRIM_EVERY == 0:
             self._shelf.trim()
@@ -195,10 +201,10 @@ class Grammars:
                 outcome: Outcome = self._compile(job.text)
             except GrammarError as error:
                 outcome = error
-            except Exception:
+            except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
                 # This is the thread's outermost frame: those who wait must get an answer.
                 logger.exception("a grammar was not compiled", extra={"event": "grammar_failed"})
-                outcome = GrammarError("the grammar cannot be compiled")
+                outcome = GrammarsWait("the compiler of grammars failed")
             now = time.monotonic()
             with self._condition:
                 self._queue.took(job.key[0], now - began, now)
@@ -217,7 +223,7 @@ class Grammars:
         try:
             self._ready_child()
             self._loaded()
-        except Exception:
+        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
             # Nobody waits yet, and the first grammar tries again.
             logger.exception("no compiler of grammars yet", extra={"event": "grammars_not_warm"})
 
@@ -238,6 +244,7 @@ class Grammars:
         return self._start
 
     def _tried(self, text: str) -> str:
+        """Returns the child's fault with the grammar. Raises `GrammarsWait` if something else ended the child."""
         child = self._ready_child()
         verdict = self._said(child, text, ANSWER_S)
         if verdict is not None:
@@ -246,6 +253,8 @@ class Grammars:
         logger.warning("a grammar ended the compiler", extra={"event": "grammar_killed"})
         if self._spare is None and not self._closed:
             self._spare = self._starter.submit(self._started)
+        if child.returncode in _FROM_OUTSIDE:
+            raise GrammarsWait("the compiler of grammars was ended before it answered")
         return _TOO_MUCH
 
     def _ready_child(self) -> subprocess.Popen[bytes]:

@@ -69,7 +69,8 @@ class Automaton:
 
     def masks(self, drafts: Sequence[int]) -> list[bytes]:
         """Returns the masks at the next token and after each of the drafts, up to the first draft that the grammar or
-        an end token forbids. The automaton's state does not change: accepted drafts are passed to `advance` later."""
+        an end token forbids. The automaton's state does not change: accepted drafts are passed to `advance` later. Only
+        a panic of the library sets `fault`, and ends the masks there."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found = [self.mask]
         try:
@@ -81,6 +82,9 @@ class Automaton:
                 if self.ended or self.fault:
                     break
                 found.append(self.mask)
+        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
+            logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
+            here = (*here[:3], here[3] or LOST)
         finally:
             self._matcher, self.mask, self.ended, self.fault = here
         return found
@@ -102,6 +106,10 @@ class Automaton:
                         self.ended, self.fault = False, ""
                 matchers.append(matcher)
                 found.append(mask)
+        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
+            logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
+            here = (*here[:3], here[3] or LOST)
+            found += [None] * (1 + len(tokens) - len(found))
         finally:
             self._matcher, self.mask, self.ended, self.fault = here
         return found

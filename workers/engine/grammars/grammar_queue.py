@@ -24,7 +24,8 @@ LEAST_S = 1e-3
 
 
 class GrammarsWait(GrammarError):
-    """The tenant has as many grammars in the queue as it may have. It may try again later."""
+    """The grammar is not compiled now, which says nothing about it: the tenant has as many grammars in the queue as it
+    may have, or the compiler failed. The tenant may try again later."""
 
 
 @dataclass(frozen=True, slots=True)

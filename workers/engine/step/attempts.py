@@ -193,7 +193,8 @@ class Attempts:
                 del self._compiling[key]
 
     def take_grammars(self, now: float) -> None:
-        """Lets attempts run whose grammar is ready, or fails them without a token if it was refused."""
+        """Lets attempts run whose grammar is ready, or fails them without a token if it was refused or not
+        compiled."""
         if self._grammars is None:
             return
         for key, outcome in self._grammars.take():
@@ -204,6 +205,8 @@ class Attempts:
                     if isinstance(outcome, GrammarError):
                         raise outcome
                     attempt.use_grammar(outcome, self._mask_times.of(attempt.message.tenant))
+                except GrammarsWait as error:
+                    self.fail(attempt, "overloaded", str(error), retryable=True)
                 except GrammarError as error:
                     self.fail(attempt, "grammar", str(error))
                 except Exception:
