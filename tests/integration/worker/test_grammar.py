@@ -169,14 +169,17 @@ def test_guesses_within_a_grammar_change_no_token_and_save_steps(model, grammars
 
 
 @pytest.mark.parametrize("way", WAYS, ids=["plain", "late", "device"])
-def test_a_panic_at_a_guess_ends_its_own_request_alone(model, grammars, way, monkeypatch, caplog):
+@pytest.mark.parametrize("num_good", [0, 2])
+def test_a_panic_at_a_guess_ends_its_own_request_alone(model, grammars, way, num_good, monkeypatch, caplog):
+    """Right guesses before it count no tokens after the request's end."""
+
     class Panic(BaseException):
         """Like what a library in Rust raises, this is no `Exception`."""
 
     fork, num_forks = library.Matcher.fork, count()
 
     def raising(matcher):
-        if next(num_forks) == 0:
+        if next(num_forks) == num_good:
             raise Panic
         return fork(matcher)
 

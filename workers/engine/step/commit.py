@@ -112,9 +112,12 @@ class Commit:
         num_accepted = len(own) - 1
         self._scheduler.reject(work, len(own))
         sequence.attempt.num_rejected += num_proposed - num_accepted  # the last token may end it
+        num_decode_seqs = record.num_decode_seqs + 1
         for drawn in own:
+            if sequence.status is Status.ENDED:  # its grammar cannot be followed behind the token before
+                break
             self._row(Work(sequence, 1, 1), RowResult((drawn,)), record, now)
-        record.num_decode_seqs -= num_accepted
+        record.num_decode_seqs = num_decode_seqs
         record.num_proposed += num_proposed
         record.num_accepted += num_accepted
         if sequence.attempt.message.tier == "batch":

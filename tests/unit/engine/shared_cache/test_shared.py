@@ -10,7 +10,7 @@ import redis
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
-from workers.engine.tiers.shared_cache import shared
+from workers.engine.tiers.shared_cache import shared, store_thread
 from workers.engine.tiers.shared_cache.directory import DirectoryStore
 from workers.engine.tiers.shared_cache.opening import identity_of, open_tier
 from workers.engine.tiers.shared_cache.redis_store import RedisStore
@@ -368,6 +368,59 @@ def test_a_purge_that_the_store_does_not_answer_is_tried_again_and_nothing_is_re
     assert ask(second, "a", tenant="anna").usage.cache_read == 0
     settle(second)
     assert ask(worker(), "b", tenant="anna").usage.cache_read == 0
+
+
+class Faulty:
+    """A store that raises what no store should, once in each call."""
+
+    def __init__(self, store):
+        self._store = store
+        self.raised = set()
+
+    def __getattr__(self, name):
+        call = getattr(self._store, name)
+
+        def once(*given):
+            if name != "close" and name not in self.raised:
+                self.raised.add(name)
+                raise MemoryError(name)
+            return call(*given)
+
+        return once
+
+
+def test_a_fault_in_a_job_ends_no_thread_and_a_purge_is_tried_again(worker, open_store, monkeypatch):
+    monkeypatch.setattr(store_thread, "RETRY_S", 0.05)
+    fill(worker(), tenant="anna")
+    store = Faulty(open_store())
+    second = worker(store)
+    assert ask(second, "a", tenant="anna").usage.cache_read == 0
+    settle(second)
+    time.sleep(0.1)
+    for number in range(3):
+        ask(second, f"b{number}", tenant="anna", prompt=TEXT[::-1])
+    settle(second)
+    second.send(CacheCommand("drop", tenant="anna"))
+    second.step()
+    settle(second)
+    assert store.raised == {"get", "put", "drop_owner"}
+    assert second.engine.shared.store_thread.counts.num_away >= 3
+    assert ask(worker(), "c", tenant="anna").usage.cache_read == 0
+    second.check_idle()
+
+
+def test_a_value_that_cannot_be_opened_for_want_of_memory_is_not_found(worker, monkeypatch):
+    fill(worker(), tenant="anna")
+    second = worker()
+
+    def unseal(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store_thread, "unseal", unseal)
+        assert ask(second, "a", tenant="anna").usage.cache_read == 0
+    settle(second)
+    second.check_idle()
 
 
 def test_what_was_read_before_a_purge_is_not_taken_in_after_it(worker, open_store):

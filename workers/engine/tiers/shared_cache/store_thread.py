@@ -127,13 +127,23 @@ class StoreThread:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            if isinstance(job, Drop):
-                self._drop(job)
-            elif isinstance(job, Read):
-                self._read(job)
-            else:
-                self._write(job)
+            try:
+                self._do(job)
+            except Exception:
+                # This is the thread's outermost frame: the engine must get a result, and a drop is tried again.
+                logger.exception("a job of the shared cache failed", extra={"event": "shared_cache_failed"})
+                self._leave()
+                if not isinstance(job, Drop):
+                    self.results.put(Done(job))
         self._store.close()
+
+    def _do(self, job: Drop | Read | Write) -> None:
+        if isinstance(job, Drop):
+            self._drop(job)
+        elif isinstance(job, Read):
+            self._read(job)
+        else:
+            self._write(job)
 
     def _next(self) -> Drop | Read | Write | None:
         with self._changed:
@@ -209,11 +219,15 @@ class StoreThread:
         try:
             run()
         except StoreAway as error:
-            self.counts.num_away += 1
-            self._away_until = time.monotonic() + RETRY_S
+            self._leave()
             logger.warning("the shared cache is away: %s", error, extra={"event": "shared_cache_away"})
             return False
         return True
+
+    def _leave(self) -> None:
+        """Leaves the store alone for `RETRY_S` seconds."""
+        self.counts.num_away += 1
+        self._away_until = time.monotonic() + RETRY_S
 
 
 def _concerns(drop: Drop, write: Write) -> bool:
