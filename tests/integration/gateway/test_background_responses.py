@@ -92,13 +92,19 @@ async def test_its_stream_is_resumed_behind_any_event(slow_gateway: RunningGatew
     assert found.to_dict() == events[-1].response.to_dict()
 
 
+async def with_text(client: openai.AsyncOpenAI) -> tuple[Any, Any]:
+    """A run in the background that has begun its text, and its stream."""
+    made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+    stream = await client.responses.retrieve(made.id, stream=True)
+    async for event in stream:
+        if event.type == "response.output_text.delta":
+            break
+    return made, stream
+
+
 async def test_a_cancelled_run_ends_and_bills_what_it_computed(slow_gateway: RunningGateway) -> None:
     async with slow_gateway.client() as client:
-        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
-        stream = await client.responses.retrieve(made.id, stream=True)
-        async for event in stream:
-            if event.type == "response.output_text.delta":
-                break
+        made, stream = await with_text(client)
         cancelled = await client.responses.cancel(made.id)
         assert cancelled.status == "cancelled"
         assert cancelled.usage is not None
@@ -146,11 +152,7 @@ async def test_a_response_that_is_deleted_before_its_end_is_stored_is_paid_for(s
 
 async def test_a_stream_of_a_response_that_is_deleted_ends_with_a_sentence(slow_gateway: RunningGateway) -> None:
     async with slow_gateway.client() as client:
-        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
-        stream = await client.responses.retrieve(made.id, stream=True)
-        async for event in stream:
-            if event.type == "response.output_text.delta":
-                break
+        made, stream = await with_text(client)
         await client.responses.delete(made.id)
         last = [event async for event in stream][-1]
         assert last.type == "error"
@@ -169,11 +171,7 @@ async def test_a_stream_whose_events_cannot_be_read_ends_with_a_sentence(
         raise OSError("the database is away")
 
     async with slow_gateway.client() as client:
-        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
-        stream = await client.responses.retrieve(made.id, stream=True)
-        async for event in stream:
-            if event.type == "response.output_text.delta":
-                break
+        made, stream = await with_text(client)
         monkeypatch.setattr(runs, "events_after", away)
         last = [event async for event in stream][-1]
         assert (last.type, last.code) == ("error", "database_unavailable")

@@ -129,8 +129,7 @@ class StoreThread:
         while (job := self._next()) is not None:
             try:
                 self._do(job)
-            except Exception:
-                # This is the thread's outermost frame: the engine must get a result, and a drop is tried again.
+            except Exception:  # the thread must live: the engine waits for a result, and a drop is tried again
                 logger.exception("a job of the shared cache failed", extra={"event": "shared_cache_failed"})
                 self._leave()
                 if not isinstance(job, Drop):
