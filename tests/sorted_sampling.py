@@ -23,7 +23,7 @@ def kept_by_sorting(scaled: torch.Tensor, top_k: int = 0, top_p: float = 1.0, mi
         larger = mass.cumsum(0) - mass
         # Equal values share what is larger than all of them.
         _, group = values[order].unique_consecutive(return_inverse=True)
-        first = torch.full((int(group.max()) + 1,), float("inf"), dtype=torch.float64)
+        first = torch.full((int(group.max()) + 1,), float("inf"), dtype=torch.float64, device=scaled.device)
         first = first.scatter_reduce(0, group, larger, "amin")
         inside = torch.empty_like(kept)
         inside[order] = first[group] < top_p * float(mass.sum())

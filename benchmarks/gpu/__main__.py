@@ -27,6 +27,7 @@ from benchmarks.gpu import stand_in
 stand_in.install()
 
 from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing
+from benchmarks.kernels.case import Case
 
 KERNEL_SHARE = 0.45
 """The share of the time that kernels get: they and their peers compile for long, and the models must get their turn."""
@@ -43,11 +44,20 @@ class Run:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.started = time.monotonic()
         self.record: dict[str, Any] = {"about": about(self.device), "failures": []}
+        if told.resume and told.out.exists():
+            before = json.loads(told.out.read_text())
+            self.record["kernels"] = [row for row in before.get("kernels", ()) if "failed" not in row]
+            self.record["resumed"] = [*before.get("resumed", ()), before["about"]]
         self.first = self.ceilings("ceilings_first")
 
     @property
     def left_s(self) -> float:
         return float(self.told.budget_s) - (time.monotonic() - self.started)
+
+    def has(self, case: Case) -> bool:
+        """Whether a run that this one goes on with has measured a kernel's case."""
+        done = self.record.get("kernels", ())
+        return any((row["kernel"], row["shape"]) == (case.kernel, case.shape) for row in done)
 
     def ceilings(self, name: str) -> timing.Ceilings:
         found = timing.ceilings(self.device, self.tiny)
@@ -88,7 +98,7 @@ def main() -> int:
     if "kernels" in told.part:
         alone = told.part == ["kernels"]
         reserved_s = 0.0 if alone else told.budget_s * (1 - KERNEL_SHARE)
-        cases = kernel_cases.all_cases(run.tiny, told.kernel)
+        cases = [case for case in kernel_cases.all_cases(run.tiny, told.kernel) if not run.has(case)]
         for case in sorted(cases, key=lambda case: not case.bar):  # those with a bar first
             run.attempt(
                 "kernels",
@@ -231,6 +241,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kernel", default="", help="only cases whose name or shape has this text")
     parser.add_argument("--model", default="", help="only models whose name has this text")
     parser.add_argument("--budget-s", type=float, default=570, help="start nothing after this time")
+    parser.add_argument("--resume", action="store_true", help="keep the kernels that --out has, measure the others")
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))
     told = parser.parse_args()
     told.part = told.part or list(PARTS)

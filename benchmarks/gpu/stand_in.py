@@ -37,6 +37,7 @@ def install() -> None:
     if importlib.util.find_spec("msgspec") is None:
         module = types.ModuleType("msgspec")
         module.Struct = Struct
+        module.field = dataclasses.field
         module.msgpack = types.SimpleNamespace(Encoder=Codec, Decoder=Codec)
         module.structs = types.SimpleNamespace(replace=dataclasses.replace)
         sys.modules["msgspec"] = module

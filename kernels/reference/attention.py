@@ -6,8 +6,11 @@ It knows tensors, blocks and slots. It does not know weights, sequences or reque
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.arguments.batch import PagedBatch
 from kernels.arguments.shared import SharedGroups
@@ -38,7 +41,7 @@ def attention_decode(
         _decode_plain(out, query, kv, batch, scale, window, softcap, sinks)
     else:
         own_starts = [0] * batch.num_rows
-        told = torch.empty(query.shape[:2]) if lse is None else lse
+        told = torch.empty(query.shape[:2], device=query.device) if lse is None else lse
         _decode_states(out, told, query, kv, batch, own_starts, scale, window, softcap, sinks, kv_scales)
 
 
@@ -67,7 +70,7 @@ def _decode_plain(
         packed = query[row].view(1, kv_heads, groups, head_dim)
         keys, values = keys[None, :, skip:], values[None, :, skip:]
         result = _attend(packed, keys, values, None, False, scale, softcap, sinks)
-        out[row] = result.view(kv_heads * groups, head_dim)
+        out[row] = result.reshape(kv_heads * groups, head_dim)
 
 
 def _decode_states(
@@ -258,7 +261,9 @@ def _attend(
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     if softcap == 0.0 and sinks is None:
-        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=scale)
+        # On a GPU torch's memory-efficient kernel gave wrong results for 513 queries with a mask (torch 2.11, H200).
+        with nullcontext() if query.device.type == "cpu" else sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=causal, scale=scale)
     scores = (query @ keys.transpose(-1, -2)).float() * scale
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap

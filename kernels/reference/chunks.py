@@ -1,4 +1,4 @@
-"""Decode attention of a CPU worker: rows are cut into chunks of fixed positions, and chunks of equal size are one
+"""Decode attention in plain torch: rows are cut into chunks of fixed positions, and chunks of equal size are one
 product.
 
 It knows tensors and blocks. A row's context is cut at multiples of `CHUNK` tokens, whatever the other rows are; a chunk
@@ -10,7 +10,7 @@ their order. So a row's sums do not depend on the other rows, though its time do
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -44,6 +44,17 @@ class Part:
     unwritten: torch.Tensor | None = None
     """Indices into the gathered `[2 * chunks * KVH * length]` tokens: those whose slots may hold anything."""
 
+    def to(self, device: torch.device) -> Part:
+        """Returns the part for a layer on another device than the CPU, which made it."""
+        return replace(
+            self,
+            source=self.source.to(device),
+            readers=self.readers.to(device),
+            targets=self.targets.to(device),
+            hidden=None if self.hidden is None else self.hidden.to(device),
+            unwritten=None if self.unwritten is None else self.unwritten.to(device),
+        )
+
 
 @dataclass(frozen=True)
 class ChunkPlan:
@@ -55,12 +66,15 @@ class ChunkPlan:
     @classmethod
     def of(cls, batch: PagedBatch, kv_heads: int, head_dim: int) -> ChunkPlan:
         most = max(1, _ELEMENTS // (kv_heads * head_dim * CHUNK))
+        device = batch.block_tables[0].device
         tables = [table.tolist() for table in batch.block_tables]
         lens = [context + 1 for context in batch.context_lens]
         parts = [
             *_whole_parts(tables, lens, batch.block_size, kv_heads, most),
             *_tail_parts(tables, lens, batch.block_size, kv_heads, most),
         ]
+        if device.type != "cpu":
+            parts = [part.to(device) for part in parts]
         return cls(parts, 1 + max((length - 1) // CHUNK for length in lens))
 
 

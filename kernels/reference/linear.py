@@ -19,6 +19,8 @@ MAX_SPLITS = 16
 INT8_MAX = 127.0
 _EXACT_TERMS = 1024
 """Number of products of int8 whose sum float32 holds exactly, in whatever order."""
+_LEAST_ROWS = 17
+"""Least number of rows that torch's product of int8 takes on a GPU."""
 FP8_MAX = 448.0
 """Largest number of e4m3; torch gives NaN above it."""
 
@@ -87,7 +89,10 @@ def linear_w8a8(
 
 def int8_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Returns the sums of products, int32 `[num_tokens, out_features]`."""
-    if x.device.type != "cpu" or not _saturates():
+    if x.device.type != "cpu":
+        missing = max(0, _LEAST_ROWS - len(x))
+        return torch._int_mm(F.pad(x, (0, 0, 0, missing)), weight.T)[: len(x)]
+    if not _saturates():
         return torch._int_mm(x, weight.T)
     sums = torch.zeros((len(x), len(weight)), dtype=torch.int32)
     for left, right in zip(x.split(_EXACT_TERMS, 1), weight.split(_EXACT_TERMS, 1), strict=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from gpu_runner import DEMO, runner_of
@@ -10,6 +12,13 @@ from kernels.reference.quant import bits
 from workers.engine.device.runner import ModelRunner
 from workers.engine.kv.offload import HostStore
 from workers.engine.values.plan import Row
+
+
+@pytest.fixture(autouse=True)
+def as_a_runner_works() -> Iterator[None]:
+    """A runner makes its KV in inference mode, and only there may it be written."""
+    with torch.inference_mode():
+        yield
 
 
 def filled(kv_dtype: str = "auto") -> tuple[ModelRunner, HostStore, torch.Tensor]:

@@ -243,11 +243,11 @@ def sample(
     """Computes the same as its twin in `kernels.reference.sample`. With `raw`, `workspace` holds the scan that `logits`
     wrote."""
     rows, vocab = logits.shape
+    assert raw is None or workspace is not None, "what wrote the logits from `raw` left its scan in a workspace"
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device) if tokens is None else tokens
     if workspace is None:
         workspace = Workspace.create(rows, select(vocab), logits.device)
-        scan(logits if raw is None else raw, draws.temperature, workspace, logprobs is not None)
-    elif raw is None:
+    if raw is None:
         scan(logits, draws.temperature, workspace, logprobs is not None)
     shape = workspace.geometry
     numbers = (draws.top_k, draws.top_p, draws.min_p, draws.seeds, draws.positions)
