@@ -16,6 +16,22 @@ stand_in.install()
 HERE = Path(__file__).parent
 
 
+class FailuresAtOnce:
+    """Prints each failure when it happens: a rented GPU may be given back before the summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            reporter.write_line(f"\n{report.nodeid}\n{report.longreprtext[-1500:]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(FailuresAtOnce(config))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("HEADGATE_TEST_GPU") == "1" and torch.cuda.is_available():
         return

@@ -96,3 +96,13 @@ def test_another_order_of_the_blocks_is_another_chunk() -> None:
     tables = [[*first, 90], [*first[::-1], 91]]
     plan = ChunkPlan.of(batch_of(tables, [CHUNK + 1] * 2), KV_HEADS, HEAD_DIM)
     assert plan.parts[0].num_chunks == 2
+
+
+def test_every_tensor_of_a_part_goes_to_another_device():
+    plan = ChunkPlan.of(batch_of([[1, *range(2, 40)], [41]], [600, 3]), KV_HEADS, HEAD_DIM)
+    meta = torch.device("meta")
+    for part in plan.parts:
+        there = part.to(meta)
+        for name, value in vars(part).items():
+            moved = getattr(there, name)
+            assert moved.device == meta if isinstance(value, torch.Tensor) else moved == value, name

@@ -308,7 +308,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
         if kv == torch.float8_e4m3fn and capability < 89:
             continue
         tiling = select(capability, head_dim, dtype, kv)
-        registers = 128 if head_dim <= 128 else 160
+        registers = 160 if head_dim > 128 else 168 if tiling.num_warps == 2 else 128
         scales = torch.float32 if kv.itemsize == 1 else None
         pointers = (torch.float32, torch.float32, dtype, kv, scales, torch.int32, torch.int32)
         strides = (300, 16, 8 * group * head_dim, head_dim)

@@ -17,6 +17,15 @@ ROOT = Path(__file__).resolve().parents[3]
 WITHOUT_MSGSPEC = "import sys, runpy; sys.modules['msgspec'] = None; sys.argv[0] = 'benchmarks.gpu'; runpy.run_module('benchmarks.gpu', run_name='__main__')"
 
 
+def test_the_stand_in_of_msgspec_declares_every_message():
+    code = (
+        "import sys; sys.modules['msgspec'] = None; from benchmarks.gpu import stand_in; stand_in.install(); "
+        "from workers.protocol.reports import EngineReport; import workers.protocol.messages"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [["-m", "benchmarks.gpu"], ["-c", WITHOUT_MSGSPEC]], ids=["whole", "gpu image"])
 def test_every_part_gives_figures_and_nothing_fails(command, tmp_path):
