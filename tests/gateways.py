@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import contextlib
 import functools
+import os
 import shutil
 import socket
 import sqlite3
@@ -122,6 +123,7 @@ async def running_gateway(
     **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
     url = database_url or f"sqlite+aiosqlite:///{home / 'headgate.db'}"
+    settings.setdefault("limiter_timeout_s", float(os.environ["HEADGATE_LIMITER_TIMEOUT_S"]))
     keys = await prepare_home(home, url)
     model = write_byte_model(home / "model", max_model_len, template)
     loaded = GatewaySettings(

@@ -52,7 +52,7 @@ async def ask(session: aiohttp.ClientSession, model: str = MODEL) -> tuple[int, 
 @contextlib.asynccontextmanager
 async def served(tmp_path: Path, redis_url: str, **more: Any) -> AsyncIterator[RunningGateway]:
     async with (
-        running_gateway(tmp_path / "home", redis_url, **more) as gateway,
+        running_gateway(tmp_path / "home", redis_url, limiter_timeout_s=1.0, **more) as gateway,
         ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"),
     ):
         await gateway.workers(1)
