@@ -177,7 +177,7 @@ def test_a_product_is_chosen_by_what_this_cpu_has() -> None:
     [
         # The kernels are compiled anew for each kind.
         pytest.param("amx", linear.PanelProduct, marks=pytest.mark.rest),
-        ("avx512_bf16", linear.PanelProduct),
+        pytest.param("avx512_bf16", linear.PanelProduct, marks=pytest.mark.rest),
         pytest.param("avx512", linear.PanelProduct, marks=pytest.mark.rest),
         ("avx2", linear.HalfProduct),
     ],
