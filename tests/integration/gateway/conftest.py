@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,14 @@ import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import RunningGateway, running_gateway
+
+
+@pytest.fixture(autouse=True, scope="session")
+def rows_are_written_soon() -> Iterator[None]:
+    """Many tests look for what they sent in the request log."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.resources.LOG_EVERY_S", 0.2)
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,14 +30,6 @@ async def call(gateway: RunningGateway, path: str, key: str = "", body: Any = No
         session.request(method, path, json=body, params=params) as answer,
     ):
         return answer.status, {"_id": answer.headers["x-request-id"], **await answer.json()}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def rows_are_written_soon() -> Iterator[None]:
-    """Each request of this file is looked for in the log."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.resources.LOG_EVERY_S", 0.1)
-        yield
 
 
 async def ask(gateway: RunningGateway, key: str = "", path: str = "/v1/chat/completions", **more: Any) -> str:

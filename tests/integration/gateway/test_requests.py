@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,13 @@ async def found(gateway: RunningGateway, path: str = ADMIN, key: str | None = No
     status, page = await read(gateway, path, key, **params)
     assert status == 200, page
     return page["data"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rows_are_written_as_often_as_a_server_does() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.resources.LOG_EVERY_S", writing.EVERY_S)
+        yield
 
 
 async def logged(gateway: RunningGateway, request_id: str, key: str | None = None) -> dict[str, Any]:
