@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
-from kernels.reference.logits import pack_bits
 from workers.engine.kv.transport import upload
+from workers.engine.sampling.prompt_words import PromptWords
 from workers.engine.values.plan import SampleSpec
 from workers.engine.values.sampling_params import end_tokens, penalizes
 
@@ -32,7 +32,7 @@ def needs_processing(draw: SampleSpec) -> bool:
 
 
 def edit_tensors(
-    draws: Sequence[SampleSpec], vocab: int, eos_token_ids: Sequence[int], device: torch.device
+    draws: Sequence[SampleSpec], vocab: int, eos_token_ids: Sequence[int], device: torch.device, prompts: PromptWords
 ) -> EditTensors:
     """Returns the edits of one step's draws, row by row."""
 
@@ -47,9 +47,10 @@ def edit_tensors(
     bits = torch.zeros((len(penalized), num_words(vocab)), dtype=torch.int32, device=device)
     counts = torch.zeros((len(penalized), vocab), dtype=torch.int32, device=device)
     for row, line in lines.items():
-        prompt = torch.tensor(draws[row].prompt, dtype=torch.int64, device=device)
+        words = prompts.of(draws[row].prompt)
+        places, values = upload(device, words.places, words.bits)
+        bits[line, places.long()] = values
         output = torch.tensor(draws[row].output, dtype=torch.int64, device=device)
-        bits[line] = pack_bits(prompt, vocab)
         counts[line] = torch.bincount(output, minlength=vocab)
     given = [biases(draw, eos_token_ids) for draw in draws]
     longest = max(1, *map(len, given))
