@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from array import array
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from transformers import (
 
 from kernels import dispatch
 from workers.engine.sampling import processors
+from workers.engine.sampling.biases import Biases
 from workers.engine.sampling.device_edits import DeviceEdits
 from workers.engine.sampling.prompt_words import PromptWords
 from workers.engine.sampling.sampler import Sampler, token_logprobs
@@ -48,7 +50,7 @@ def draw(params: SamplingParams, output: list[int] | None = None, prompt: list[i
 def processed(
     logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None, prompt: list[int] = PROMPT
 ) -> torch.Tensor:
-    edits = processors.edit_tensors([draw(params, output, prompt)], VOCAB, EOS, logits.device, PromptWords())
+    edits = processors.edit_tensors([draw(params, output, prompt)], VOCAB, logits.device, PromptWords(), Biases(EOS))
     out = torch.empty_like(logits)
     dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
     return out[0]
@@ -99,6 +101,36 @@ def test_words_of_a_prompt_leave_with_it() -> None:
     assert list(prompts.of(array("i")).places) == []
 
 
+class _Biases(tuple):
+    """Biases of a request that count how often they are read."""
+
+    num_reads: ClassVar[list[int]] = []
+
+    def __iter__(self):
+        self.num_reads.append(1)
+        return super().__iter__()
+
+
+def test_biases_are_sorted_once_for_a_request_and_bans_come_and_go() -> None:
+    biases = _Biases(((30, 2.5), (8, -1.0), (3, 4.0), (8, 0.5)))
+    params = msgspec.structs.replace(GREEDY, logit_bias=biases, min_tokens=2)
+    cpu = torch.device("cpu")
+    ops = dispatch.choose(cpu)
+    sampler, edits = Sampler(ops, EOS), DeviceEdits(ops, 4, VOCAB, EOS, cpu)
+    _Biases.num_reads.clear()
+    for step, banned in enumerate([(), (), (3, 7), (3, 7), (), (8,), (), ()]):
+        drawn = SampleSpec(params, 5, len(PROMPT) + step, PROMPT, [12] * step, banned=banned)
+        rows = [Row([3], len(PROMPT) + step - 1, [1], (drawn,), row_id=0)]
+        logits, expected = logits_of(step), logits_of(step)[0]
+        expected[[30, 8, 3]] += torch.tensor([2.5, -0.5, 4.0])
+        expected[[*banned, *(EOS if step < 2 else ())]] = float("-inf")
+        assert sampler.draw(logits, [drawn])[0].token == int(expected.argmax())
+        edits.begin(rows)
+        edits.apply(logits, rows)
+        torch.testing.assert_close(logits[0], expected)
+    assert len(_Biases.num_reads) == 2, "once by the sampler, and once by the edits of the device"
+
+
 def test_frequency_and_presence_penalty_count_the_output_only() -> None:
     logits = logits_of(2)
     params = msgspec.structs.replace(GREEDY, frequency_penalty=0.5, presence_penalty=0.25)
@@ -126,7 +158,7 @@ def test_bad_words_are_banned_as_transformers_bans_them(seed: int) -> None:
     params = msgspec.structs.replace(GREEDY, bad_words=tuple(words), logit_bias=((11, 3.0),))
     banned = Bans(params, EOS, VOCAB).behind(output)
     drawn = dataclasses.replace(draw(params, output), banned=banned)
-    edits = processors.edit_tensors([drawn], VOCAB, EOS, logits.device, PromptWords())
+    edits = processors.edit_tensors([drawn], VOCAB, logits.device, PromptWords(), Biases(EOS))
     out = torch.empty_like(logits)
     dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
     chain = LogitsProcessorList(

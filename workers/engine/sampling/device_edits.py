@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
+from kernels.arguments.draws import EditTensors, num_words
 from kernels.dispatch import Ops
 from workers.engine.kv.transport import float_bits, upload
 from workers.engine.sampling import processors
+from workers.engine.sampling.biases import Biases
 from workers.engine.sampling.prompt_words import PromptWords, Words
 from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.engine.values.sampling_params import penalizes
@@ -55,7 +56,7 @@ class DeviceEdits:
         self, ops: Ops, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device
     ) -> None:
         self._ops = ops
-        self._eos_token_ids = eos_token_ids
+        self._biases = Biases(eos_token_ids)
         self._device = device
         self._prompt_bits = torch.zeros((max_rows, num_words(vocab_size)), dtype=torch.int32, device=device)
         self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
@@ -121,9 +122,7 @@ class DeviceEdits:
         self, ids: array[int], edited: Sequence[tuple[int, int, SampleSpec]]
     ) -> tuple[EditTensors, torch.Tensor]:
         draws = [draw for _, _, draw in edited]
-        biases = [processors.biases(draw, self._eos_token_ids) for draw in draws]
-        longest = max(1, *map(len, biases))
-        filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
+        bias_tokens, bias_values, longest = self._biases.table(draws)
         lines = [row_id if penalizes(draw.params) else -1 for _, row_id, draw in edited]
         params = [draw.params for draw in draws]
         places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = upload(
@@ -133,8 +132,8 @@ class DeviceEdits:
             float_bits([p.repetition_penalty for p in params]),
             float_bits([p.frequency_penalty for p in params]),
             float_bits([p.presence_penalty for p in params]),
-            array("i", [token for bias in filled for token, _ in bias]),
-            float_bits([value for bias in filled for _, value in bias]),
+            bias_tokens,
+            bias_values,
             processors.mask_lines(draws),
             processors.mask_words(draws),
         )

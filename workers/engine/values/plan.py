@@ -31,6 +31,7 @@ class SampleSpec:
     """One token to be sampled. It is drawn from the logits at a row's last token if nothing is proposed in the row."""
 
     params: SamplingParams
+    """Parameters of the request. Like the prompt they are the same object from step to step."""
     seed: int
     """The choice's own seed (64 bit). Choice 0 has the request's seed, the others have a derived one (engine.md
     4.4)."""
