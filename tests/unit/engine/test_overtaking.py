@@ -1,4 +1,4 @@
-"""What becomes of others while a long sequence that was preempted waits for its blocks: simulated, step by step."""
+"""Others are simulated, step by step, while a long sequence that was preempted waits for its blocks."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MAX_PASSED = 64
 
 
 class Overtaking:
-    """Who passed the preempted sequence at the head of one tier."""
+    """The attempts that passed the preempted sequence at the head of one tier."""
 
     def __init__(self, block_tables: BlockTables) -> None:
         self._block_tables = block_tables
