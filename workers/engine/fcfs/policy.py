@@ -90,7 +90,10 @@ class ArrivalChunks(Chunks):
         for sequence in sorted(prefills, key=lambda s: s.order):
             if plan.budget == 0:
                 return
-            self._deal_at_most(plan, sequence, plan.budget)
+            if sequence.attempt.is_whole:
+                self._deal_whole(plan, sequence)
+            else:
+                self._deal_at_most(plan, sequence, plan.budget)
 
 
 class ArrivalGrowth(Growth):
