@@ -15,6 +15,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
+from workers.engine.fcfs.policy import ArrivalAdmission
 from workers.engine.sequences.sequence import Status
 from workers.engine.values.plan import RowResult, SampledToken
 from workers.protocol.messages import Cancel, ExtendLease
@@ -239,7 +240,8 @@ def _replaced(request, **changes):
 
 def _watch_order(scheduler):
     """The earliest arrival is never preempted beside others, batch above its floor goes before interactive; nobody
-    enters in a step that preempted, nor past one of its tier that was preempted."""
+    enters in a step that preempted, nor past one of its tier that was preempted, but what the law of `overtaking` lets
+    pass."""
     preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
 
     def watched(sequence, now, cause, plan=None):
@@ -255,7 +257,11 @@ def _watch_order(scheduler):
     def watched_entry(sequence, plan):
         tier = sequence.attempt.message.tier
         assert plan.num_preempted == 0, "admitted in a step that preempted"
-        assert not scheduler.preempted[tier] or sequence is scheduler.preempted[tier][0]
+        head = scheduler.preempted[tier][0] if scheduler.preempted[tier] else sequence
+        if sequence is not head:
+            assert not isinstance(scheduler.admission, ArrivalAdmission), "the first to come was overtaken"
+            assert sequence.attempt.message.tenant != head.attempt.message.tenant
+            assert scheduler.admission._overtaking[tier].allows(sequence, head, 0)
         enter(sequence, plan)
 
     scheduler.ranks.preempt = watched

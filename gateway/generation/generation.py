@@ -106,7 +106,9 @@ class Generation:
     # Dispatch
 
     def dispatch(self, link: Link, attempt: int = 0) -> None:
-        """Sends the request to the worker. Raises `ApiError` when it cannot be sent."""
+        """Sends the request to the worker. A lease that allows no first token of each choice is extended at once, because
+        the worker draws none before that. Raises `ApiError` when it cannot be sent.
+        """
         admitted = self.admitted
         request = self.order.to_send(admitted.root, admitted.lease_bound, admitted.lease_seq, attempt)
         num_uncached = self.pick.num_uncached if self.pick else len(self.order.prompt)
@@ -117,6 +119,8 @@ class Generation:
             raise failures.upstream_lost() from None
         except FrameError:
             raise errors.too_large("The prompt is too large.") from None
+        if admitted.lease_bound < self.order.num_choices:
+            self._keep_lease()
 
     # Events
 

@@ -70,7 +70,7 @@ class Hello(Frame, frozen=True, tag="hello"):
     a prompt that is answered by one of two tokens."""
 
 
-class SamplingParams(Frame, frozen=True):
+class SamplingParams(Frame, frozen=True, weakref=True):
     """The way in which one request draws its tokens. The order of application is: penalties, bias, min_tokens and bans,
     temperature, top-k, top-p, min-p. `temperature` 0 is greedy."""
 

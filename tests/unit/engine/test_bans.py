@@ -39,6 +39,40 @@ def test_of_a_longer_word_the_last_token_is_banned_behind_the_others():
     assert list(one.behind([A, B, A])) == [C]
 
 
+class _Sliced(list):
+    """An output that counts how often a part of it is copied."""
+
+    num_slices = 0
+
+    def __getitem__(self, key):
+        self.num_slices += isinstance(key, slice)
+        return super().__getitem__(key)
+
+
+def test_an_output_is_looked_at_once_however_many_words_may_end_there():
+    words = tuple((A,) * length + (last,) for length in range(1, 200) for last in (B, C, length % 90))
+    one, output = bans(bad_words=words), _Sliced([A] * 150)
+    banned = one.behind(output)
+    assert output.num_slices <= 1
+    assert list(banned) == sorted({B, C, *(length % 90 for length in range(1, 151))})
+    assert one.behind([A] * 300) is one.behind([A] * 301), "the same list for the same end"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_bans_are_those_of_each_word_by_itself(seed):
+    source = random.Random(seed)
+    words = tuple(
+        tuple(source.choices(b"abc", k=source.choice((2, 2, 3, 4, 5, 7)))) for _ in range(source.choice((3, 40)))
+    )
+    one = bans(bad_words=words)
+    for _ in range(200):
+        output = source.choices(b"abc", k=source.randrange(12))
+        expected = {
+            word[-1] for word in words if len(word) <= len(output) + 1 and output[1 - len(word) :] == [*word[:-1]]
+        }
+        assert list(one.behind(output)) == sorted(expected)
+
+
 def test_the_prompt_is_no_beginning_of_a_word():
     drive = Driver(ScriptedRunner(block_size=4))
     word = (PROMPT[-1], script(PROMPT, SampleSpec(SamplingParams(0, 0.0), 0, len(PROMPT), PROMPT, ())))

@@ -1,9 +1,13 @@
+import gc
+import weakref
+
 import pytest
 from engine_driver import EOS, LINK, Driver
 from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import Drain, LinkClosed
-from workers.engine.sequences.sequence import Status
+from workers.engine.sequences.sequence import Attempt, Status
+from workers.engine.step.deadlines import Deadlines
 from workers.protocol.messages import Cancel, ExtendLease, Failed, Finished, Region, SamplingParams, StepFrame
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")
@@ -21,6 +25,10 @@ def driver(num_blocks=64, block_size=4, eos_every=0, **options):
     made = Driver(runner, **options)
     made.eos_every = eos_every
     return made
+
+
+def attempt_of(message, serial):
+    return Attempt(message, LINK, serial, 0.0, eos_token_ids=(EOS,), max_len=100)
 
 
 def preempt_everything(drive):
@@ -352,6 +360,37 @@ def test_a_deadline_fails_the_attempt_in_every_phase(phase):
     assert drive.endings[LINK, "r"].code == "deadline"
     drive.send(Cancel("before"))
     drive.run().check_idle()
+
+
+def test_what_ended_is_not_kept_until_its_deadline():
+    drive = driver()
+    kept = []
+    for index in range(40):
+        drive.send(generate_request(f"r{index}", LONG[:9], 5, deadline_ms=3_600_000))
+        drive.step()
+        kept += [weakref.ref(attempt) for attempt in drive.engine.attempts.values()]
+        drive.run()
+    drive.check_idle()
+    drive.outputs.clear()
+    gc.collect()
+    assert len(kept) == 40
+    assert sum(one() is not None for one in kept) <= 4, "ended attempts wait for their deadline"
+
+
+def test_deadlines_that_nobody_waits_for_are_swept_out():
+    deadlines = Deadlines()
+    attempts = [
+        attempt_of(generate_request(f"r{serial}", LONG[:9], 1, deadline_ms=1000 + serial), serial)
+        for serial in range(1000)
+    ]
+    for attempt in attempts:
+        deadlines.add(attempt)
+    for attempt in attempts[1:-1]:
+        deadlines.remove(attempt)
+    assert len(deadlines) < 100
+    assert deadlines.past(0.5) == []
+    assert deadlines.past(10.0) == [attempts[0], attempts[-1]]
+    assert deadlines.past(10.0) == []
 
 
 def test_draining_refuses_new_requests_and_finishes_running_ones():

@@ -1,7 +1,10 @@
+import pytest
 from engine_driver import LINK, Driver
-from fakes import ScriptedRunner, generate_request
+from fakes import VECTOR_SIZE, ScriptedRunner, generate_request
 
 from workers.engine.queueing.floor import SHARE, BatchFloor
+from workers.engine.values.abilities import Abilities
+from workers.protocol.messages import PoolingParams
 
 
 def test_batch_is_below_its_floor_only_with_less_than_its_share_of_both_counts():
@@ -33,3 +36,35 @@ def test_a_batch_prompt_gets_its_share_beside_interactive_work_that_never_ends()
             num_batch += len(row.tokens) * (row.tokens[0] == 5 and len(row.tokens) < 61)
         assert number < 2000, "batch was kept out"
     assert num_batch >= 0.7 * SHARE * num_all
+
+
+def test_the_share_is_saved_for_an_input_that_is_computed_in_one_step():
+    floor = BatchFloor(64)
+    assert [floor.reserve(100, 7) for _ in range(6)] == [0, 0, 7, 0, 0, 7]
+    assert [floor.reserve(100, 1000) for _ in range(334)][-1] == 100, "the whole step"
+    assert floor.reserve(100) == 3
+
+
+@pytest.mark.parametrize("num_batch", [5, 100])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_batch_inputs_are_computed_beside_a_trickle_of_interactive_ones(num_batch, is_whole):
+    """A step in which nothing interactive is computed never comes."""
+    abilities = Abilities(tasks=("embed",), vector_size=VECTOR_SIZE, is_whole=is_whole, reuses_kv=not is_whole)
+    runner = ScriptedRunner(num_blocks=400, block_size=4, abilities=abilities)
+    drive = Driver(runner, max_batch_tokens=64, max_running=16)
+    num_chats, jobs = 0, range(min(3, int(SHARE * 4000) // num_batch))
+
+    def send(name, length, tier):
+        tokens = [num_chats % 250, num_chats // 250, *[7] * (length - 2)]
+        pooling = PoolingParams("embed", (length,))
+        drive.send(generate_request(name, tokens, 0, pooling=pooling, tier=tier, tenant=tier))
+
+    while num_chats < 400:
+        num_chats += 1
+        send(f"chat{num_chats}", 10, "interactive")
+        if num_chats == 20:
+            for job in jobs:
+                send(f"job{job}", num_batch, "batch")
+        drive.step()
+    assert all((LINK, f"job{job}") in drive.endings for job in jobs), "batch was kept out"
+    assert sum((LINK, f"chat{number}") in drive.endings for number in range(1, 401)) >= 395

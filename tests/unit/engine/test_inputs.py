@@ -67,6 +67,17 @@ def test_every_input_gets_the_vector_of_its_own_tokens(kind, lag):
     assert usage.cache_write + usage.uncached == computed
 
 
+@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+def test_no_input_is_cut_where_tokens_see_those_after_them_whatever_the_policy(policy):
+    drive = driver("encoder", max_batch_tokens=64, max_running=8, policy=policy)
+    inputs = texts(20)
+    drive.send(request(inputs=inputs))
+    drive.run().check_idle()
+    check(drive, inputs)
+    assert drive.engine.failures.pulse.num_steps == 0, "a step failed"
+    assert sum(map(len, drive.runner.steps)) == len(inputs)
+
+
 def test_an_input_is_computed_whole_where_tokens_see_those_after_them():
     inputs = [bytes(range(97, 97 + n)) for n in (3, 20, 1, 9, 26)]
     drive = driver("encoder", max_batch_tokens=16, max_running=8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from array import array
+from typing import ClassVar
 
 import msgspec
 import pytest
@@ -20,9 +22,12 @@ from transformers import (
 
 from kernels import dispatch
 from workers.engine.sampling import processors
+from workers.engine.sampling.biases import Biases
+from workers.engine.sampling.device_edits import DeviceEdits
+from workers.engine.sampling.prompt_words import PromptWords
 from workers.engine.sampling.sampler import Sampler, token_logprobs
 from workers.engine.sequences.bans import Bans
-from workers.engine.values.plan import SampleSpec
+from workers.engine.values.plan import Row, SampleSpec
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.messages import SamplingParams
 
@@ -37,13 +42,15 @@ def logits_of(seed: int, rows: int = 1) -> torch.Tensor:
     return torch.randn((rows, VOCAB), generator=torch.Generator().manual_seed(seed)) * 2
 
 
-def draw(params: SamplingParams, output: list[int] | None = None) -> SampleSpec:
+def draw(params: SamplingParams, output: list[int] | None = None, prompt: list[int] = PROMPT) -> SampleSpec:
     output = OUTPUT if output is None else output
-    return SampleSpec(params, params.seed, len(PROMPT) + len(output), PROMPT, output)
+    return SampleSpec(params, params.seed, len(prompt) + len(output), prompt, output)
 
 
-def processed(logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None) -> torch.Tensor:
-    edits = processors.edit_tensors([draw(params, output)], VOCAB, EOS, logits.device)
+def processed(
+    logits: torch.Tensor, params: SamplingParams, output: list[int] | None = None, prompt: list[int] = PROMPT
+) -> torch.Tensor:
+    edits = processors.edit_tensors([draw(params, output, prompt)], VOCAB, logits.device, PromptWords(), Biases(EOS))
     out = torch.empty_like(logits)
     dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
     return out[0]
@@ -54,6 +61,74 @@ def test_repetition_penalty_counts_prompt_and_output_as_transformers_does() -> N
     params = msgspec.structs.replace(GREEDY, repetition_penalty=1.7)
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([PROMPT + OUTPUT]), logits)
     torch.testing.assert_close(processed(logits, params), expected[0])
+
+
+class _Read(array):
+    """A prompt that counts how often it is read."""
+
+    num_reads = 0
+
+    def __iter__(self):
+        self.num_reads += 1
+        return super().__iter__()
+
+
+def test_a_prompt_is_read_once_whatever_the_number_of_steps() -> None:
+    params = msgspec.structs.replace(GREEDY, repetition_penalty=1.7, presence_penalty=0.25)
+    cpu = torch.device("cpu")
+    ops, prompt, other = dispatch.choose(cpu), _Read("i", PROMPT), _Read("i", [1, 49])
+    sampler, edits = Sampler(ops, EOS), DeviceEdits(ops, 4, VOCAB, EOS, cpu)
+    for step, (row_id, mine) in enumerate([(0, prompt), (1, other), (0, prompt), (0, prompt), (0, other), (0, prompt)]):
+        output = [12] * step
+        drawn = SampleSpec(params, 5, len(mine) + step, mine, output)
+        rows = [Row([3], len(mine) + step - 1, [1], (drawn,), row_id=row_id)]
+        logits = logits_of(step)
+        expected = processed(logits, params, output, [1, 49] if mine is other else PROMPT)
+        assert sampler.draw(logits, [drawn])[0].token == int(expected.argmax())
+        edits.begin(rows)
+        edits.apply(logits, rows)
+        torch.testing.assert_close(logits[0], expected)
+    assert prompt.num_reads == other.num_reads == 2, "once by the sampler, and once by the edits of the device"
+
+
+def test_words_of_a_prompt_leave_with_it() -> None:
+    prompts = PromptWords()
+    kept = [array("i", [number]) for number in range(9)]
+    assert all(prompts.of(prompt) is prompts.of(prompt) for prompt in kept)
+    assert len(prompts) == 9
+    del kept[1:]
+    assert len(prompts) == 1
+    assert list(prompts.of(array("i")).places) == []
+
+
+class _Biases(tuple):
+    """Biases of a request that count how often they are read."""
+
+    num_reads: ClassVar[list[int]] = []
+
+    def __iter__(self):
+        self.num_reads.append(1)
+        return super().__iter__()
+
+
+def test_biases_are_sorted_once_for_a_request_and_bans_come_and_go() -> None:
+    biases = _Biases(((30, 2.5), (8, -1.0), (3, 4.0), (8, 0.5)))
+    params = msgspec.structs.replace(GREEDY, logit_bias=biases, min_tokens=2)
+    cpu = torch.device("cpu")
+    ops = dispatch.choose(cpu)
+    sampler, edits = Sampler(ops, EOS), DeviceEdits(ops, 4, VOCAB, EOS, cpu)
+    _Biases.num_reads.clear()
+    for step, banned in enumerate([(), (), (3, 7), (3, 7), (), (8,), (), ()]):
+        drawn = SampleSpec(params, 5, len(PROMPT) + step, PROMPT, [12] * step, banned=banned)
+        rows = [Row([3], len(PROMPT) + step - 1, [1], (drawn,), row_id=0)]
+        logits, expected = logits_of(step), logits_of(step)[0]
+        expected[[30, 8, 3]] += torch.tensor([2.5, -0.5, 4.0])
+        expected[[*banned, *(EOS if step < 2 else ())]] = float("-inf")
+        assert sampler.draw(logits, [drawn])[0].token == int(expected.argmax())
+        edits.begin(rows)
+        edits.apply(logits, rows)
+        torch.testing.assert_close(logits[0], expected)
+    assert len(_Biases.num_reads) == 2, "once by the sampler, and once by the edits of the device"
 
 
 def test_frequency_and_presence_penalty_count_the_output_only() -> None:
@@ -83,7 +158,7 @@ def test_bad_words_are_banned_as_transformers_bans_them(seed: int) -> None:
     params = msgspec.structs.replace(GREEDY, bad_words=tuple(words), logit_bias=((11, 3.0),))
     banned = Bans(params, EOS, VOCAB).behind(output)
     drawn = dataclasses.replace(draw(params, output), banned=banned)
-    edits = processors.edit_tensors([drawn], VOCAB, EOS, logits.device)
+    edits = processors.edit_tensors([drawn], VOCAB, logits.device, PromptWords(), Biases(EOS))
     out = torch.empty_like(logits)
     dispatch.choose(logits.device).logits(out, logits, edits, torch.ones(1))
     chain = LogitsProcessorList(

@@ -32,19 +32,49 @@ class Admitted:
         return Extension(1, self.lease_bound)
 
 
+def order_of(num_choices: int) -> SimpleNamespace:
+    order = SimpleNamespace(
+        num_choices=num_choices, max_tokens=10 * STEP, beams=None, pooling=None, form=None, make_parser=PlainText
+    )
+    order.sampling = SamplingParams(seed=0)
+    order.model, order.rules = SimpleNamespace(tokenizer=None), None
+    order.prompt, order.is_bought, order.to_send = (1, 2), False, lambda *_: None
+    return order
+
+
+class Link:
+    """A link whose calls hear the bounds of their lease."""
+
+    def __init__(self) -> None:
+        self.bounds: list[int] = []
+
+    def start_call(self, *_: object) -> SimpleNamespace:
+        return SimpleNamespace(extend=lambda bound, **_: self.bounds.append(bound), close=lambda: None)
+
+
+@pytest.mark.parametrize(("first", "num_choices", "extended"), [(1, 4, True), (4, 4, False), (1, 1, False)])
+async def test_a_first_lease_that_is_shorter_than_the_choices_is_extended_before_the_first_token(
+    monkeypatch: pytest.MonkeyPatch, first: int, num_choices: int, extended: bool
+) -> None:
+    monkeypatch.setattr("gateway.generation.generation.ChoiceText", lambda *_: SimpleNamespace(stop=None))
+    admitted, link = Admitted(), Link()
+    admitted.lease_bound, admitted.root, admitted.lease_seq = first, "root", 0
+    generation = Generation(order_of(num_choices), admitted, Mailbox(), 0)
+    generation.dispatch(link)
+    for _ in range(4):
+        await asyncio.sleep(0)
+    assert link.bounds == ([first + STEP] if extended else [])
+    generation.close()
+
+
 async def test_tokens_that_come_in_the_round_in_which_an_extension_ends_start_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nothing = SimpleNamespace(text="", entries=())
     monkeypatch.setattr("gateway.generation.generation.ChoiceText", lambda *_: SimpleNamespace(stop=None))
     monkeypatch.setattr(Generation, "_to_text", lambda *_: nothing)
-    order = SimpleNamespace(
-        num_choices=1, max_tokens=10 * STEP, beams=None, pooling=None, form=None, make_parser=PlainText
-    )
-    order.sampling = SamplingParams(seed=0)
-    order.model, order.rules = SimpleNamespace(tokenizer=None), None
     admitted = Admitted()
-    generation = Generation(order, admitted, Mailbox(), 0)
+    generation = Generation(order_of(1), admitted, Mailbox(), 0)
     received = STEP - LOW_WATER
 
     def receive_all() -> None:

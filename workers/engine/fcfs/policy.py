@@ -10,7 +10,7 @@ Namespaces, floors and quotas of the cache do not depend on the order and stay.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from functools import reduce
 
 from cache.tree.handle import BlockKey
@@ -55,7 +55,7 @@ class ArrivalQueue:
         self.num_uncached += num_uncached
         heapq.heappush(self._heap, (sequence.order, sequence))
 
-    def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
+    def peek(self, waits: Callable[[Group], bool], without: Set[str] = frozenset()) -> Sequence | None:
         while self._heap and self._heap[0][1] not in self._uncached:
             heapq.heappop(self._heap)
         return self._heap[0][1] if self._heap else None
@@ -80,6 +80,9 @@ class ArrivalAdmission(Admission):
     def _kept_for_newcomers(self, sequence: Sequence, running: list[Sequence]) -> int:
         return 0
 
+    def _pass(self, head: Sequence, plan: StepPlan, crowd: list[Sequence] | None) -> Sequence | None:
+        return None  # whoever came first is first
+
 
 class ArrivalChunks(Chunks):
     def deal(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
@@ -87,7 +90,10 @@ class ArrivalChunks(Chunks):
         for sequence in sorted(prefills, key=lambda s: s.order):
             if plan.budget == 0:
                 return
-            self._deal_at_most(plan, sequence, plan.budget)
+            if sequence.attempt.is_whole:
+                self._deal_whole(plan, sequence)
+            else:
+                self._deal_at_most(plan, sequence, plan.budget)
 
 
 class ArrivalGrowth(Growth):

@@ -3,7 +3,11 @@ and knows numbers only.
 
 The share is measured twice, in tokens computed and in tokens drawn, and each sum fades over `WINDOW_S`. Batch is below
 its floor where it has less than its share of both. Computed tokens alone would say so while many batch streams run
-with one long prompt, and drawn tokens alone while one long batch prompt runs with many streams.
+with one long prompt, and drawn tokens alone while one long batch prompt runs with many streams. A model for vectors draws
+nothing, so there computed tokens decide.
+
+An input that is computed in one step needs more than the share of a step. For such an input the share is saved from step
+to step until it is enough (deficit round robin, Shreedhar and Varghese 1995).
 """
 
 from __future__ import annotations
@@ -21,15 +25,27 @@ class BatchFloor:
         self._at = -math.inf
         self._batch = [0.0, 0.0]
         self._all = [0.0, 0.0]
+        self._saved = 0
+        """Tokens that steps left to the next batch input and that were too few for it."""
 
     @property
     def due(self) -> bool:
         """Whether batch is below its floor. A worker that did nothing recently owes batch nothing."""
-        return all(mine < SHARE * whole for mine, whole in zip(self._batch, self._all, strict=True))
+        counted = [(mine, whole) for mine, whole in zip(self._batch, self._all, strict=True) if whole]
+        return bool(counted) and all(mine < SHARE * whole for mine, whole in counted)
 
-    def reserve(self, budget: int) -> int:
-        """Returns the number of a step's tokens that interactive prompts leave to batch while it is below its floor."""
-        return max(1, int(SHARE * budget)) if budget > 1 else 0
+    def reserve(self, budget: int, num_whole: int = 0) -> int:
+        """Returns the number of a step's tokens that interactive prompts leave to batch while it is below its floor.
+        `num_whole` are the tokens of the next batch input, if inputs are computed in one step. An input that is larger
+        than the budget gets the whole step in its turn."""
+        share = max(1, int(SHARE * budget)) if budget > 1 else 0
+        if not num_whole:
+            return share
+        self._saved += share
+        if self._saved < num_whole:
+            return 0
+        self._saved = 0
+        return min(budget, num_whole)
 
     def count(self, now: float, batch: tuple[int, int], interactive: tuple[int, int]) -> None:
         """Counts a planned step: (tokens computed, tokens drawn) of each tier."""

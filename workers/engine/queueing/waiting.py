@@ -14,7 +14,7 @@ Order by prefix inside quanta of virtual token counters is D2LPM/DLPM, arXiv 250
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from contextlib import closing
 from typing import Any, Protocol, TypeVar
 
@@ -63,9 +63,9 @@ class Waiting(Protocol):
 
     def push(self, sequence: Sequence) -> None: ...
 
-    def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
-        """Returns the next sequence. Where sequences may be overtaken, it is the first that `waits` does not hold
-        back."""
+    def peek(self, waits: Callable[[Group], bool], without: Set[str] = frozenset()) -> Sequence | None:
+        """Returns the next sequence that is of none of the tenants `without`. Where sequences may be overtaken, it is
+        the first that `waits` does not hold back."""
         ...
 
     def take(self, sequence: Sequence) -> None:
@@ -306,13 +306,16 @@ class WaitingQueue:
             queue.push(sequence, self._quantum)
         self._num_items += 1
 
-    def peek(self, waits: Callable[[Group], bool]) -> Sequence | None:
-        if self._chosen is not None and self._quantum_left > 0 and not self._is_overtaken(self._chosen):
-            sequence = self._first(self._chosen, waits)
+    def peek(self, waits: Callable[[Group], bool], without: Set[str] = frozenset()) -> Sequence | None:
+        chosen = self._chosen if self._chosen is None or self._chosen.tenant not in without else None
+        if chosen is not None and self._quantum_left > 0 and not self._is_overtaken(chosen):
+            sequence = self._first(chosen, waits)
             if sequence is not None:
                 return sequence
         with closing(self._order.smallest_first()) as tenants:
             for tenant in tenants:
+                if tenant in without:
+                    continue
                 queue = self._tenants[tenant]
                 sequence = self._first(queue, waits)
                 if sequence is not None:

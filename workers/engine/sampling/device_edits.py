@@ -1,8 +1,8 @@
 """Penalties, bias and bans of rows whose last output tokens the host does not know yet: counts live on the device.
 
 It knows plan.py's rows and the op `logits`. A penalized device row owns the line of its number in two tables: which
-tokens its prompt holds, and how often its output holds each token. A row that is sent whole has its line rewritten;
-after each draw the token is counted on the device.
+tokens its prompt holds, and how often its output holds each token. A row that is sent whole has its counts rewritten,
+and the words of its prompt unless they stand there; after each draw the token is counted on the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
+from kernels.arguments.draws import EditTensors, num_words
 from kernels.dispatch import Ops
-from workers.engine.kv.transport import float_bits, upload, word_bits
+from workers.engine.kv.transport import float_bits, upload
 from workers.engine.sampling import processors
+from workers.engine.sampling.biases import Biases
+from workers.engine.sampling.prompt_words import PromptWords, Words
 from workers.engine.values.plan import PENDING, Row, SampleSpec
 from workers.engine.values.sampling_params import penalizes
 
@@ -26,24 +28,25 @@ from workers.engine.values.sampling_params import penalizes
 class _Lines:
     """Lines that are rewritten: indices in the flat tables, and the values there."""
 
-    rows: array[int] = field(default_factory=lambda: array("i"))
+    prompt_rows: array[int] = field(default_factory=lambda: array("i"))
     prompt_lines: array[int] = field(default_factory=lambda: array("i"))
     words: array[int] = field(default_factory=lambda: array("i"))
     bits: array[int] = field(default_factory=lambda: array("i"))
+    rows: array[int] = field(default_factory=lambda: array("i"))
     count_lines: array[int] = field(default_factory=lambda: array("i"))
     tokens: array[int] = field(default_factory=lambda: array("i"))
     counts: array[int] = field(default_factory=lambda: array("i"))
 
-    def add(self, row_id: int, draw: SampleSpec) -> None:
-        words: dict[int, int] = {}
-        for token in set(draw.prompt):
-            words[token >> 5] = words.get(token >> 5, 0) | 1 << (token & 31)
-        counts = Counter(draw.output)
+    def add_prompt(self, row_id: int, words: Words) -> None:
+        self.prompt_rows.append(row_id)
+        self.prompt_lines += array("i", [row_id]) * len(words.places)
+        self.words += words.places
+        self.bits += words.bits
+
+    def add_output(self, row_id: int, output: Sequence[int]) -> None:
+        counts = Counter(output)
         self.rows.append(row_id)
-        self.prompt_lines.extend([row_id] * len(words))
-        self.words.extend(words.keys())
-        self.bits += word_bits(list(words.values()))
-        self.count_lines.extend([row_id] * len(counts))
+        self.count_lines += array("i", [row_id]) * len(counts)
         self.tokens.extend(counts.keys())
         self.counts.extend(counts.values())
 
@@ -53,27 +56,38 @@ class DeviceEdits:
         self, ops: Ops, max_rows: int, vocab_size: int, eos_token_ids: Sequence[int], device: torch.device
     ) -> None:
         self._ops = ops
-        self._eos_token_ids = eos_token_ids
+        self._biases = Biases(eos_token_ids)
         self._device = device
         self._prompt_bits = torch.zeros((max_rows, num_words(vocab_size)), dtype=torch.int32, device=device)
         self._counts = torch.zeros((max_rows, vocab_size), dtype=torch.int32, device=device)
         self._num_words = num_words(vocab_size)
+        self._prompts = PromptWords()
+        self._written: dict[int, Words] = {}
+        """The words that stand in the line of a device row."""
 
     def begin(self, rows: Sequence[Row]) -> None:
         """Rewrites lines before the draws of these rows. The choices of one row have no output yet, so one line serves
         them all."""
-        lines = _Lines()
+        lines, written = _Lines(), dict[int, Words]()
         for row in rows:
             if row.draws and row.tokens[-1] != PENDING and penalizes(row.draws[0].params):
-                lines.add(row.row_id, row.draws[0])
+                draw, words = row.draws[0], self._prompts.of(row.draws[0].prompt)
+                lines.add_output(row.row_id, draw.output)
+                if self._written.get(row.row_id) is not words:
+                    lines.add_prompt(row.row_id, words)
+                    written[row.row_id] = words
         if not lines.rows:
             return
-        parts = (lines.rows, lines.prompt_lines, lines.words, lines.bits)
-        counted = (lines.count_lines, lines.tokens, lines.counts)
-        ids, prompt_lines, words, bits, count_lines, tokens, counts = upload(self._device, *parts, *counted)
-        self._prompt_bits.index_fill_(0, ids.long(), 0)
+        parts = (lines.prompt_rows, lines.prompt_lines, lines.words, lines.bits)
+        counted = (lines.rows, lines.count_lines, lines.tokens, lines.counts)
+        prompt_ids, prompt_lines, words_at, bits, ids, count_lines, tokens, counts = upload(
+            self._device, *parts, *counted
+        )
+        if written:
+            self._prompt_bits.index_fill_(0, prompt_ids.long(), 0)
+            self._prompt_bits.index_put_((prompt_lines.long(), words_at.long()), bits)
+            self._written.update(written)
         self._counts.index_fill_(0, ids.long(), 0)
-        self._prompt_bits.index_put_((prompt_lines.long(), words.long()), bits)
         self._counts.index_put_((count_lines.long(), tokens.long()), counts)
 
     def apply(self, logits: torch.Tensor, rows: Sequence[Row]) -> None:
@@ -108,9 +122,7 @@ class DeviceEdits:
         self, ids: array[int], edited: Sequence[tuple[int, int, SampleSpec]]
     ) -> tuple[EditTensors, torch.Tensor]:
         draws = [draw for _, _, draw in edited]
-        biases = [processors.biases(draw, self._eos_token_ids) for draw in draws]
-        longest = max(1, *map(len, biases))
-        filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in biases]
+        bias_tokens, bias_values, longest = self._biases.table(draws)
         lines = [row_id if penalizes(draw.params) else -1 for _, row_id, draw in edited]
         params = [draw.params for draw in draws]
         places, penalty_lines, repetition, frequency, presence, tokens, values, masks, bits = upload(
@@ -120,8 +132,8 @@ class DeviceEdits:
             float_bits([p.repetition_penalty for p in params]),
             float_bits([p.frequency_penalty for p in params]),
             float_bits([p.presence_penalty for p in params]),
-            array("i", [token for bias in filled for token, _ in bias]),
-            float_bits([value for bias in filled for _, value in bias]),
+            bias_tokens,
+            bias_values,
             processors.mask_lines(draws),
             processors.mask_words(draws),
         )

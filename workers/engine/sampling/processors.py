@@ -7,39 +7,35 @@ the ids on the host; only rows that use a table have a line in it.
 from __future__ import annotations
 
 import itertools
-import math
 from array import array
 from collections.abc import Sequence
 
 import torch
 
-from kernels.arguments.draws import NO_TOKEN, EditTensors, num_words
-from kernels.reference.logits import pack_bits
+from kernels.arguments.draws import EditTensors, num_words
 from workers.engine.kv.transport import upload
+from workers.engine.sampling.biases import Biases, lacks_tokens
+from workers.engine.sampling.prompt_words import PromptWords
 from workers.engine.values.plan import SampleSpec
-from workers.engine.values.sampling_params import end_tokens, penalizes
+from workers.engine.values.sampling_params import penalizes
 
 
 def needs_processing(draw: SampleSpec) -> bool:
     params = draw.params
     return (
-        penalizes(params)
-        or bool(params.logit_bias)
-        or draw.mask is not None
-        or bool(draw.banned)
-        or _num_output(draw) < params.min_tokens
+        penalizes(params) or bool(params.logit_bias) or draw.mask is not None or bool(draw.banned) or lacks_tokens(draw)
     )
 
 
 def edit_tensors(
-    draws: Sequence[SampleSpec], vocab: int, eos_token_ids: Sequence[int], device: torch.device
+    draws: Sequence[SampleSpec], vocab: int, device: torch.device, prompts: PromptWords, biases: Biases
 ) -> EditTensors:
     """Returns the edits of one step's draws, row by row."""
 
-    def ids(values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
+    def ids(values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    def numbers(values: Sequence[float] | Sequence[Sequence[float]]) -> torch.Tensor:
+    def numbers(values: Sequence[float]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.float32, device=device)
 
     penalized = [row for row, draw in enumerate(draws) if penalizes(draw.params)]
@@ -47,13 +43,13 @@ def edit_tensors(
     bits = torch.zeros((len(penalized), num_words(vocab)), dtype=torch.int32, device=device)
     counts = torch.zeros((len(penalized), vocab), dtype=torch.int32, device=device)
     for row, line in lines.items():
-        prompt = torch.tensor(draws[row].prompt, dtype=torch.int64, device=device)
+        words = prompts.of(draws[row].prompt)
+        places, values = upload(device, words.places, words.bits)
+        bits[line, places.long()] = values
         output = torch.tensor(draws[row].output, dtype=torch.int64, device=device)
-        bits[line] = pack_bits(prompt, vocab)
         counts[line] = torch.bincount(output, minlength=vocab)
-    given = [biases(draw, eos_token_ids) for draw in draws]
-    longest = max(1, *map(len, given))
-    filled = [[*bias, *[(NO_TOKEN, 0.0)] * (longest - len(bias))] for bias in given]
+    bias_tokens, bias_values, longest = biases.table(draws)
+    tokens, values, masks = upload(device, bias_tokens, bias_values, mask_words(draws))
     return EditTensors(
         penalty_lines=ids([lines.get(row, -1) for row in range(len(draws))]),
         repetition=numbers([draw.params.repetition_penalty for draw in draws]),
@@ -61,10 +57,10 @@ def edit_tensors(
         presence=numbers([draw.params.presence_penalty for draw in draws]),
         prompt_bits=bits,
         counts=counts,
-        bias_tokens=ids([[token for token, _ in bias] for bias in filled]),
-        biases=numbers([[value for _, value in bias] for bias in filled]),
+        bias_tokens=tokens.view(-1, longest),
+        biases=values.view(torch.float32).view(-1, longest),
         mask_lines=ids(mask_lines(draws).tolist()),
-        mask_bits=upload(device, mask_words(draws))[0].view(-1, num_words(vocab)),
+        mask_bits=masks.view(-1, num_words(vocab)),
     )
 
 
@@ -77,17 +73,3 @@ def mask_lines(draws: Sequence[SampleSpec]) -> array[int]:
 def mask_words(draws: Sequence[SampleSpec]) -> array[int]:
     """Returns the masks, one after the other."""
     return array("i", b"".join(draw.mask for draw in draws if draw.mask is not None))
-
-
-def _num_output(draw: SampleSpec) -> int:
-    """Returns the number of output tokens; a token that is not known yet is counted too."""
-    return draw.position - len(draw.prompt)
-
-
-def biases(draw: SampleSpec, eos_token_ids: Sequence[int]) -> list[tuple[int, float]]:
-    """Returns (token, bias) in rising order of tokens; a ban is a bias of -inf."""
-    found = list(draw.params.logit_bias)
-    found += [(token, -math.inf) for token in draw.banned]
-    if _num_output(draw) < draw.params.min_tokens:
-        found += [(token, -math.inf) for token in end_tokens(draw.params, eos_token_ids)]
-    return sorted(found)

@@ -15,6 +15,8 @@ from kernels.arguments.draws import COLDEST, DrawTensors
 from kernels.dispatch import Ops
 from workers.engine.kv.transport import upload
 from workers.engine.sampling import processors
+from workers.engine.sampling.biases import Biases
+from workers.engine.sampling.prompt_words import PromptWords
 from workers.engine.values.plan import SampledToken, SampleSpec
 from workers.protocol.messages import TokenLogprob, TopLogprob
 
@@ -23,6 +25,7 @@ class Sampler:
     def __init__(self, ops: Ops, eos_token_ids: Sequence[int]) -> None:
         self._ops = ops
         self.eos_token_ids = tuple(eos_token_ids)
+        self._prompts, self._biases = PromptWords(), Biases(eos_token_ids)
 
     def draw(self, logits: torch.Tensor, draws: Sequence[SampleSpec]) -> list[SampledToken]:
         """Draws one token per row. `logits` is `[len(draws), vocab]` float32, one row per draw; it is not changed."""
@@ -48,7 +51,8 @@ class Sampler:
         if not rows:
             return logits
         device, vocab = logits.device, logits.shape[1]
-        edits = processors.edit_tensors([draws[row] for row in rows], vocab, self.eos_token_ids, device)
+        edited_draws = [draws[row] for row in rows]
+        edits = processors.edit_tensors(edited_draws, vocab, device, self._prompts, self._biases)
         ids = torch.tensor(rows, device=device)
         edited = logits.new_empty((len(rows), vocab))
         unscaled = logits.new_ones(len(rows))

@@ -1,13 +1,14 @@
 """Choice of the sequences that may start to run: the preempted ones first, then those that fairness selects, while
 there are blocks and the number of running sequences allows it. The module is pure.
 
-The blocks for a whole uncached prompt are taken here. No new sequence of a tier is admitted while a preempted one of
-the tier waits, nor in a step that preempted.
+The blocks for a whole uncached prompt are taken here. While a preempted sequence of a tier waits, nothing else of the
+tier enters but what `overtaking` lets pass, and nothing enters in a step that preempted.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from cache.tree.misses import behind
 from workers.engine.queueing.deferral import MAX_STEPS, Deferral
@@ -15,6 +16,7 @@ from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group
 from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.gangs import num_blocks_of_others
+from workers.engine.scheduling.overtaking import Overtaking
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
@@ -45,6 +47,7 @@ class Admission:
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
+        self._overtaking = {tier: Overtaking(block_tables) for tier in TIERS}
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
         self.is_full = False
         """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
@@ -55,34 +58,80 @@ class Admission:
         self._block_tables.cache.tick()
         self.is_full = False
         self._tick_times.append(now)
+        for overtaking in self._overtaking.values():
+            overtaking.tick()
 
     def admit_below_floor(self, plan: StepPlan) -> None:
         """Admits one batch sequence in a step, before interactive ones, while batch is below its floor."""
         running, floor = self._ranks.running["batch"], self._ranks.floor
         if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
             sequence = self._next("batch", plan)
-            if sequence is not None:
-                self._try(sequence, plan)
+            if sequence is not None and not self._try(sequence, plan):
+                self._pass(sequence, plan, None)
 
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
         """Admits sequences of a tier and adds those to be computed to `prefills`."""
         claimed = sum(s.num_unscheduled for s in prefills)
+        head: Sequence | None = None
         while plan.num_preempted == 0 and plan.budget > 0:
-            sequence = self._next(tier, plan)
+            crowd = prefills if claimed >= plan.budget else None
+            if head is None:
+                sequence = self._next(tier, plan)
+                if sequence is None or (crowd is not None and self._crowded(sequence, crowd)):
+                    return
+                if not self._try(sequence, plan):
+                    if self._gives_way(tier, plan):
+                        return
+                    head, sequence = sequence, self._pass(sequence, plan, crowd)
+            else:
+                sequence = self._pass(head, plan, crowd)
             if sequence is None:
-                return
-            if claimed >= plan.budget and self._crowded(sequence, prefills):
-                return
-            if not self._try(sequence, plan):
-                victim = self._ranks.batch_victim()
-                if tier == "interactive" and victim is not None:
-                    self._make_room(victim, plan)
-                elif tier == "interactive":
-                    self.is_full = True
                 return
             if not (sequence.restoring or plan.excludes(sequence)):
                 prefills.append(sequence)
                 claimed += sequence.num_unscheduled
+
+    def _gives_way(self, tier: Tier, plan: StepPlan) -> bool:
+        """Returns whether a batch sequence gives way to an interactive one that found no room."""
+        if tier != "interactive":
+            return False
+        victim = self._ranks.batch_victim()
+        if victim is None:
+            self.is_full = True
+            return False
+        self._make_room(victim, plan)
+        return True
+
+    def _pass(self, head: Sequence, plan: StepPlan, crowd: list[Sequence] | None) -> Sequence | None:
+        """Lets a sequence of another tenant enter before a preempted one that does not fit. Returns it, or None if
+        there is none that may. `crowd` are the prompts in prefill if they have the whole step already."""
+        overtaking, running = self._overtaking[head.attempt.message.tier], self._running
+        if head.status is not Status.PREEMPTED or not self._has_place(head, running):
+            return None
+        num_spare = self._spare_blocks(head, len(running) + 1)
+        for sequence in self._behind(head, plan):
+            if overtaking.allows(sequence, head, num_spare):
+                is_late = crowd is not None and self._crowded(sequence, crowd)
+                has_place = self._has_place(sequence, running, head.num_choices)
+                if is_late or not has_place or not self._try(sequence, plan):
+                    return None
+                overtaking.passed(sequence)
+                return sequence
+        return None
+
+    def _behind(self, head: Sequence, plan: StepPlan) -> Iterator[Sequence]:
+        """Yields the sequence of each other tenant that would be next: preempted ones, then those that never ran."""
+        tier, tenants = head.attempt.message.tier, {head.attempt.message.tenant}
+        for sequence in tuple(self._ranks.preempted[tier]):
+            tenant = sequence.attempt.message.tenant
+            if tenant not in tenants:
+                tenants.add(tenant)
+                if not (sequence.attempt.at_bound or sequence.handle is not None or self._sibling_prefills(sequence)):
+                    yield sequence
+        waiting = self._ranks.waiting[tier]
+        while (first := waiting.peek(lambda group: self._waits(group, plan.step), tenants)) is not None:
+            tenants.add(first.attempt.message.tenant)
+            yield first
 
     def _crowded(self, sequence: Sequence, prefills: list[Sequence]) -> bool:
         """Returns whether there are too many prefills for this sequence. A tenant that has no prompt in prefill is let
@@ -124,12 +173,20 @@ class Admission:
         else:
             self._ranks.preempt(victim, plan.now, "tier", plan)
 
-    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
-        running = [s for tier in TIERS for s in self._ranks.running[tier]]
-        num_places = sum(s.num_choices for s in running) + self._block_tables.num_leaving
+    @property
+    def _running(self) -> list[Sequence]:
+        return [s for tier in TIERS for s in self._ranks.running[tier]]
+
+    def _has_place(self, sequence: Sequence, running: list[Sequence], num_others: int = 0) -> bool:
+        """Returns whether there are running slots for the sequence, and for `num_others` more."""
+        num_places = sum(s.num_choices for s in running) + self._block_tables.num_leaving + num_others
         num_free = self._limits.max_running - num_places
         kept = min(self._kept_free(sequence, running), self._limits.max_running - sequence.num_choices)
-        if sequence.num_choices > num_free - kept:  # a wide one runs on a worker that has nothing else
+        return sequence.num_choices <= num_free - kept  # a wide one runs on a worker that has nothing else
+
+    def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
+        running = self._running
+        if not self._has_place(sequence, running):
             return False
         alone = all(s.attempt is sequence.attempt for s in running) and (not running or sequence.in_gang)
         num_spare = 0 if alone else self._spare_blocks(sequence, len(running))

@@ -50,7 +50,7 @@ class Batching:
             self._admission.admit_below_floor(plan)
         prefills = self._decode(plan, "interactive")
         self._admission.admit(plan, "interactive", prefills)
-        reserve = floor.reserve(plan.budget) if below else 0
+        reserve = floor.reserve(plan.budget, self._chunks.next_whole(plan, "batch")) if below else 0
         plan.budget -= reserve
         num_rows = len(plan.work)
         self._chunks.deal(plan, "interactive", prefills)

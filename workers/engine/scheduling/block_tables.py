@@ -69,7 +69,8 @@ class BlockTables:
         sequence.num_computed = sequence.num_scheduled = handle.num_tokens
         sequence.num_offered_blocks = handle.num_tree_blocks
         sequence.row_id = self._free_rows.pop()
-        self._count(attempt, _num_own(sequence))
+        sequence.num_leading = attempt.held.add(sequence.block_ids)
+        self._count(attempt)
         if restores is not None:
             restores.begin(sequence, source, fresh)
         return True
@@ -87,6 +88,7 @@ class BlockTables:
         child = sequence.fork(index)
         child.handle = self.cache.fork(handle)
         self.cache.share(child.block_ids[handle.num_tree_blocks :])
+        child.num_leading = child.attempt.held.fork(child.block_ids, sequence.num_leading)
         child.row_id = self._free_rows.pop()
         self.layout.forked(sequence, child)
         return child
@@ -98,16 +100,19 @@ class BlockTables:
     def put(self, sequence: Sequence, index: int, fresh: int) -> tuple[int, int] | None:
         """Puts a fresh block into the table, to be written to. It is appended, or replaces a shared block; then the
         pair to be copied is returned. If the old block is shared no more, the fresh one is not needed and is freed."""
+        attempt = sequence.attempt
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh)
-            self._count(sequence.attempt, 1)
+            attempt.held.append(fresh)
+            self._count(attempt)
             return None
         shared = sequence.block_ids[index]
         if self.cache.refcount(shared) == 1:
             self.cache.free([fresh])
             return None
         self.cache.free([shared])
-        self._count(sequence.attempt, 1)
+        sequence.num_leading = attempt.held.replace(sequence.block_ids, sequence.num_leading, index, fresh)
+        self._count(attempt)
         # A copy of the list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
@@ -136,12 +141,13 @@ class BlockTables:
         `step` is collected, which may copy from there."""
         attempt, before, handle = sequence.attempt, sequence.block_ids, sequence.handle
         assert handle is not None
-        num_own, stays = _num_own(sequence), set(table)
+        stays = set(table)
         rest = [block for block in before[handle.num_tree_blocks :] if block not in stays]
         self._parted.append((step, handle, before[: handle.num_tree_blocks] + rest))
         sequence.handle = self.cache.acquire(attempt.path, (), tenant=attempt.message.tenant, read=False)
-        sequence.block_ids = table
-        self._count(attempt, len(table) - num_own)
+        attempt.held.remove(before, sequence.num_leading)
+        sequence.block_ids, sequence.num_leading = table, attempt.held.fork(table)
+        self._count(attempt)
 
     # --- publishing ---
 
@@ -170,9 +176,9 @@ class BlockTables:
             deferred=True,
         )
         if result.block_ids is not sequence.block_ids:
-            num_own = _num_own(sequence)
-            sequence.block_ids = result.block_ids
-            self._count(attempt, _num_own(sequence) - num_own)
+            attempt.held.remove(sequence.block_ids, sequence.num_leading)
+            sequence.block_ids, sequence.num_leading = result.block_ids, attempt.held.add(result.block_ids)
+            self._count(attempt)
         sequence.num_offered_blocks = sequence.num_computed // block_size
         if result.freed_duplicates:
             self._doubles.append((self._launched, result.freed_duplicates))
@@ -236,11 +242,12 @@ class BlockTables:
             is_needed_whole = sequence.attempt.inputs is not None  # its sum begins anew with its first token
             if needed is not None and not (self.layout.num_dropped(sequence) or is_needed_whole):
                 self._swap_out(sequence, self.restores, needed=needed)
-        self._count(sequence.attempt, -_num_own(sequence))
+        sequence.attempt.held.remove(sequence.block_ids, sequence.num_leading)
+        self._count(sequence.attempt)
         self.cache.release(sequence.handle, sequence.block_ids)
         self._free_rows.append(sequence.row_id)
         sequence.handle = None
-        sequence.block_ids = []
+        sequence.block_ids, sequence.num_leading = [], 0
         sequence.row_id = -1
         sequence.num_computed = sequence.num_scheduled = 0
         self.layout.forget(sequence)
@@ -249,17 +256,7 @@ class BlockTables:
         if restores.swap_out(sequence, needed=needed):
             sequence.attempt.report.event("swapped_out", self.cache.now_ms() / 1000, num_tokens=sequence.num_computed)
 
-    def _count(self, attempt: Attempt, num_blocks: int) -> None:
-        if num_blocks:
-            attempt.residency.change(num_blocks, self.cache.now_ms())
-
-
-def _num_own(sequence: Sequence) -> int:
-    """Returns the number of blocks that no other table of its attempt contains. Tables that share blocks share their
-    beginnings, so these are the last ones. O(own blocks x siblings)."""
-    table = sequence.block_ids
-    others = [s.block_ids for s in sequence.attempt.sequences if s is not sequence]
-    for index in range(len(table) - 1, -1, -1):
-        if any(len(other) > index and other[index] == table[index] for other in others):
-            return len(table) - 1 - index
-    return len(table)
+    def _count(self, attempt: Attempt) -> None:
+        change = attempt.held.number - attempt.residency.num_blocks
+        if change:
+            attempt.residency.change(change, self.cache.now_ms())

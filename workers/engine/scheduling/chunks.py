@@ -46,6 +46,17 @@ class Chunks:
             services.add(tenant, (before - plan.budget) / weight, plan.now)
             light = min(light, services.of(tenant, plan.now))
 
+    def next_whole(self, plan: StepPlan, tier: Tier) -> int:
+        """Returns the number of tokens of the running input of a tier that is dealt to first, if inputs are computed in
+        one step, else 0."""
+        services = self._recent[tier]
+        whole = [s for s in self._ranks.running[tier] if s.attempt.is_whole and not plan.excludes(s)]
+        waiting = [sequence for sequence in whole if sequence.num_unscheduled]
+        if not waiting:
+            return 0
+        first = min(waiting, key=lambda s: (services.of(s.attempt.message.tenant, plan.now), s.order))
+        return first.num_unscheduled
+
     def _deal_shares(self, plan: StepPlan, prefills: list[Sequence]) -> None:
         for position, sequence in enumerate(prefills):
             if plan.budget == 0:

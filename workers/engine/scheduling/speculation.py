@@ -137,6 +137,7 @@ class Speculation:
             if fresh is None:
                 return len(sequence.block_ids) * size - first
             sequence.block_ids += fresh
+            sequence.attempt.held.append(fresh[0])
             sequence.attempt.residency.change(1, self._cache.now_ms())
         return number
 

@@ -21,6 +21,7 @@ from workers.engine.grammars.library import Compiled
 from workers.engine.grammars.mask_time import MaskTime
 from workers.engine.sequences.attempt_report import AttemptReport
 from workers.engine.sequences.bans import Bans
+from workers.engine.sequences.held_blocks import HeldBlocks
 from workers.engine.sequences.inputs import MAX_OPEN, Inputs
 from workers.engine.sequences.lease import Lease
 from workers.engine.values.abilities import GENERATES, Abilities
@@ -69,6 +70,7 @@ class Sequence:
         "last_step",
         "last_token_at",
         "num_computed",
+        "num_leading",
         "num_offered_blocks",
         "num_pending",
         "num_preempted",
@@ -97,6 +99,8 @@ class Sequence:
         self.pooled: Any = None
         """The answer to its last row, for an input: a sum over the tokens computed so far, or None."""
         self.block_ids: list[int] = []
+        self.num_leading = 0
+        """Number of leading blocks of its table, for `HeldBlocks`."""
         self.handle: Handle | None = None
         self.row_id = -1
         """Its row on the device, from when it starts running until the last step launched with it is collected."""
@@ -216,6 +220,7 @@ class Attempt:
             for r in (message.retention if message.pooling is None else ())
         )
         self.residency = Residency()
+        self.held = HeldBlocks()
         self.gang = gang
         """Whether its sequences run, and lose their blocks, all together or not at all. Which choices they become is
         known at the end only."""

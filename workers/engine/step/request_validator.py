@@ -1,12 +1,11 @@
-"""Checks whether this worker takes a request, and keeps its deadline. The module is pure. It decides nothing about
-order, and leaves the check of each number and id to `faults`.
+"""Checks whether this worker takes a request. The module is pure. It decides nothing about order, and leaves the check
+of each number and id to `faults`.
 
 A gateway can cause every error here, so every error is a `Refusal`, never an assertion.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Set
 
 from cache.tree.namespaces import segments
@@ -40,7 +39,6 @@ class RequestValidator:
         self._leaving = leaving
         self._layout = layout
         self._num_admitted = 0
-        self._deadlines: list[tuple[float, int, Attempt]] = []
 
     def admit(self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int) -> Attempt:
         """Checks a request and returns its attempt. `num_present` requests are here, `num_own` of them of the same
@@ -78,8 +76,6 @@ class RequestValidator:
             raise Refusal("internal", str(error)) from None
         if message.beams is not None:
             self._check_beams(attempt)
-        if message.deadline_ms:
-            heapq.heappush(self._deadlines, (attempt.deadline, attempt.serial, attempt))
         return attempt
 
     def _bans(self, sampling: SamplingParams) -> Bans | None:
@@ -95,13 +91,6 @@ class RequestValidator:
         if found is None or name in self._leaving():
             raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
         return found
-
-    def past_deadline(self, now: float) -> list[Attempt]:
-        """Returns the attempts whose deadline passed since the last call, ended ones included."""
-        past: list[Attempt] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            past.append(heapq.heappop(self._deadlines)[2])
-        return past
 
     def _check_form(self, message: GenerateRequest) -> None:
         if fault := faults.of_request(message, self._runner.vocab_size):

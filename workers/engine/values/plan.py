@@ -31,6 +31,7 @@ class SampleSpec:
     """One token to be sampled. It is drawn from the logits at a row's last token if nothing is proposed in the row."""
 
     params: SamplingParams
+    """Parameters of the request. Like the prompt they are the same object from step to step."""
     seed: int
     """The choice's own seed (64 bit). Choice 0 has the request's seed, the others have a derived one (engine.md
     4.4)."""
@@ -38,6 +39,8 @@ class SampleSpec:
     """Index of the token to be drawn in prompt + output, where a pending token counts. It is the counter of the noise.
     `position - len(prompt)` output tokens come before it, and min_tokens is compared with that number."""
     prompt: Sequence[int]
+    """Ids of the prompt. From step to step it is the same object, which is never changed: a runner may keep what it
+    derives from it as long as the object lives."""
     output: Sequence[int]
     """Output ids of this choice as far as they are collected, without the pending one. Penalties count them. A runner
     with lag 1 keeps its own counts on the device and starts them from here when the row does not end with PENDING."""

@@ -98,6 +98,55 @@ def test_dropped_bytes_make_room(open_store):
     assert all(store.get("r2", f"n{number}") for number in range(9))
 
 
+def test_a_region_whose_values_are_gone_leaves_nothing_behind(tmp_path):
+    store = DirectoryStore(tmp_path, Bounds(16_000, 60))
+    for number in range(100):
+        store.put("anna", f"r{number}", "n", bytes(1000))
+    store.put("bert", "once", "n", bytes(10))
+    assert len(list((tmp_path / "values").iterdir())) <= 20
+    assert len(list((tmp_path / "owners" / "anna").iterdir())) == 100, "whoever marked a region may be about to write"
+    DirectoryStore(tmp_path, Bounds(16_000, 3600), now=lambda: time.time() + 61)
+    assert {p.name for p in (tmp_path / "values").iterdir()} == {p.name for p in (tmp_path / "owners").glob("*/*")}
+    DirectoryStore(tmp_path, Bounds(16_000, 60), now=lambda: time.time() + 3600)
+    assert list((tmp_path / "values").iterdir()) == list((tmp_path / "owners").iterdir()) == []
+    store.put("anna", "r1", "n", b"again")
+    assert store.get("r1", "n") == b"again"
+
+
+def test_a_dropped_owner_leaves_no_folder(tmp_path):
+    store = DirectoryStore(tmp_path, Bounds(16_000, 60))
+    store.put("anna", "r", "n", b"value")
+    store.drop_owner("anna")
+    assert [p.name for p in tmp_path.rglob("*")] in (["values", "owners"], ["owners", "values"])
+
+
+def test_a_folder_that_another_worker_deletes_under_a_writer_is_made_again(tmp_path, monkeypatch):
+    store = DirectoryStore(tmp_path, Bounds(16_000, 60))
+    write, calls = store._write, []
+
+    def first_too_late(path, value):
+        calls.append(path)
+        if len(calls) == 1:
+            path.parent.rmdir()
+        write(path, value)
+
+    monkeypatch.setattr(store, "_write", first_too_late)
+    store.put("anna", "r", "n", b"value")
+    assert store.get("r", "n") == b"value"
+
+
+def test_redis_forgets_regions_of_an_owner_whose_values_are_gone(redis_url):
+    store = RedisStore(redis_url, Bounds(5000, 60))
+    with redis.Redis.from_url(redis_url) as client:
+        for number in range(300):
+            store.put("anna", f"r{number}", "n", bytes(1000))
+        regions = {key.removeprefix(b"hg:kv:region:") for key in client.keys("hg:kv:region:*")}
+        named = client.smembers("hg:kv:owner:anna")
+        assert len(regions) == 5
+        assert regions <= named, "a region with a value could not be dropped with its owner"
+        assert len(named) < 60
+
+
 def test_a_server_that_is_not_there_says_so(tmp_path):
     store = RedisStore(f"unix://{tmp_path}/nothing.sock", Bounds(1000, 60))
     for call in (

@@ -4,7 +4,10 @@
     owners/OWNER/REGION     empty: this owner wrote in that region
 
 The size is checked at the start, and each time this process has written a sixteenth of the bound. Then the oldest files
-are deleted.
+are deleted, and with the last file of a region its folder and its marks.
+
+The law: a region that has a value has the mark of its owner, or `drop_owner` would not find it. A writer marks first and
+writes afterwards, so a mark without a folder is deleted only if nobody wrote under it lately.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
 
 SLACK = 16
 """A writer may exceed the bound by a 1 / `SLACK` part before it checks the size again."""
+
+MARKED_S = 60.0
+"""Seconds after which whoever marked a region has written its value, or has failed."""
 
 
 class DirectoryStore:
@@ -48,15 +54,20 @@ class DirectoryStore:
         if len(value) > self._bounds.num_bytes:
             raise StoreAway("a value is larger than the store")
         with _away():
-            marks = self._owners / owner
-            marks.mkdir(exist_ok=True, mode=0o700)
-            (marks / region).touch(mode=0o600)
-            folder = self._values / region
-            folder.mkdir(exist_ok=True, mode=0o700)
-            self._write(folder / name, value)
+            try:
+                self._put(owner, region, name, value)
+            except FileNotFoundError:  # another worker deleted a folder that was empty
+                self._put(owner, region, name, value)
             self._num_unseen += len(value)
             if self._num_unseen > self._bounds.num_bytes // SLACK:
                 self._trim()
+
+    def _put(self, owner: str, region: str, name: str, value: bytes) -> None:
+        marks, folder = self._owners / owner, self._values / region
+        marks.mkdir(exist_ok=True, mode=0o700)
+        (marks / region).touch(mode=0o600)
+        folder.mkdir(exist_ok=True, mode=0o700)
+        self._write(folder / name, value)
 
     def _write(self, path: Path, value: bytes) -> None:
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".")
@@ -79,6 +90,8 @@ class DirectoryStore:
             for mark in list(marks.iterdir()) if marks.is_dir() else ():
                 _remove(self._values / mark.name)
                 mark.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # nothing was there, or somebody has written since
+                marks.rmdir()
 
     def close(self) -> None:
         pass
@@ -94,6 +107,21 @@ class DirectoryStore:
                 os.unlink(path)
             total -= size
         self._num_unseen = 0
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Deletes the folders of regions without a value, and the marks of regions without a folder."""
+        for folder in list(os.scandir(self._values)):
+            with contextlib.suppress(OSError):  # it has a value
+                os.rmdir(folder.path)
+        regions, lately = set(os.listdir(self._values)), self._now() - MARKED_S
+        for marks in list(os.scandir(self._owners)):
+            with contextlib.suppress(FileNotFoundError):  # another worker tidies up as well
+                for mark in list(os.scandir(marks.path)):
+                    if mark.name not in regions and mark.stat().st_mtime < lately:
+                        os.unlink(mark.path)
+            with contextlib.suppress(OSError):
+                os.rmdir(marks.path)
 
     def _files(self) -> Iterator[tuple[float, int, str]]:
         for region in os.scandir(self._values):

@@ -1,4 +1,5 @@
 -- Stores a value with a time to live, within a bound of bytes. Expired values are deleted first, then the oldest ones.
+-- Of the owner's regions a few are looked at, and those without a value are forgotten: more than one put adds.
 -- KEYS: 1 order (sorted set: member by time), 2 sizes (hash: member -> bytes), 3 total (bytes), 4 owner (set of regions)
 -- ARGV: 1 value, 2 region, 3 name, 4 time to live in s, 5 bound in bytes, 6 prefix of entries, 7 prefix of region sets
 -- Answer: 1, or 0 for a value that is larger than the bound. Keys made of 6 and 7 are on the same server: no cluster.
@@ -36,5 +37,8 @@ redis.call('INCRBY', KEYS[3], #ARGV[1])
 for _, set in ipairs({{ARGV[7] .. ARGV[2], ARGV[3]}, {KEYS[4], ARGV[2]}}) do
   redis.call('SADD', set[1], set[2])
   redis.call('EXPIRE', set[1], ttl + 60)
+end
+for _, region in ipairs(redis.call('SRANDMEMBER', KEYS[4], 4)) do
+  if redis.call('EXISTS', ARGV[7] .. region) == 0 then redis.call('SREM', KEYS[4], region) end
 end
 return 1
