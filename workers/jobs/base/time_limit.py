@@ -22,8 +22,7 @@ class TimeLimit:
     """A context manager around a child's work. The timer is the process's: SIGALRM ends it, whatever its threads do."""
 
     def __init__(self, seconds: float = 0.0, pulse: Path | None = None) -> None:
-        """Without `seconds` there is no limit. `pulse` is the file by which the jobs process hears that its children
-        work."""
+        """`seconds` is 0 for no limit. `pulse` is the file by which the jobs process hears that its children work."""
         self._seconds = seconds
         self._pulse = pulse
         self._touched = 0.0
