@@ -130,12 +130,12 @@ async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
     return int(await conn.scalar(query) or 0)
 
 
-async def purgeable(conn: AsyncConnection, now: int, limit: int = 100) -> list[tuple[str, str]]:
-    """Return (id, storage key) of files whose bytes nobody may read any more."""
+async def purgeable(conn: AsyncConnection, now: int, limit: int = 100, *, after: str = "") -> list[tuple[str, str]]:
+    """Return (id, storage key) of files whose bytes nobody may read any more, by id, those behind the file `after`."""
     in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED))
     gone = or_(File.deleted_at.is_not(None), File.expires_at <= now)
-    query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use)
-    return [(row.id, row.storage_key) for row in await conn.execute(query.limit(limit))]
+    query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use, File.id > after)
+    return [(row.id, row.storage_key) for row in await conn.execute(query.order_by(File.id).limit(limit))]
 
 
 async def purged(conn: AsyncConnection, file_id: str) -> None:

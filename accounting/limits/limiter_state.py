@@ -42,11 +42,12 @@ class Running(msgspec.Struct, frozen=True):
 
 _OF_ALL = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
 _IS_IN_FORCE = LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
-_INCIDENTS = (
-    select(LimiterIncident.__table__)
+_NEWEST = (
+    select(func.max(LimiterIncident.epoch))
     .where(LimiterIncident.epoch > bindparam("after"), _IS_IN_FORCE)
-    .order_by(LimiterIncident.epoch)
+    .group_by(LimiterIncident.tenant_id)
 )
+_INCIDENTS = select(LimiterIncident.__table__).where(LimiterIncident.epoch.in_(_NEWEST)).order_by(LimiterIncident.epoch)
 _EPOCHS = (
     select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch))
     .where(_IS_IN_FORCE)
@@ -55,21 +56,21 @@ _EPOCHS = (
 
 
 async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
-    """Return incidents in order. Those that came before the last incident of every tenant are left out."""
+    """Return incidents in order: the newest of each tenant, for there is one for each charge that was ever taken back.
+    Those that came before the last incident of every tenant are left out."""
     rows = await conn.execute(_INCIDENTS, {"after": after})
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 
 async def epochs(conn: AsyncConnection) -> dict[str | None, int]:
-    """Return the epoch in force of all tenants, under None, and of each that had an incident of its own since. It is a row
-    for each tenant, where `incidents` is one for each charge that was ever taken back."""
+    """Return the epoch in force of all tenants, under None, and of each that had an incident of its own since."""
     return {row[0]: int(row[1]) for row in await conn.execute(_EPOCHS)}
 
 
 async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:
     """Raise an incident for every tenant, as Redis' data is new and everything is lost. It is raised once for each life
     of the data."""
-    known = select(LimiterIncident.epoch).where(LimiterIncident.life == life)
+    known = select(LimiterIncident.epoch).where(LimiterIncident.life == life, LimiterIncident.tenant_id.is_(None))
     while await conn.scalar(known) is None:
         await _raise(conn, await _last(conn), EVERY_TENANT, life, now_ms)
 

@@ -13,13 +13,14 @@ from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
-from accounting.database.db import insert_new
+from accounting.database.db import among, insert_new
 from accounting.database.paging import Page, newest_first, one
 from accounting.events import events, outbox
 from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month, spent_by_all
 from accounting.prices import prices
 from accounting.tables.admin_models import SpendAlert, SpendAlertDue
-from accounting.tables.models import RollupDay, Tenant
+from accounting.tables.invoice_models import RollupMonth
+from accounting.tables.models import Tenant
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError
 from accounting.values.ids import new_id
@@ -97,8 +98,12 @@ async def delete(conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: i
 
 async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
     """Say whether `note_due` would find an alert."""
-    noted = select(SpendAlertDue.alert_id).where(SpendAlertDue.period_start_ms == month(now_ms).start_ms)
-    return not set(await _due(conn, now_ms)) <= set((await conn.scalars(noted)).all())
+    due = set(await _due(conn, now_ms))
+    if not due:
+        return False
+    of_month = SpendAlertDue.period_start_ms == month(now_ms).start_ms
+    noted = select(SpendAlertDue.alert_id).where(of_month, among(conn, SpendAlertDue.alert_id, due))
+    return not due <= set((await conn.scalars(noted)).all())
 
 
 async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
@@ -136,23 +141,25 @@ def _event(due: DueAlert, now_ms: int) -> events.Event:
 async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
     """Return all alerts whose threshold is passed, by id."""
     period = month(now_ms)
-    of_month = (
-        select(RollupDay.tenant_id, func.sum(RollupDay.charge).label("charge"))
-        .where(RollupDay.bucket >= period.start_ms // 1000, RollupDay.bucket < period.end_ms // 1000)
-        .group_by(RollupDay.tenant_id)
-    )
-    spent = {row.tenant_id: int(row.charge) for row in await conn.execute(of_month)}
     query = (
         select(SpendAlert.__table__, Tenant.name)
         .join(Tenant, Tenant.id == SpendAlert.tenant_id)
         .where(SpendAlert.deleted_at.is_(None))
     )
     rows = (await conn.execute(query)).all()
+    if not rows:
+        return {}
+    of_month = select(RollupMonth.tenant_id, func.sum(RollupMonth.charge).label("charge")).where(
+        RollupMonth.bucket == period.start_ms // 1000,
+        among(conn, RollupMonth.tenant_id, {row.tenant_id for row in rows}),
+    )
+    spent = {row.tenant_id: int(row.charge) for row in await conn.execute(of_month.group_by(RollupMonth.tenant_id))}
     currencies = await prices.currencies(conn, {OPERATOR_TENANT, *(row.tenant_id for row in rows)}, now_ms)
-    total = await spent_by_all(conn, period, currencies[OPERATOR_TENANT])
+    if any(row.tenant_id == OPERATOR_TENANT for row in rows):
+        spent[OPERATOR_TENANT] = await spent_by_all(conn, period, currencies[OPERATOR_TENANT])
     due: dict[str, DueAlert] = {}
     for row in rows:
-        used = total if row.tenant_id == OPERATOR_TENANT else spent.get(row.tenant_id, 0)
+        used = spent.get(row.tenant_id, 0)
         if used >= row.cents * MICRO_UNITS_PER_CENT:
             due[row.id] = DueAlert(_info(row), row.name, period.start_ms, used, currencies[row.tenant_id])
     return due

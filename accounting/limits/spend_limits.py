@@ -20,7 +20,6 @@ from accounting.prices import prices
 from accounting.tables.admin_models import SpendLimit
 from accounting.tables.budget_models import BudgetRow
 from accounting.tables.invoice_models import RollupMonth
-from accounting.tables.models import RollupDay
 from accounting.values.budget_types import Budget, Period
 from accounting.values.currencies import written
 from accounting.values.errors import InvalidError, NotFoundError
@@ -99,12 +98,10 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
 
 
 async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> int:
-    """Return the micro-units that all tenants of the currency settled in the period. It must begin and end on whole days,
-    as a month does."""
-    inside = (RollupDay.bucket >= period.start_ms // 1000) & (RollupDay.bucket < period.end_ms // 1000)
-    # A tenant has one currency for ever.
-    others = select(RollupMonth.tenant_id).where(RollupMonth.currency != currency)
-    query = select(func.coalesce(func.sum(RollupDay.charge), 0)).where(inside, RollupDay.tenant_id.not_in(others))
+    """Return the micro-units that all tenants of the currency settled in the period, which is a month of UTC. It reads the
+    rows of that month alone, because gateways ask each second."""
+    query = select(func.coalesce(func.sum(RollupMonth.charge), 0))
+    query = query.where(RollupMonth.bucket == period.start_ms // 1000, RollupMonth.currency == currency)
     return int(await conn.scalar(query) or 0)
 
 

@@ -67,24 +67,24 @@ async def post(
     return result
 
 
-async def post_unshipped(conn: AsyncConnection, postings: Sequence[Posting]) -> None:
+async def post_unshipped(conn: AsyncConnection, postings: Sequence[Posting]) -> list[Posting]:
     """Post endings that come from no journal: they are kept with a stored answer, or the journal takes none. A journal may
     hold them too; its offset is not changed. One whose row the database refuses is left out and logged: it must not
-    keep an answer back for ever."""
+    keep an answer back for ever. Returns those that were refused."""
     now_ms = await ledger.take_turn(conn)
     try:
         async with conn.begin_nested():
             await _post(conn, postings, now_ms)
+        return []
     except (SQLAlchemyError, AccountingError, OverflowError) as failure:
         if not is_rows_fault(failure):
             raise
         if len(postings) == 1:
             reason = first_line(failure) if isinstance(failure, SQLAlchemyError) else failure
             log.critical("the charge of request %s cannot be posted: %s", postings[0].request_id, reason)
-            return
+            return list(postings)
         middle = len(postings) // 2
-        await post_unshipped(conn, postings[:middle])
-        await post_unshipped(conn, postings[middle:])
+        return [*await post_unshipped(conn, postings[:middle]), *await post_unshipped(conn, postings[middle:])]
 
 
 async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:

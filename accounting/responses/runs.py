@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import ColumnElement, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.database.db import upsert
 from accounting.responses.stored import RUNNING, State, StoredResponse, grow, of_row
 from accounting.tables.response_models import Response, ResponseEvents
 
@@ -129,10 +130,13 @@ async def events_after(conn: AsyncConnection, response_id: str, number: int, mos
 
 
 async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet | None) -> None:
+    """Add a packet. One of the same number is replaced: its COMMIT was unknown, and the events came again with more."""
     if packet is None:
         return
     values = {"response_id": response.id, "first_number": packet.first_number, "events": packet.events}
-    await conn.execute(ResponseEvents.__table__.insert().values(**values))  # type: ignore[attr-defined]
+    statement = upsert(conn, ResponseEvents.__table__).values(**values)
+    again = {"events": packet.events}
+    await conn.execute(statement.on_conflict_do_update(index_elements=["response_id", "first_number"], set_=again))
     await grow(conn, response.tenant_id, response.id, len(packet.events))
 
 

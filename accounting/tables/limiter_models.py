@@ -20,6 +20,8 @@ class LimiterIncident(Base):
     """The id of the life of Redis' data that began, for an incident of that kind."""
     raised_at_ms: Mapped[int]
 
+    __table_args__ = (Index("ix_limiter_incident_tenant_id_epoch", "tenant_id", "epoch"),)
+
 
 class LimiterGateway(Base):
     """A gateway that runs, or that died without removing its row. Its requests at `epoch` are listed."""

@@ -19,6 +19,7 @@ from accounting.database.db import Database
 from gateway.base.home import Home, HomeError, usable
 from gateway.cli import home_archive
 from gateway.cli.common import example_text, fail, home_option
+from gateway.cli.ending import cleared_on_sigterm
 from gateway.cli.home_archive import DATABASE, FORMAT, OF_HOME, OF_STATE, UNPACKED, Manifest, Member
 from gateway.cli.maintenance import show_verified, verified
 from gateway.cli.progress import progress
@@ -35,7 +36,8 @@ def backup(file: Path, home: Path) -> None:
     """
     place = Home(home.expanduser().resolve())
     try:
-        told = _pack(place, file.absolute())
+        with cleared_on_sigterm():
+            told = _pack(place, file.absolute())
     except HomeError as error:
         fail(str(error))
     click.echo(f"{file}: {len(told.sha256)} files, {file.stat().st_size / (1 << 20):.1f} MiB.")
@@ -62,14 +64,15 @@ def restore(file: Path, check: bool, home: Path) -> None:
             url = os.environ.get("HEADGATE_DATABASE_URL") or place.database_url
             _refuse_used(place, url, manifest)
             unpacked = place.root / UNPACKED
-            try:
-                with usable(place.root):
-                    unpacked.mkdir(mode=0o700, parents=True)
-                    with progress("Unpacking") as told:
-                        home_archive.unpack(tar, manifest, unpacked, told)
-                    _settle(place, unpacked, url)
-            finally:
-                shutil.rmtree(unpacked, ignore_errors=True)
+            with cleared_on_sigterm():
+                try:
+                    with usable(place.root):
+                        unpacked.mkdir(mode=0o700, parents=True)
+                        with progress("Unpacking") as told:
+                            home_archive.unpack(tar, manifest, unpacked, told)
+                        _settle(place, unpacked, url)
+                finally:
+                    shutil.rmtree(unpacked, ignore_errors=True)
     except HomeError as error:
         fail(str(error))
     with progress("Migrating the database") as told:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
 
 from gateway.cli.common import json_is_asked, tell
-from gateway.cli.exit_codes import CLOSED, FAILED, INTERRUPTED, OK
+from gateway.cli.exit_codes import CLOSED, FAILED, INTERRUPTED, OK, TERMINATED
 from gateway.cli.faults import sentence, wants_traceback
 
 NOT_ANSWERED = "Nothing was done, because the question was not answered with yes; --yes answers it beforehand."
@@ -43,6 +46,24 @@ def ended(command: Callable[[], Any], words: Sequence[str]) -> NoReturn:
             raise
         raise SystemExit(_failed(error, words)) from None
     raise SystemExit(found if isinstance(found, int) else OK)
+
+
+@contextmanager
+def cleared_on_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the block as Ctrl-C does, so that what it would leave behind is removed. Only the first one counts."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python takes no handlers elsewhere
+        return
+
+    def end(*_: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def closed_by_reader(command: Callable[[], Any]) -> Any:

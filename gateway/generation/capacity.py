@@ -6,6 +6,7 @@ never under a quote, which names the price of our own. It then has its own model
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,8 @@ from gateway.routing.links.link import Link
 from gateway.routing.router import Prompt, Router
 from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
+
+logger = logging.getLogger(__name__)
 
 SUFFIX = ":overflow"
 Why = Literal["own", "no_worker", "slow"]
@@ -84,19 +87,22 @@ class Capacity:
                     int(1000 * max(1.0, link.wait_s)),
                 )
             return orders
-        if not self._may_buy(orders, link):
+        if link is None or not self._may_buy(orders, link):
             return orders
-        assert link is not None
         why = decide(self._own_ttft_s(prompts[0]), link.first_token_s, self.promise_s)
         if why == "own":
+            return orders
+        if unasked := next((one.unasked for one in orders if one.foreign is None), ""):
+            words = {"request_id": order.facts.request_id, "why": why, "field": unasked}
+            logger.info("overflow_not_bought", extra=words)
             return orders
         self.market.num_overflows[why] += 1
         return [_bought(one) for one in orders]
 
-    def _may_buy(self, orders: Sequence[EngineRequest], link: UpstreamLink | None) -> bool:
-        able = link is not None and link.takes_work
+    def _may_buy(self, orders: Sequence[EngineRequest], link: UpstreamLink) -> bool:
         may = orders[0].principal.buys_overflow and orders[0].facts.tier == "interactive"
-        return able and may and all(order.foreign is not None and order.price is None for order in orders)
+        unbound = all(order.price is None and (order.foreign is not None or order.unasked) for order in orders)
+        return link.takes_work and may and unbound
 
     def _own_ttft_s(self, prompt: Prompt) -> float | None:
         try:

@@ -54,6 +54,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """The volatile lines of the prompt, which a miss of the cache may be due to."""
     foreign: Ask | None = None
     """The same request as an upstream is asked. None if none can be asked."""
+    unasked: str = ""
+    """The field that no upstream can be asked for, where one would be asked."""
     is_bought: bool = False
     """An upstream answers it, and no worker of our own."""
 

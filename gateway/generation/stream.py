@@ -7,6 +7,7 @@ task of its own if the client has gone. It knows no JSON and no SSE.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from gateway.routing.links.link import Event, Mailbox
 from gateway.routing.router import Pick, Prompt, Router
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
+
+logger = logging.getLogger(__name__)
 
 PING_S = 15.0
 INLINE_TOKENS = 16_384
@@ -197,6 +200,11 @@ class GenerationGroup:
         except errors.ApiError:
             self._failed = generation
             raise
+        except Exception as fault:  # a parser's, say: it ends this request, which hears of it and is free
+            self._failed = generation
+            request_id = generation.order.facts.request_id
+            logger.error("output_not_read", exc_info=fault, extra={"request_id": request_id})
+            raise errors.internal() from None
         self._has_started = self._has_started or piece is not None
         return piece
 

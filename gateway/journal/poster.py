@@ -48,6 +48,8 @@ class Posted(msgspec.Struct, frozen=True, tag=True):
     """The last record of the journal that SQL knows of."""
     num_new: int
     """The number of endings that were not in SQL before."""
+    num_refused: int = 0
+    """The number of endings that SQL will never take. They are among the dead letters."""
 
 
 class Posts(Protocol):
@@ -97,7 +99,7 @@ class Poster:
         self._database = database
         self._slot = slot
         self._offset = offset
-        self._num_new = 0
+        self._num_new = self._num_refused = 0
         self._reader = Reader(directory, offset)
         self._taken: _Taken | None = None
 
@@ -111,9 +113,10 @@ class Poster:
             self._taken = taken
             await self._post(taken.endings, taken.last_seq)
             self._taken = None
-        num_new, self._num_new = self._num_new, 0
+        num_new, num_refused = self._num_new, self._num_refused
+        self._num_new = self._num_refused = 0
         passed = self._offset if self._offset < offset else taken.last_seq
-        return Posted(taken.num_records, len(taken.endings), passed, self._offset, num_new)
+        return Posted(taken.num_records, len(taken.endings), passed, self._offset, num_new, num_refused)
 
     async def post_engine_records(self, frame: EngineRecords) -> EngineAck:
         await engine_records.post(self._database, self._directory, frame)
@@ -155,7 +158,7 @@ class Poster:
             if not is_rows_fault(failure):
                 raise
             if len(endings) == 1:
-                bury(self._directory, msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
+                self._bury(msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
                 return
             middle = len(endings) // 2
             await self._post(endings[:middle], endings[middle - 1].seq)
@@ -173,5 +176,9 @@ class Poster:
         try:
             return journal_records.posting(record.payload)
         except msgspec.DecodeError as failure:
-            bury(self._directory, record.payload.hex(), record.seq, failure)
+            self._bury(record.payload.hex(), record.seq, failure)
             return None
+
+    def _bury(self, what: object, seq: int, reason: Exception) -> None:
+        bury(self._directory, what, seq, reason)
+        self._num_refused += 1

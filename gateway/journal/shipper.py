@@ -57,7 +57,7 @@ class Shipper:
         self._journal = journal
         self._poster = poster
         self._shipped = shipped
-        self._num_posted = 0
+        self._num_posted = self._num_refused = 0
         self._max_outage_s = max_outage_s
         self._max_backlog_bytes = max_backlog_bytes
         self._passed = poster.offset
@@ -86,6 +86,11 @@ class Shipper:
     def num_posted(self) -> int:
         """The number of endings that this process brought into SQL and that were not there before."""
         return self._num_posted
+
+    @property
+    def num_refused(self) -> int:
+        """The number of endings that SQL would not take from this process, and never will."""
+        return self._num_refused
 
     @property
     def num_unshipped(self) -> int:
@@ -143,6 +148,7 @@ class Shipper:
         if posted.num_endings:
             self._failing_since = None
         self._num_posted += posted.num_new
+        self._num_refused += posted.num_refused
         self._pass(posted.passed)
         if posted.passed >= durable_seq:
             self._shipped(asked_ns)

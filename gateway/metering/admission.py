@@ -136,8 +136,11 @@ class Admission:
             await self.journal.end(posting)
         except JournalPoisoned:
             async with self._database.write() as conn:
-                await request_postings.post_unshipped(conn, [posting])
+                refused = await request_postings.post_unshipped(conn, [posting])
             self.journal.forget(posting.request_id)
+            if refused:
+                self._metrics.refused()
+                return
         self._metrics.charged(posting)
 
     def _check_metering(self) -> None:

@@ -39,6 +39,8 @@ class MeteringMetrics:
         self._series = Series()
         self._charged: dict[tuple[str, str, str], list[Counter]] = {}
         """The series that an ending counts in: tokens by kind, and the charge. The key is tenant, model, currency."""
+        self._num_refused = 0
+        """The number of endings that SQL refused while the journal took none."""
         self._shadow_refusals = Counter(
             "headgate_shadow_refusals",
             "Requests that a limit or budget in shadow mode would have refused.",
@@ -76,7 +78,7 @@ class MeteringMetrics:
 
     def watch(self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper) -> None:
         """Shows the state of these objects at each scrape."""
-        self._registry.register(_State(limiter, link, journal, shipper))
+        self._registry.register(_State(limiter, link, journal, shipper, lambda: self._num_refused))
 
     def shadow_refused(self, limit: Rule | BudgetUse) -> None:
         if isinstance(limit, Rule):
@@ -112,6 +114,10 @@ class MeteringMetrics:
             if number:
                 one.inc(number)
 
+    def refused(self) -> None:
+        """Notes an ending that went to SQL without the journal, and that SQL will never take."""
+        self._num_refused += 1
+
     def script_ran(self, script: str, seconds: float) -> None:
         self._series.of(self._scripts, script).observe(seconds)
 
@@ -122,11 +128,14 @@ class MeteringMetrics:
 class _State(Collector):
     """The families that are read from their owners at each scrape."""
 
-    def __init__(self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper) -> None:
+    def __init__(
+        self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper, num_refused: Callable[[], int]
+    ) -> None:
         self._limiter = limiter
         self._link = link
         self._journal = journal
         self._shipper = shipper
+        self._num_refused = num_refused
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_limiter()
@@ -184,4 +193,9 @@ class _State(Collector):
             "headgate_journal_ship_lag_seconds",
             "Age of the oldest durable record that SQL does not have.",
             value=shipper.lag_s,
+        )
+        yield CounterMetricFamily(
+            "headgate_refused_postings",
+            "Endings of requests that SQL will never take, and that nobody is charged for.",
+            value=shipper.num_refused + self._num_refused(),
         )

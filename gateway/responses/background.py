@@ -2,7 +2,8 @@
 
 The run belongs to this process and to nobody's connection. If the process ends, the claim does too, and a jobs process
 asks a gateway to run the response anew. A run whose end is not stored is free, and so is one that lost its claim; one
-that was cancelled is charged as a request whose client has left.
+that was cancelled is charged as a request whose client has left. A run of which SQL refuses a row fails: another one
+would be refused, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.batches.claims import now_ms
+from accounting.database.db import is_rows_fault
 from accounting.responses import runs
 from accounting.responses.runs import Claim, Packet
 from accounting.responses.stored import State
@@ -108,9 +110,9 @@ async def _run_once(
         one = _Run(first or await planner(own, claim), claim)
         await one.run()
         return None
-    except (SQLAlchemyError, OSError):
-        raise
     except Exception as fault:  # an unexpected one would come again with each run, for ever
+        if isinstance(fault, SQLAlchemyError | OSError) and not is_rows_fault(fault):
+            raise
         if isinstance(fault, errors.ApiError):
             error = fault
         else:
@@ -119,7 +121,7 @@ async def _run_once(
         own[RECORD].error_code = error.code or error.type
         pause = pause_after(error, time.time() - claim.response.created_at, num_lost)
         if pause is None:
-            await (one.fail(error) if one is not None else _fail(own, claim, error))
+            await _end_failed(own, claim, one, error)
             return None
         async with request.app[DATABASE].write() as conn:
             await runs.release(conn, claim, await now_ms(conn) + pause.wait_ms)
@@ -129,17 +131,31 @@ async def _run_once(
         request.app[OBSERVERS].publish(own[RECORD])
 
 
-async def _fail(request: web.Request, claim: Claim, error: errors.ApiError) -> None:
-    """Writes the failure of a response that cannot even be planned any more, such as one whose key has ended."""
+async def _end_failed(request: web.Request, claim: Claim, one: _Run | None, error: errors.ApiError) -> None:
+    """Writes the failure with the output so far, or without it if there is none or SQL refuses it."""
+    if one is None:
+        await _fail(request, claim, error, claim.response.next_number)
+        return
+    try:
+        await one.fail(error)
+    except SQLAlchemyError as fault:
+        if not is_rows_fault(fault):
+            raise
+        logger.error("background_output_refused", exc_info=fault, extra={"response": claim.response.id})
+        await _fail(request, claim, error, one.next_number)
+
+
+async def _fail(request: web.Request, claim: Claim, error: errors.ApiError, number: int) -> None:
+    """Writes the failure of a response without output, such as one whose key has ended. `number` is that of its event."""
     texts, row = await store.texts_of(request), claim.response
     assert row.body is not None
     failure = failed_fields(error, request[RECORD].request_id)
     body = texts.decoded(row.id, "body", row.body) | {"status": "failed", **failure}
-    event = {"type": "response.failed", "response": body, "sequence_number": row.next_number}
+    event = {"type": "response.failed", "response": body, "sequence_number": number}
     data = msgspec.json.encode(body)
     async with request.app[DATABASE].write() as conn:
         sealed, packet = texts.pack(row.id, "body", data), packet_of(texts, row.id, [event])
-        await runs.finish(conn, claim, "failed", sealed, packet, row.next_number + 1, len(data))
+        await runs.finish(conn, claim, "failed", sealed, packet, number + 1, len(data))
 
 
 @dataclass(frozen=True)
@@ -176,10 +192,17 @@ class _Run:
         self._events: list[Any] = []
         self._has_ended = asyncio.Event()
         self._verdict: Literal["cancelled", "lost"] | None = None
+        self._refusal: SQLAlchemyError | None = None
+        """SQL will never take the events of this run."""
         self._group: GenerationGroup | None = None
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next event."""
+        return self._writer.next_number
+
     async def run(self) -> None:
-        """Raises `ApiError` if the run failed; it is free then."""
+        """Raises `ApiError`, or what SQL raises, if the run failed; it is free then."""
         self._record.stream = True
         self._record.asked = self._plan.orders[0].asked(1)
         # The numbers of a run's events follow those of the wait, or of an earlier run that sent more.
@@ -197,6 +220,8 @@ class _Run:
             assert task is not None
             task.uncancel()
             await self._stopped(group)
+            if self._refusal is not None:
+                raise self._refusal from None
 
     async def _generate(self, run: GenerationGroup) -> None:
         task = asyncio.current_task()
@@ -264,8 +289,10 @@ class _Run:
             try:
                 state = await self._flush()
             except (SQLAlchemyError, OSError) as error:
-                logger.warning("the events of a response are not stored yet: %s", error)
-                continue
+                if not isinstance(error, SQLAlchemyError) or not is_rows_fault(error):
+                    logger.warning("the events of a response are not stored yet: %s", error)
+                    continue
+                self._refusal, state = error, None
             if state != "in_progress" and not self._has_ended.is_set():
                 self._verdict = "cancelled" if state == "cancelled" else "lost"
                 if self._verdict == "lost":

@@ -33,8 +33,12 @@ class Asked(msgspec.Struct, frozen=True):
 
 def asked_of(response_id: str, value: Mapping[str, Any], items: Sequence[Any]) -> Asked:
     body = {name: item for name, item in value.items() if name != "input" and item is not None}
-    key = response_id.partition("_")[2]
-    return Asked(body, [_normal(item, f"{key}8{number:04x}") for number, item in enumerate(items)])
+    return Asked(body, [_normal(item, _key(response_id, number)) for number, item in enumerate(items)])
+
+
+def _key(response_id: str, number: int) -> str:
+    """Returns what the id of an input item has behind its prefix."""
+    return f"{response_id.partition('_')[2]}8{number:04x}"
 
 
 def _normal(item: Any, key: str) -> Any:
@@ -43,7 +47,7 @@ def _normal(item: Any, key: str) -> Any:
         return item
     kind = item.get("type") or "message"
     given = {name: value for name, value in item.items() if value is not None}
-    normal = {"id": f"{_PREFIXES.get(kind, 'msg')}_{key}", **given, "type": kind}
+    normal = {"id": _id(kind, key), **given, "type": kind}
     if kind == "reasoning":
         return {"summary": [], **normal}
     if isinstance(text := given.get("content"), str):
@@ -55,8 +59,18 @@ def _normal(item: Any, key: str) -> Any:
     return normal if kind == "compaction" else normal | {"status": given.get("status", "completed")}
 
 
+def _id(kind: Any, key: str) -> str:
+    prefix = _PREFIXES.get(kind, "msg") if isinstance(kind, str) else "msg"
+    return f"{prefix}_{key}"
+
+
 def read_asked(texts: ResponseTexts, row: StoredResponse) -> Asked:
-    return msgspec.json.decode(texts.unpack(row.id, "request", row.request), type=Asked)
+    """Returns what was asked. An item whose id is no text gets one of ours: such ids were once stored as they came."""
+    asked = msgspec.json.decode(texts.unpack(row.id, "request", row.request), type=Asked)
+    for number, item in enumerate(asked.items):
+        if isinstance(item, dict) and not isinstance(item.get("id"), str):
+            item["id"] = _id(item.get("type"), _key(row.id, number))
+    return asked
 
 
 def items_of(texts: ResponseTexts, rows: Iterable[StoredResponse]) -> list[Any]:

@@ -54,7 +54,7 @@ PASSED: Mapping[Endpoint, frozenset[str]] = {
 OURS = frozenset(
     {
         *("model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "metadata", "service_tier"),
-        *("prompt_cache_key", "include_reasoning", "add_generation_prompt", "encoding_format", "truncate"),
+        *("prompt_cache_key", "include_reasoning", "encoding_format", "truncate"),
     }
 )
 """The fields that the gateway itself honours, whoever answers."""
@@ -67,6 +67,8 @@ IDLE: Mapping[Endpoint, frozenset[str]] = {
     "completions": frozenset(_IDLE),
 }
 """The fields that ask for nothing if they are false or 0. Any other is refused whatever its value is."""
+USUAL: Mapping[str, Any] = {"add_generation_prompt": True}
+"""The values that say what every upstream does."""
 PER_MESSAGE, PER_PROMPT, OF_TOOLS = 16, 64, 1024
 """Tokens of a prompt that are no text of the client's, at most."""
 USUAL_VECTOR = 4096
@@ -212,8 +214,8 @@ async def with_ask(
     try:
         ask = await common.aside(request, chat_ask, link, value, fields, len(order.prompt))
         return msgspec.structs.replace(order, foreign=ask)
-    except errors.ApiError:
-        return order  # our own workers can what no upstream is asked for
+    except errors.ApiError as error:  # our own workers can what no upstream is asked for
+        return msgspec.structs.replace(order, unasked=error.param or error.message)
 
 
 def _order(
@@ -247,7 +249,7 @@ def _order(
 def _check_fields(fields: msgspec.Struct, endpoint: Endpoint) -> None:
     for name in fields.__struct_fields__:
         given = getattr(fields, name)
-        is_idle = given is None or (not given and name in IDLE[endpoint])
+        is_idle = given is None or (not given and name in IDLE[endpoint]) or given is USUAL.get(name)
         if not is_idle and name not in PASSED[endpoint] and name not in OURS:
             raise _unsupported(name)
 

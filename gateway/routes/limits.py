@@ -45,9 +45,10 @@ async def of_tenant(request: web.Request) -> web.Response:
 async def preview(request: web.Request) -> web.Response:
     """Says which requests of the last 7 days these limits would have refused."""
     fields = await admin.fields(request, shapes.LimitsToTry)
+    limits = fields.limits
     async with reading(request) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
-        found = await limit_preview.preview(conn, tenant.id, fields.limits, admin.now(), fields.model)
+        found = await limit_preview.preview(conn, tenant.id, limits, admin.now(), fields.model)
     return reply(shapes.limit_preview(tenant.id, fields, found))
 
 

@@ -13,6 +13,7 @@ from accounting.limits.limit_preview import Preview
 from accounting.values.tenant_types import TenantInfo
 from accounting.values.time_zones import UTC
 from accounting.values.types import CacheShare, Limits
+from gateway.base import errors
 from gateway.schema import request_limits
 from gateway.schema.convert import convert
 from gateway.schema.request_limits import Count
@@ -46,6 +47,10 @@ class LimitsToTry(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> Limits:
+        """Raises `ApiError` 400 where there is none: such a preview would refuse nothing, whatever holds for the tenant."""
+        if self.max_requests_per_1_minute is None and self.max_tokens_per_1_minute is None:
+            message = "Missing required parameter: 'max_requests_per_1_minute' or 'max_tokens_per_1_minute'."
+            raise errors.invalid(message, "max_requests_per_1_minute", "missing_required_parameter")
         return Limits(self.max_requests_per_1_minute, self.max_tokens_per_1_minute)
 
 

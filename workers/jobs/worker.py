@@ -23,7 +23,8 @@ from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base import tracing
 from workers.jobs.base.app import create_celery
-from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.settings import HARD_LIMIT_S, JobsSettings
+from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches.tasks import Look, Turns
 from workers.process import logs
 from workers.process.forked import give_back
@@ -55,7 +56,8 @@ def build(settings: JobsSettings) -> Celery:
         assert process.provider is not None
         tracer = process.provider.get_tracer("headgate")
         with tracing.look_span(tracer, self.request.id, self.request.headers or {}) as span:
-            num_left = asyncio.run(Look(settings, process.is_draining, tracer, process.turns).run())
+            with TimeLimit(HARD_LIMIT_S, settings.jobs_pulse) as limit:
+                num_left = asyncio.run(Look(settings, process.is_draining, tracer, process.turns, limit).run())
             for _ in range(num_left):
                 headers: dict[str, Any] = {}
                 tracing.inject(headers, span)

@@ -14,6 +14,7 @@ from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from openai.types.responses import Response
 from sqlalchemy import text
+from sqlalchemy.exc import DataError
 
 from accounting.access import principals
 from accounting.responses import runs
@@ -266,6 +267,44 @@ async def test_a_run_with_a_fault_of_ours_ends_failed(
         await slow_gateway.app[DETACHED].join(10)
         failed = await client.responses.retrieve(made.id)
     assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")
+    await slow_gateway.balanced()
+
+
+@pytest.mark.parametrize("refused", ["events", "end", "output"])
+async def test_a_run_of_which_sql_refuses_a_row_fails_once_and_is_free(
+    slow_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    """It was run again and again, whenever its claim had ended."""
+    refusal = DataError("INSERT", {}, ValueError("this row is refused"))
+    write, finish = runs.write, runs.finish
+
+    async def refused_write(conn: Any, run: Any, packet: Any, *rest: Any) -> Any:
+        if refused == "events" and packet is not None:
+            raise refusal
+        return await write(conn, run, packet, *rest)
+
+    async def refused_finish(conn: Any, run: Any, state: str, body: bytes, packet: Any, *rest: Any) -> Any:
+        if state != "failed" or (refused == "output" and len(body) > len(run.response.body) + 400):
+            raise refusal
+        return await finish(conn, run, state, body, packet, *rest)
+
+    monkeypatch.setattr(runs, "write", refused_write)
+    monkeypatch.setattr(runs, "finish", refused_finish)
+    async with slow_gateway.client() as client:
+        most = 1500 if refused == "events" else 60
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=most, background=True)
+        await slow_gateway.app[DETACHED].join(10)
+        failed = await client.responses.retrieve(made.id)
+        assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")
+        events = [event async for event in await client.responses.retrieve(made.id, stream=True)]
+    assert events[-1].type == "response.failed"
+    rows = await slow_gateway.sql("SELECT state, fence FROM response WHERE id = :r", r=made.id)
+    assert [(row.state, row.fence) for row in rows] == [("failed", 1)]
+    assert "background_run_failed" in {record.message for record in caplog.records}
+    await slow_gateway.settled()
+    request_id = failed.model_extra["headgate"]["request_id"]
+    rows = await slow_gateway.sql("SELECT charge FROM ledger_entry WHERE request_id = :r AND charge > 0", r=request_id)
+    assert not rows
     await slow_gateway.balanced()
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -237,3 +240,35 @@ async def test_records_of_a_gateway_whose_journal_is_on_another_host_are_kept(sc
     async with database.read() as conn:
         assert [one.request_id for one in await request_postings.unended(conn)] == ["req_3"]
     await database.close()
+
+
+SLOW = """
+import sys, time
+from accounting.database import copies
+
+def take(url, path, told):
+    path.write_bytes(b"half of the database")
+    print("copying", flush=True)
+    time.sleep(30)
+
+copies.take = take
+from gateway.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_a_backup_that_is_ended_leaves_nothing_behind(
+    scene: Scene, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    """SIGTERM left the links to the journals in the home and a copy of the database beside the backup."""
+    words = ["backup", str(tmp_path / "out" / "b.tar"), "--home", str(scene.home.root)]
+    (tmp_path / "out").mkdir()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", SLOW, *words, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"copying\n"
+    assert list(scene.home.root.glob(".backup-*"))
+    process.send_signal(number)
+    assert await process.wait() == status
+    assert not list(scene.home.root.glob(".backup-*"))
+    assert not list((tmp_path / "out").iterdir())

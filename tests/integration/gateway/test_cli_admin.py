@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from gateways import running_gateway
+from gateways import MODEL, running_gateway
 from money import EQUATIONS, posting, record
 from sqlalchemy import text
 
@@ -236,3 +236,14 @@ async def test_a_limit_is_previewed_and_unusual_keys_are_listed(gateway):
     assert (seen["num_requests"], seen["num_refused"]) == (1, 1)
     _, output = await headgate(gateway, "anomalies", "list", "--tenant", "default", "--json")
     assert json.loads(output) == [], "the key was made a moment ago"
+
+
+@pytest.mark.parametrize("body", [{}, {"model": MODEL}, {"max_requests_per_1_minute": None}])
+async def test_a_preview_without_a_limit_is_a_400_that_names_one(gateway, body):
+    """It said that 0 requests would be refused."""
+    path = "/admin/v1/tenants/default/limits/preview"
+    async with gateway.session(gateway.keys.admin_key) as session, session.post(path, json=body) as answer:
+        assert answer.status == 400
+        error = (await answer.json())["error"]
+    assert (error["code"], error["param"]) == ("missing_required_parameter", "max_requests_per_1_minute")
+    assert "max_tokens_per_1_minute" in error["message"]

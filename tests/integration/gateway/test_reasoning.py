@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest_asyncio
 from fakes import ScriptedRunner
 from gateways import MODEL, RunningGateway
 from served import served
+
+from gateway.generation.choices import Choice
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: "
@@ -140,6 +143,36 @@ async def test_earlier_reasoning_goes_to_the_template(shared_gateway: RunningGat
     turns = [USER, {"role": "assistant", "content": "So.", "reasoning_content": "hm"}, USER]
     await chat(shared_gateway, turns)
     assert "assistant: <think>hm</think>So." in seen[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_a_parser_ends_its_own_request_with_an_error_and_free(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    """The connection was cut in the middle of the stream, without a word and without a line in the log that names it."""
+    RUNNER.says = lambda prompt: "It breaks here, alas." if "Break" in prompt else THOUGHT
+    read = Choice.read
+
+    def broken(self: Choice, text: str, form: Any) -> Any:
+        if text.startswith("b"):
+            raise KeyError("a fault of the parser")
+        return read(self, text, form)
+
+    monkeypatch.setattr(Choice, "read", broken)
+    other = asyncio.create_task(chat(shared_gateway))
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Break"}], "max_tokens": 50, "stream": stream}
+    body |= {"enable_thinking": False}
+    async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
+        assert answer.status == (200 if stream else 500)
+        seen, request_id = await answer.text(), answer.headers["x-request-id"]
+    assert '"code":"internal_error"' in seen
+    assert "[DONE]" not in seen
+    assert (await other).choices[0].message.content == "So."
+    assert "output_not_read" in {record.message for record in caplog.records}
+    await shared_gateway.settled()
+    rows = await shared_gateway.sql("SELECT request_id, kind, outcome, charge FROM ledger_entry WHERE kind = 'void'")
+    assert (request_id, "void", "internal", 0) in [(row.request_id, row.kind, row.outcome, row.charge) for row in rows]
+    await shared_gateway.balanced()
 
 
 async def test_every_answer_is_charged_once(shared_gateway: RunningGateway) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.idempotency import idempotency
 from gateway.intake.intake import INTAKE
-from gateway.responses import store
+from gateway.responses import past, store
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -248,6 +248,29 @@ async def test_an_item_may_be_named_by_its_id(shared_gateway: RunningGateway) ->
     turns = [("user", "hello"), ("assistant", made.output_text), ("user", "more")]
     assert again.output_text == greedy([{"role": role, "content": text} for role, text in turns], 6)
     assert found.value.param == "input[0].id"
+
+
+@pytest.mark.parametrize("odd", [{"a": 1}, ["b"], 7, None])
+async def test_an_item_that_was_stored_with_an_odd_id_is_read(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, odd: Any
+) -> None:
+    """Ids were once stored as they came, and whatever read such an item was a 500 until it expired."""
+    asked = past.asked_of
+
+    def as_it_came(response_id: str, value: Any, items: Any) -> past.Asked:
+        made = asked(response_id, value, items)
+        return past.Asked(made.body, [item | {"id": odd} for item in made.items])
+
+    async with shared_gateway.client() as client:
+        monkeypatch.setattr(past, "asked_of", as_it_came)
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=2)
+        monkeypatch.undo()
+        (item,) = (await client.responses.input_items.list(made.id)).data
+        again: Any = {"model": MODEL, "max_output_tokens": 2}
+        await client.responses.create(**again, input="more", previous_response_id=made.id)
+        for name in (item.id, made.output[0].id):
+            one: Any = {"type": "item_reference", "id": name}
+            assert (await client.responses.create(**again, input=[one])).status == "incomplete"
 
 
 async def test_items_named_by_id_have_at_most_a_bodys_bytes(tmp_path: Path, redis_url: str) -> None:

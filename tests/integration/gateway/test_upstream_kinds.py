@@ -153,8 +153,9 @@ async def test_a_request_moves_to_the_next_upstream_and_the_breaker_opens(
 
 
 async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_allows_it(
-    tmp_path: Path, redis_url: str, provider: Provider
+    tmp_path: Path, redis_url: str, provider: Provider, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "gateway")
     entry = one_model(provider, "openai", "/v1")
     entry["models"] = {MODEL: {"name": "theirs", "max_output_tokens": 900, **RATES}}
     async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": entry}) as gateway:
@@ -181,6 +182,26 @@ async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_all
             assert (status, "billed_as" in answer["headgate"]) == (200, False), "an upstream cannot say this"
             status, answer, _ = await post(gateway, body | {"skip_special_tokens": False})
             assert (status, "billed_as" in answer["headgate"]) == (200, False), "nor that something is not to be done"
+            switches: list[dict[str, Any]] = [
+                {"add_generation_prompt": False},
+                {"add_generation_prompt": False, "continue_final_message": True},
+                {"chat_template_kwargs": {"enable_thinking": False}},
+                {"enable_thinking": False},
+                {"thinking_token_budget": 0},
+            ]
+            for switch in switches:
+                caplog.clear()
+                say = {"role": "assistant", "content": "Foxes"}
+                more = {"messages": [*WORDS[1:], say]} if len(switch) > 1 else {}
+                status, answer, _ = await post(gateway, body | switch | more)
+                seen = {"param": answer["error"]["param"]} if status == 400 else answer["headgate"]
+                assert "billed_as" not in seen, switch
+                if status == 200:
+                    [told] = [record for record in caplog.records if record.message == "overflow_not_bought"]
+                    assert (told.field in switch, told.why) == (True, "slow")
+            status, answer, _ = await post(gateway, body | {"add_generation_prompt": True})
+            assert answer["headgate"]["billed_as"] == f"{MODEL}:overflow"
+            assert "add_generation_prompt" not in provider.asked[-1]
             provider.scripts = [Script(finish="length")]
             words = [{"role": "user", "content": "x" * 1500}]
             for_message = {"model": MODEL, "messages": words, "max_tokens": 600}
@@ -192,7 +213,7 @@ async def test_overflow_is_bought_only_where_workers_are_late_and_the_tenant_all
         models = await gateway.sql(
             "SELECT model, count(*) FROM ledger_entry WHERE kind = 'settle' GROUP BY 1 ORDER BY 1"
         )
-        assert [tuple(row) for row in models] == [(MODEL, 3), (f"{MODEL}:overflow", 3)]
+        assert [tuple(row) for row in models] == [(MODEL, 5), (f"{MODEL}:overflow", 4)]
 
 
 async def headgate(gateway: RunningGateway, *arguments: str, **env: str) -> tuple[int, str]:

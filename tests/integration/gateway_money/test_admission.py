@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 
 from accounting.prices import prices
@@ -21,15 +22,23 @@ from gateway.journal import journal_records
 from gateway.journal.reader import Reader
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import Metering, metering
+from gateway.metering.metering_metrics import MeteringMetrics
 from workers.protocol.journal import Kind
 
 NO_LIMITS = Limits()
 
 
 @asynccontextmanager
-async def running(database, redis_url: str, directory: Path, timeout_s: float = 2.0):
+async def running(
+    database, redis_url: str, directory: Path, timeout_s: float = 2.0, metrics: MeteringMetrics | None = None
+):
     async with metering(
-        database=database, redis_url=redis_url, slot=0, directory=directory, limiter_timeout_s=timeout_s
+        database=database,
+        redis_url=redis_url,
+        slot=0,
+        directory=directory,
+        limiter_timeout_s=timeout_s,
+        metrics=metrics,
     ) as metered:
         yield metered
 
@@ -204,6 +213,29 @@ async def test_an_admission_that_fails_at_any_step_leaves_nothing(
     assert (refused.value.status, refused.value.code) == (503, code)
     assert int(refused.value.headers["retry-after"]) >= 1
     await nothing_left(metered)
+
+
+async def test_an_ending_that_sql_refuses_while_the_journal_is_poisoned_is_counted_apart(
+    sqlite_books, redis_url: str, tmp_path: Path, ask
+) -> None:
+    """It was counted as tokens and money that were charged."""
+
+    def sync(_: int) -> None:
+        raise OSError(errno.EIO, "I/O error")
+
+    registry = CollectorRegistry()
+    async with running(sqlite_books, redis_url, tmp_path / "journal", metrics=MeteringMetrics(registry)) as metered:
+        admitted = await metered.admission.admit(ask(1), "r")
+        metered.journal._sync = sync
+        posting = admitted.posting("ok", Usage(0, 0, 100, 5), True)
+        await metered.admission.record(msgspec.structs.replace(posting, reserved=2**63))  # no BIGINT holds it
+        assert registry.get_sample_value("headgate_refused_postings_total") == 1
+        page = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+        assert "headgate_charge_micro_units_total" not in page
+        await metered.admission.record(posting)
+        assert registry.get_sample_value("headgate_refused_postings_total") == 1
+        page = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+        assert page["headgate_charge_micro_units_total"] == 450
 
 
 async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_in_sql(

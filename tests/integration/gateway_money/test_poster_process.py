@@ -202,6 +202,7 @@ async def test_a_row_that_sql_never_takes_and_a_tail_that_sql_lost(
     assert await posted(books) == expected(*range(5), *range(6, 9))
     [letter] = (journal.directory / DEAD_LETTERS).read_text().splitlines()
     assert json.loads(letter)["record"]["request_id"] == "req_00000005"
+    assert (shipper.num_posted, shipper.num_refused) == (8, 1)
     async with books.write() as conn:
         await conn.execute(update(JournalOffset).values(offset=3))
     await end(journal, 9)

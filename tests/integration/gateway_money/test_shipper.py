@@ -180,6 +180,7 @@ async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
     await write(journal, *range(10, 17))
     await ship_all(shipper)
     assert await entries(books) == expected(*range(9), *range(10, 17))
+    assert (shipper.num_posted, shipper.num_refused) == (16, 1)
     [letter] = (journal.directory / DEAD_LETTERS).read_text().splitlines()
     assert json.loads(letter)["record"]["request_id"] == "req_00000009"
     assert "cannot be posted" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,10 +23,12 @@ from accounting.database import sealing
 from accounting.tables.batch_models import IdempotentReply
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.tasks import Look, Turns
+from workers.jobs.batches.validation import Validation
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -141,6 +144,41 @@ async def test_a_finalisation_that_lasts_longer_than_a_claim_keeps_it(home, sett
     batch = await home.get(held.batch_id)
     assert batch.state == "completed"
     assert [one["custom_id"] for one in await home.read(batch.error_file_id)] == [f"line-{n}" for n in range(1, 7)]
+
+
+class Signs(TimeLimit):
+    """A limit that keeps the moments of progress, and kills nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = [time.monotonic()]
+        self.last_s = 0.0
+
+    def progress(self, next_s: float = 0.0) -> None:
+        self.at.append(time.monotonic())
+        self.last_s = max(self.last_s, next_s)
+
+
+async def test_a_long_finalisation_shows_progress_with_each_line(home, settings, alone, slow_writing):
+    """Celery ended it after 300 s, and it was begun from the start."""
+    held, data_key = await ended(home, settings, 6)
+    signs = Signs()
+    await Finaliser(settings, home.database, home.store, held, data_key, signs).run()
+    gaps = [later - earlier for earlier, later in itertools.pairwise(signs.at)]
+    assert max(gaps) < (signs.at[-1] - signs.at[0]) / 2
+    assert len(slow_writing) == 6 < len(signs.at)
+    assert signs.last_s == finalise.LAST_S
+
+
+async def test_a_validation_shows_progress_with_each_part(home, settings, alone):
+    batch_id = await home.submit([f"say {'a' * 200}"] * 1000)
+    async with home.database.write() as conn:
+        held = await batch_runs.claim(conn, await claims.now_ms(conn), CLAIM_MS, 0)
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+    assert (held.batch_id, held.work) == (batch_id, "validate")
+    signs = Signs()
+    await Validation(settings, home.database, home.store, held, data_key, signs).run()
+    assert len(signs.at) > 3
 
 
 async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):

@@ -15,7 +15,8 @@ from workers.jobs.base.settings import HARD_LIMIT_S, SOFT_LIMIT_S, VISIBILITY_TI
 
 
 def create_celery(settings: JobsSettings) -> Celery:
-    # This order keeps one chunk from running twice in parallel (celery #5935).
+    # This order keeps one chunk from running twice in parallel (celery #5935). A batch may take longer: its message then
+    # comes to a second child, which finds a live claim.
     assert settings.chunk_s <= 120 < SOFT_LIMIT_S < HARD_LIMIT_S < VISIBILITY_TIMEOUT_S
     app = Celery("headgate.jobs", broker=settings.broker_url, set_as_current=False)
     app.conf.update(CONFIG, worker_soft_shutdown_timeout=settings.drain_s)
@@ -32,11 +33,11 @@ CONFIG: dict[str, Any] = {
     # After a crash a second message comes quickly. It is harmless, as its receiver finds a live claim.
     "task_acks_late": True,
     "task_reject_on_worker_lost": True,
-    # Failures are in SQL already. For a chunk that ran out of time another message is sent.
+    # Failures are in SQL already.
     "task_acks_on_failure": True,
-    "task_acks_on_timeout": False,
-    "task_soft_time_limit": SOFT_LIMIT_S,
-    "task_time_limit": HARD_LIMIT_S,
+    # Children limit their own time (`time_limit.py`): what is large may take long while it gets on.
+    "task_soft_time_limit": None,
+    "task_time_limit": None,
     # It is set in every place, as the shortest value of all applications on the broker wins.
     "visibility_timeout": VISIBILITY_TIMEOUT_S,
     "result_backend_transport_options": {"visibility_timeout": VISIBILITY_TIMEOUT_S},

@@ -134,6 +134,8 @@ class JobsSettings(pydantic.BaseModel):
 
 
 SOFT_LIMIT_S, HARD_LIMIT_S, VISIBILITY_TIMEOUT_S = 240, 300, 600
+"""A chunk that takes so long is given up; a child that shows no progress for so long is killed; a message that nobody
+acknowledges for so long is sent again."""
 
 
 def load(environ: Mapping[str, str] | None = None) -> JobsSettings:

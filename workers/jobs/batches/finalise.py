@@ -1,7 +1,8 @@
 """The end of a batch: every input line gets one terminal row, then both files are written from SQL in input order.
 
 It is idempotent up to its last transaction: after a crash at any point somebody does it again. Only complete files
-appear, and they are named in the transaction that ends the batch.
+appear, and they are named in the transaction that ends the batch. It may take as long as the answers are large: each
+line is a sign of progress, which begins the time limit of its child anew.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from workers.jobs.batches.runner import InputLine, delivered
 P = ParamSpec("P")
 T = TypeVar("T")
 
+LAST_S = 3_600
+"""The time limit of the transaction that ends a batch: it frees the space of all answers and tells nothing meanwhile."""
 OUTPUT_PURPOSE = "batch_output"
 _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
     "cancel": (
@@ -56,8 +59,9 @@ class Finaliser(BatchWork):
         if self._held.work in _CUT_OFF:
             await self._cut_off()
         num_lines = await self._write(output, errors)
-        await _in_thread(output.finish)
-        await _in_thread(errors.finish)
+        for part in (output, errors):
+            await _in_thread(part.finish)
+            self._limit.progress()
         return num_lines
 
     # Lines that will not run any more
@@ -86,6 +90,7 @@ class Finaliser(BatchWork):
                     for no in page
                 ]
                 await batch_lines.end_lines(conn, self._held.batch_id, ends)
+            self._limit.progress()
 
     async def _close_unstarted(self, places: list[PackedLine]) -> None:
         if not places:
@@ -102,10 +107,11 @@ class Finaliser(BatchWork):
     def _cut_with_names(self, input_file: FileInfo, places: list[PackedLine]) -> list[LineEnd]:
         """End lines with their `custom_id`, which the input has. Raises `InputUnreadable`."""
         with opened(self._store, input_file, self._data_key) as reader:
-            return [
-                self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes)))
-                for place in sorted(places, key=lambda p: p.offset)
-            ]
+            ends = []
+            for place in sorted(places, key=lambda p: p.offset):
+                ends.append(self._cut(place.line_no, _custom_id(reader.read(place.offset, place.num_bytes))))
+                self._limit.progress()
+            return ends
 
     def _cut(self, line_no: int, custom_id: str | None) -> LineEnd:
         state, error = _CUT_OFF[self._held.work]
@@ -126,6 +132,7 @@ class Finaliser(BatchWork):
             assert row.state != "started", "a batch is finalised when every line has ended"
             part = output if row.state == "succeeded" else errors
             part.write(batch_results.result_line(row, self._data_key))
+            self._limit.progress()
 
     async def _pay(self) -> None:
         """Posts what pays for stored answers and is not in the ledger: their gateway may have died, and the end of the
@@ -137,6 +144,7 @@ class Finaliser(BatchWork):
 
     async def _end(self, output: _Part, errors: _Part, num_lines: int) -> None:
         await self._pay()
+        self._limit.progress(LAST_S)
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             await batch_runs.renew(conn, self._held, now, int(self._settings.claim_s * 1000))

@@ -12,8 +12,11 @@ from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore
 from accounting.database.db import Database
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.time_limit import TimeLimit
 
 T = TypeVar("T")
+
+NO_LIMIT = TimeLimit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class BatchWork:
     _store: FileStore
     _held: BatchClaim
     _data_key: bytes
+    _limit: TimeLimit = NO_LIMIT
 
     async def _under_claim(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` and renew the claim meanwhile. Raises `ClaimLost` when `work` has been cancelled for that."""

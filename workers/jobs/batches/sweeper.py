@@ -36,6 +36,8 @@ class Sweeper:
         self._settings = settings
         self._database = database
         self._store = FileStore(settings.files_dir)
+        self._purged_until = ""
+        """The last file of the last purge, where more may follow; then the next one begins behind it."""
 
     async def sweep(self) -> Swept:
         settings = self._settings
@@ -49,9 +51,11 @@ class Sweeper:
 
     async def purge_files(self) -> None:
         """Delete the bytes of old files. It comes after the rings, which must not wait for a disk. A file that cannot be
-        deleted is told in the log and tried again at the next sweep."""
+        deleted is told in the log and tried again when all others have had their turn."""
         async with self._database.read() as conn:
-            gone = await files.purgeable(conn, await claims.now_ms(conn) // 1000, PURGED_PER_SWEEP)
+            now = await claims.now_ms(conn) // 1000
+            gone = await files.purgeable(conn, now, PURGED_PER_SWEEP, after=self._purged_until)
+        self._purged_until = gone[-1][0] if len(gone) == PURGED_PER_SWEEP else ""
         for file_id, storage_key in gone:
             # The bytes are deleted first: a row without bytes is a 404, but bytes without a row would stay for ever.
             try:

@@ -6,6 +6,7 @@ made in it, after the fork.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import uuid
@@ -27,11 +28,13 @@ from accounting.batches.source import UNREADABLE, InputUnreadable, opened
 from accounting.database import sealing
 from accounting.database.db import Database
 from workers.jobs.base import tracing
-from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.settings import SOFT_LIMIT_S, JobsSettings
 from workers.jobs.base.tally import Tally
+from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
+from workers.jobs.batches.renewal import NO_LIMIT
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.validation import Validation
 
@@ -52,12 +55,18 @@ class Look:
     """The work of one message."""
 
     def __init__(
-        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer, turns: Turns | None = None
+        self,
+        settings: JobsSettings,
+        is_draining: Callable[[], bool],
+        tracer: Tracer,
+        turns: Turns | None = None,
+        limit: TimeLimit = NO_LIMIT,
     ) -> None:
         self._settings = settings
         self._is_draining = is_draining
         self._tracer = tracer
         self._turns = turns or Turns()
+        self._limit = limit
         self._store = FileStore(settings.files_dir)
 
     async def run(self) -> int:
@@ -121,13 +130,14 @@ class Look:
         async with database.read() as conn:
             batch = await batch_runs.get(conn, held.batch_id)
         if isinstance(held, ChunkClaim):
-            await self._run_chunk(database, held, batch, data_key)
+            async with asyncio.timeout(SOFT_LIMIT_S):
+                await self._run_chunk(database, held, batch, data_key)
             return
         with tracing.batch_span(self._tracer, held, batch.traceparent):
             if held.work == "validate":
-                await Validation(self._settings, database, self._store, held, data_key).run()
+                await Validation(self._settings, database, self._store, held, data_key, self._limit).run()
             else:
-                await Finaliser(self._settings, database, self._store, held, data_key).run()
+                await Finaliser(self._settings, database, self._store, held, data_key, self._limit).run()
 
     async def _run_chunk(self, database: Database, held: ChunkClaim, batch: BatchInfo, data_key: bytes) -> None:
         async with database.read() as conn:

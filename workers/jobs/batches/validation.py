@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -38,7 +39,12 @@ class Validation(BatchWork):
 
     def _read(self, source: FileInfo, endpoint: str, models: frozenset[str]) -> Validated:
         with opened(self._store, source, self._data_key) as reader:
-            return validate(reader.parts(), endpoint, models)
+            return validate(self._watched(reader.parts()), endpoint, models)
+
+    def _watched(self, parts: Iterator[bytes]) -> Iterator[bytes]:
+        for part in parts:
+            self._limit.progress()
+            yield part
 
     async def _wait_for_input(self, batch: BatchInfo) -> None:
         """Keep the claim, which runs out and is taken anew, until the batch's time is over."""

@@ -1,0 +1,48 @@
+"""The time limit of a child: of the time without progress, and not of the whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHILD = """
+import sys, threading, time
+from pathlib import Path
+from workers.jobs.base.time_limit import TimeLimit
+
+def write(limit):
+    for _ in range(8):
+        time.sleep(0.1)
+        limit.progress()
+
+with TimeLimit(0.4, Path(sys.argv[1])) as limit:
+    thread = threading.Thread(target=write, args=(limit,))
+    thread.start()
+    thread.join()
+    limit.progress(5)
+    time.sleep(0.6)
+    print("written", flush=True)
+    if sys.argv[2] == "hangs":
+        limit.progress()
+        time.sleep(20)
+time.sleep(0.5)
+"""
+
+
+@pytest.mark.parametrize(("how", "status"), [("ends", 0), ("hangs", -signal.SIGALRM)])
+def test_a_child_may_take_long_while_it_gets_on_and_is_killed_when_it_does_not(
+    tmp_path: Path, how: str, status: int
+) -> None:
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path / "pulse"), how], capture_output=True, check=False, timeout=60
+    )
+    assert done.stdout == b"written\n"
+    assert done.returncode == status
+    assert time.monotonic() - begun < 15
+    assert (tmp_path / "pulse").exists(), "the jobs process hears that its child works"
