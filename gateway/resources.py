@@ -87,8 +87,7 @@ from gateway.routing.router_metrics import RouterMetrics
 from gateway.telemetry import access_log, span_export
 from gateway.telemetry.keys import OBSERVERS, TRACING
 from gateway.telemetry.metrics import METRICS, Metrics, TracingMetrics
-from gateway.telemetry.request_log import EVERY_S as LOG_EVERY_S
-from gateway.telemetry.request_log import RequestLogWriter
+from gateway.telemetry.request_log import EVERY_S, RequestLogWriter
 from gateway.telemetry.tracing import Tracing
 from gateway.upstreams import exchange
 from gateway.upstreams.cost_puller import COST_PULLER, LOOK_EVERY_S, CostPuller
@@ -188,10 +187,7 @@ async def request_log(app: web.Application) -> AsyncIterator[None]:
         bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}
         return request_log_pruning.prune(database, clock.now_ms(), **bounds)
 
-    async with (
-        _background(repeat(LOG_EVERY_S, writer.write, waits_first=True)),
-        _background(ask_sql(PRUNE_EVERY_S, prune)),
-    ):
+    async with _background(repeat(EVERY_S, writer.write, waits_first=True)), _background(ask_sql(PRUNE_EVERY_S, prune)):
         yield
     await writer.close()
 

@@ -17,7 +17,7 @@ from gateways import RunningGateway, running_gateway
 def rows_are_written_soon() -> Iterator[None]:
     """Many tests look for what they sent in the request log."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.resources.LOG_EVERY_S", 0.2)
+        patch.setattr("gateway.resources.EVERY_S", 0.2)
         yield
 
 

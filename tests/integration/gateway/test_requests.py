@@ -45,7 +45,7 @@ async def found(gateway: RunningGateway, path: str = ADMIN, key: str | None = No
 @pytest.fixture(autouse=True, scope="module")
 def rows_are_written_as_often_as_a_server_does() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.resources.LOG_EVERY_S", writing.EVERY_S)
+        patch.setattr("gateway.resources.EVERY_S", writing.EVERY_S)
         yield
 
 
