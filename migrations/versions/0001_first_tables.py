@@ -4,6 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -116,75 +118,30 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_price_sheet")),
     )
-    op.create_table(
-        "rollup_day",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_day")
-        ),
-    )
-    op.create_table(
-        "rollup_hour",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_hour")
-        ),
-    )
-    op.create_table(
-        "rollup_minute",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_minute")
-        ),
-    )
+    for table in ("rollup_day", "rollup_hour", "rollup_minute"):
+        op.create_table(
+            table,
+            sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
+            sa.Column("tenant_id", sa.Text(), nullable=False),
+            sa.Column("key_id", sa.Text(), nullable=False),
+            sa.Column("model", sa.Text(), nullable=False),
+            sa.Column("tier", sa.Text(), nullable=False),
+            sa.Column("price_version", sa.Text(), nullable=False),
+            sa.Column("currency", sa.Text(), nullable=False),
+            sa.Column("num_requests", sa.BigInteger(), nullable=False),
+            sa.Column("cache_read", sa.BigInteger(), nullable=False),
+            sa.Column("cache_write", sa.BigInteger(), nullable=False),
+            sa.Column("uncached", sa.BigInteger(), nullable=False),
+            sa.Column("output", sa.BigInteger(), nullable=False),
+            sa.Column("charge", sa.BigInteger(), nullable=False),
+            sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
+            sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
+            sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
+            sa.Column("charge_output", sa.BigInteger(), nullable=False),
+            sa.PrimaryKeyConstraint(
+                "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f(f"pk_{table}")
+            ),
+        )
     op.create_table(
         "tenant",
         sa.Column("id", sa.Text(), nullable=False),
@@ -487,65 +444,6 @@ def upgrade() -> None:
     _first_rows()
 
 
-def downgrade() -> None:
-    op.drop_table("batch_line")
-    op.drop_index("ix_batch_chunk_state_tenant_id", table_name="batch_chunk")
-    op.drop_table("batch_chunk")
-    op.drop_index("ix_batch_tenant_id_created_at", table_name="batch")
-    op.drop_index("ix_batch_state_expires_at", table_name="batch")
-    op.drop_table("batch")
-    op.drop_table("price_rate")
-    op.drop_index(op.f("ix_api_key_tenant_id"), table_name="api_key")
-    op.drop_index(op.f("ix_api_key_service_account_id"), table_name="api_key")
-    op.drop_table("api_key")
-    op.drop_table("tenant_turn")
-    op.drop_index(op.f("ix_idempotent_reply_expires_at"), table_name="idempotent_reply")
-    op.drop_index(op.f("ix_idempotent_reply_batch_id"), table_name="idempotent_reply")
-    op.drop_table("idempotent_reply")
-    op.drop_table("data_key")
-    op.drop_index(op.f("ix_service_account_tenant_id"), table_name="service_account")
-    op.drop_table("service_account")
-    op.drop_index(
-        "uq_price_sheet_version_open",
-        table_name="price_sheet_version",
-        sqlite_where=sa.text("until_ms IS NULL"),
-        postgresql_where=sa.text("until_ms IS NULL"),
-    )
-    op.drop_table("price_sheet_version")
-    op.drop_index(
-        "uq_price_assignment_open",
-        table_name="price_assignment",
-        sqlite_where=sa.text("until_ms IS NULL"),
-        postgresql_where=sa.text("until_ms IS NULL"),
-    )
-    op.drop_table("price_assignment")
-    op.drop_table("model_limit")
-    op.drop_table("ledger_leg")
-    op.drop_index("ix_file_tenant_id_created_at", table_name="file")
-    op.drop_table("file")
-    op.drop_table("tenant")
-    op.drop_table("rollup_minute")
-    op.drop_table("rollup_hour")
-    op.drop_table("rollup_day")
-    op.drop_table("price_sheet")
-    op.drop_index(
-        "uq_ledger_entry_ending",
-        table_name="ledger_entry",
-        sqlite_where=sa.text("kind IN ('settle', 'void')"),
-        postgresql_where=sa.text("kind IN ('settle', 'void')"),
-    )
-    op.drop_index("ix_ledger_entry_tenant_id_opened_at_ms", table_name="ledger_entry")
-    op.drop_table("ledger_entry")
-    op.drop_table("journal_offset")
-    op.drop_index(op.f("ix_engine_record_tenant_id"), table_name="engine_record")
-    op.drop_table("engine_record")
-    op.drop_table("batch_charge")
-    op.drop_table("auth_epoch")
-    op.drop_table("audit_log")
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP FUNCTION headgate_append_only()")
-
-
 APPEND_ONLY = ("ledger_entry", "ledger_leg", "engine_record", "batch_charge", "audit_log", "price_rate")
 
 # A price version is immutable but for its end, which its successor sets once.
@@ -557,45 +455,13 @@ CLOSES_ITS_INTERVAL = (
 
 def _make_immutable() -> None:
     if op.get_bind().dialect.name == "postgresql":
-        _postgresql_triggers()
-    else:
-        _sqlite_triggers()
-
-
-def _sqlite_triggers() -> None:
+        op.execute(
+            "CREATE FUNCTION headgate_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ "
+            "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation'; END $$"
+        )
     for table in APPEND_ONLY:
-        for verb in ("UPDATE", "DELETE"):
-            op.execute(_sqlite_trigger(table, verb))
-    op.execute(_sqlite_trigger("price_sheet_version", "DELETE"))
-    op.execute(_sqlite_trigger("price_sheet_version", "UPDATE", f"WHEN NOT ({CLOSES_ITS_INTERVAL})"))
-
-
-def _sqlite_trigger(table: str, verb: str, when: str = "") -> str:
-    return (
-        f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW {when} "
-        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-    )
-
-
-def _postgresql_triggers() -> None:
-    op.execute(
-        "CREATE FUNCTION headgate_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ "
-        "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation'; END $$"
-    )
-    for table in (*APPEND_ONLY, "price_sheet_version"):
-        op.execute(_postgresql_trigger(table, "no_truncate", "TRUNCATE", "STATEMENT"))
-        op.execute(_postgresql_trigger(table, "no_delete", "DELETE", "ROW"))
-    for table in APPEND_ONLY:
-        op.execute(_postgresql_trigger(table, "no_update", "UPDATE", "ROW"))
-    when = f"WHEN (({CLOSES_ITS_INTERVAL}) IS NOT TRUE)"
-    op.execute(_postgresql_trigger("price_sheet_version", "no_update", "UPDATE", "ROW", when))
-
-
-def _postgresql_trigger(table: str, name: str, verb: str, each: str, when: str = "") -> str:
-    return (
-        f"CREATE TRIGGER {table}_{name} BEFORE {verb} ON {table} FOR EACH {each} {when} "
-        "EXECUTE FUNCTION headgate_append_only()"
-    )
+        refuse_edits(table)
+    refuse_edits("price_sheet_version", CLOSES_ITS_INTERVAL)
 
 
 def _first_rows() -> None:

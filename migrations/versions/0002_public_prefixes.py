@@ -21,7 +21,3 @@ def upgrade() -> None:
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_public_prefix")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("public_prefix")

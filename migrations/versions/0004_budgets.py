@@ -126,17 +126,3 @@ def _limiter() -> None:
         sa.Column("claimed_at_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "epoch", name=op.f("pk_limiter_built")),
     )
-
-
-def downgrade() -> None:
-    for table in (
-        "limiter_built",
-        "limiter_running",
-        "limiter_gateway",
-        "limiter_incident",
-        "quota",
-        "budget_alert",
-        "budget_adjustment",
-        "budget",
-    ):
-        op.drop_table(table)

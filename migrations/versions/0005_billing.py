@@ -4,6 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -167,24 +169,6 @@ def upgrade() -> None:
     _refuse_overlaps()
 
 
-def downgrade() -> None:
-    _drop_triggers()
-    op.drop_index("ix_ledger_entry_posted_at_ms", table_name="ledger_entry", postgresql_using="brin")
-    op.drop_index("ix_ledger_entry_opened_at_ms", table_name="ledger_entry", postgresql_using="brin")
-    op.drop_index("ix_engine_record_posted_at_ms", table_name="engine_record", postgresql_using="brin")
-    op.drop_table("price_residency")
-    op.drop_index(op.f("ix_invoice_line_credit_id"), table_name="invoice_line")
-    op.drop_table("invoice_line")
-    op.drop_index(op.f("ix_credit_use_number"), table_name="credit_use")
-    op.drop_table("credit_use")
-    op.drop_table("invoice")
-    op.drop_index(op.f("ix_credit_tenant_id"), table_name="credit")
-    op.drop_index("ix_credit_corrects_request_id", table_name="credit")
-    op.drop_table("credit")
-    op.drop_table("rollup_month")
-    op.drop_table("day_seal")
-
-
 APPEND_ONLY = ("day_seal", "invoice", "invoice_line", "credit", "credit_use", "price_residency", "price_sheet")
 
 # An assignment is immutable but for its end, which its successor sets once.
@@ -230,26 +214,9 @@ def _fill_months() -> None:
 
 
 def _make_immutable() -> None:
-    for table in (*APPEND_ONLY, "price_assignment"):
-        _refuse(table, "DELETE")
-        if _is_postgresql():
-            op.execute(
-                f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-                "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-            )
     for table in APPEND_ONLY:
-        _refuse(table, "UPDATE")
-    _refuse("price_assignment", "UPDATE", ENDS_ITS_INTERVAL)
-
-
-def _refuse(table: str, verb: str, allowed: str = "") -> None:
-    trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-    if _is_postgresql():
-        when = f"WHEN (({allowed}) IS NOT TRUE) " if allowed else ""
-        op.execute(f"{trigger}{when}EXECUTE FUNCTION headgate_append_only()")
-    else:
-        when = f"WHEN NOT ({allowed}) " if allowed else ""
-        op.execute(f"{trigger}{when}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
+        refuse_edits(table)
+    refuse_edits("price_assignment", ENDS_ITS_INTERVAL)
 
 
 def _refuse_overlaps() -> None:
@@ -272,19 +239,3 @@ def _refuse_overlaps() -> None:
             "USING ERRCODE = 'exclusion_violation'; END IF; RETURN NEW; END $$"
         )
         op.execute(f"{trigger} EXECUTE FUNCTION headgate_{table}_no_overlap()")
-
-
-def _drop_triggers() -> None:
-    """Drops the triggers of the tables that stay; the other tables take theirs with them."""
-    names = {table: ["no_overlap"] for table in INTERVALS}
-    for table in ("price_sheet", "price_assignment"):
-        names.setdefault(table, []).extend(("no_update", "no_delete"))
-        if _is_postgresql():
-            names[table].append("no_truncate")
-    for table, suffixes in names.items():
-        for suffix in suffixes:
-            on = f" ON {table}" if _is_postgresql() else ""
-            op.execute(f"DROP TRIGGER {table}_{suffix}{on}")
-    if _is_postgresql():
-        for table in INTERVALS:
-            op.execute(f"DROP FUNCTION headgate_{table}_no_overlap()")

@@ -73,15 +73,3 @@ def _spending() -> None:
         sa.ForeignKeyConstraint(["alert_id"], ["spend_alert.id"], name=op.f("fk_spend_alert_due_alert_id_spend_alert")),
         sa.PrimaryKeyConstraint("alert_id", "period_start_ms", name=op.f("pk_spend_alert_due")),
     )
-
-
-def downgrade() -> None:
-    for column in AUDIT_INDEXES:
-        op.drop_index(op.f(f"ix_audit_log_{column}"), table_name="audit_log")
-    for name in ("spend_alert_due", "spend_alert", "spend_limit", "model_permission"):
-        op.drop_table(name)
-    with op.batch_alter_table("tenant") as table:
-        table.drop_column("erased_at")
-    with op.batch_alter_table("api_key") as table:
-        for column in KEY_COLUMNS:
-            table.drop_column(column)

@@ -75,14 +75,3 @@ def _create_quote() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_quote")),
     )
     op.create_index(op.f("ix_quote_expires_at_ms"), "quote", ["expires_at_ms"])
-
-
-def downgrade() -> None:
-    """Answers of several prompts would lose what pays for them; they and all other keys of tenants go."""
-    op.drop_table("quote")
-    op.drop_table("unheard_attempt")
-    op.drop_table("idempotent_posting")
-    op.execute("DELETE FROM idempotent_reply WHERE batch_id IS NULL")
-    op.drop_index(ROOM, table_name="idempotent_reply")
-    op.drop_column("idempotent_reply", "num_bytes")
-    op.drop_column("idempotent_reply", "content_type")

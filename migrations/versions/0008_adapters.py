@@ -30,8 +30,3 @@ def upgrade() -> None:
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
-
-
-def downgrade() -> None:
-    op.drop_index("uq_adapter_model_name", table_name="adapter")
-    op.drop_table("adapter")

@@ -71,8 +71,3 @@ def _create_outbox() -> None:
     op.create_index("ix_outbox_lane_claimed_until_ms", "outbox", ["lane", "claimed_until_ms"])
     op.create_index("ix_outbox_webhook_id_state", "outbox", ["webhook_id", "state"])
     op.create_index("ix_outbox_state_ended_at_ms", "outbox", ["state", "ended_at_ms"])
-
-
-def downgrade() -> None:
-    for table in ("outbox", "outbox_lane", "webhook", "installation"):
-        op.drop_table(table)

@@ -5,6 +5,8 @@ it.
 import sqlalchemy as sa
 from alembic import op
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0011"
 down_revision = "0010"
 branch_labels = None
@@ -54,28 +56,4 @@ def upgrade() -> None:
     )
     op.create_index("ix_residency_charge_tenant_id_hour", "residency_charge", ["tenant_id", "hour"])
     op.create_index("ix_residency_charge_hour", "residency_charge", ["hour"])
-    _refuse_edits("residency_charge")
-
-
-def _refuse_edits(table: str) -> None:
-    is_postgresql = op.get_bind().dialect.name == "postgresql"
-    for verb in ("UPDATE", "DELETE"):
-        trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-        if is_postgresql:
-            op.execute(f"{trigger}EXECUTE FUNCTION headgate_append_only()")
-        else:
-            op.execute(f"{trigger}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
-    if is_postgresql:
-        op.execute(
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-        )
-
-
-def downgrade() -> None:
-    op.drop_index("ix_residency_charge_hour", table_name="residency_charge")
-    op.drop_index("ix_residency_charge_tenant_id_hour", table_name="residency_charge")
-    op.drop_table("residency_charge")
-    op.drop_table("residency_reading")
-    op.drop_index("ix_end_user_use_tenant_id_opened_at_ms", table_name="end_user_use")
-    op.drop_table("end_user_use")
+    refuse_edits("residency_charge")

@@ -53,9 +53,3 @@ def upgrade() -> None:
     for column in COLUMNS:
         op.create_index(f"ix_request_log_{column}", "request_log", [column, "is_tail", "request_id"])
     op.create_index("ix_request_log_trace_id", "request_log", ["trace_id", "request_id"])
-
-
-def downgrade() -> None:
-    for column in ("trace_id", *reversed(COLUMNS), "is_tail"):
-        op.drop_index(f"ix_request_log_{column}", table_name="request_log")
-    op.drop_table("request_log")

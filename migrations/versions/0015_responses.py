@@ -59,13 +59,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_response_total")),
     )
     op.add_column("tenant", sa.Column("stores_responses", sa.Boolean(), server_default=sa.true(), nullable=False))
-
-
-def downgrade() -> None:
-    op.drop_column("tenant", "stores_responses")
-    op.drop_table("response_total")
-    op.drop_table("response_events")
-    op.drop_index("ix_response_due", table_name="response")
-    op.drop_index("ix_response_expires_at", table_name="response")
-    op.drop_index("ix_response_tenant_id_created_at", table_name="response")
-    op.drop_table("response")

@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0018"
 down_revision = "0017"
 branch_labels = None
@@ -47,7 +49,7 @@ def upgrade() -> None:
     )
     _give_terms_to_known_documents()
     for table in APPEND_ONLY:
-        _refuse_edits(table)
+        refuse_edits(table)
 
 
 def _create_terms() -> None:
@@ -112,26 +114,3 @@ def _terms_of(row: Any) -> dict[str, Any]:
         **dict.fromkeys(("tax_reason", "note"), ""),
         **dict.fromkeys(zero, 0),
     }
-
-
-def _refuse_edits(table: str) -> None:
-    is_postgresql = op.get_bind().dialect.name == "postgresql"
-    for verb in ("UPDATE", "DELETE"):
-        trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-        if is_postgresql:
-            op.execute(f"{trigger}EXECUTE FUNCTION headgate_append_only()")
-        else:
-            op.execute(f"{trigger}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
-    if is_postgresql:
-        op.execute(
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-        )
-
-
-def downgrade() -> None:
-    op.drop_table("invoice_payment")
-    op.drop_index(op.f("ix_invoice_terms_refers_to"), table_name="invoice_terms")
-    op.drop_table("invoice_terms")
-    op.drop_table("logo")
-    op.drop_table("billing_profile")

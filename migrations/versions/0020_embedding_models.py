@@ -16,7 +16,3 @@ def upgrade() -> None:
         sa.Column("first_used_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("model", name=op.f("pk_embedding_model")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("embedding_model")
