@@ -10,7 +10,6 @@ from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials, delegation
-from accounting.database.auth_epoch import auth_epoch
 from accounting.limits import budgets, quotas
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import ApiKey, Tenant
@@ -26,8 +25,6 @@ WAITING_RESPONSE = ("queued", "in_progress")
 """States in which the credential of a response in the background is valid."""
 
 _TENANT = select(Tenant.__table__).where(Tenant.id == bindparam("tenant_id"))
-
-__all__ = ["auth_epoch", "of_run", "of_tenant", "resolve"]
 
 
 async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:

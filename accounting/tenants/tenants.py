@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import ModelLimit, Tenant
 from accounting.tenants import shares
 from accounting.values import time_zones
@@ -202,19 +202,7 @@ def _tenants() -> Select[Any]:
 
 
 def _tenant(row: Row[Any]) -> TenantInfo:
-    return TenantInfo(
-        row.id,
-        row.name,
-        row.status,
-        row.created_at,
-        row.archived_at,
-        _limits(row),
-        row.weight_percent / 100,
-        shares.cache_share(row),
-        row.time_zone,
-        row.stores_responses,
-        row.buys_overflow,
-    )
+    return shaped(TenantInfo, row, limits=_limits(row), weight=row.weight_percent / 100, cache=shares.cache_share(row))
 
 
 def _limits(row: Row[Any]) -> Limits:
