@@ -17,7 +17,7 @@ def upgrade() -> None:
     json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
     op.create_table(
         "request_log",
-        sa.Column("request_id", byte_order, nullable=False),
+        sa.Column("request_id", byte_order, primary_key=True),
         sa.Column("is_tail", sa.Boolean(), nullable=False),
         sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
@@ -47,7 +47,6 @@ def upgrade() -> None:
         sa.Column("diverged_at_token", sa.BigInteger(), nullable=True),
         sa.Column("trace_id", sa.Text(), nullable=False),
         sa.Column("timeline", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_request_log")),
     )
     op.create_index("ix_request_log_is_tail", "request_log", ["is_tail", "request_id"])
     for column in COLUMNS:

@@ -18,24 +18,22 @@ def upgrade() -> None:
     op.add_column("upstream", sa.Column("sealed_cost_key", sa.LargeBinary(), nullable=True))
     op.create_table(
         DAYS,
-        sa.Column("upstream", sa.Text(), nullable=False),
-        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("line_item", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("revision", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("upstream", sa.Text(), primary_key=True),
+        sa.Column("day", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("line_item", sa.Text(), primary_key=True),
+        sa.Column("currency", sa.Text(), primary_key=True),
+        sa.Column("revision", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("pulled_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("day % 86400 = 0", name=op.f(f"ck_{DAYS}_day")),
         sa.CheckConstraint("revision > 0", name=op.f(f"ck_{DAYS}_revision")),
-        sa.PrimaryKeyConstraint("upstream", "day", "line_item", "currency", "revision", name=op.f(f"pk_{DAYS}")),
     )
     op.create_index("ix_upstream_cost_day_day", DAYS, ["day"])
     op.create_table(
         "upstream_cost_pull",
-        sa.Column("upstream", sa.Text(), nullable=False),
+        sa.Column("upstream", sa.Text(), primary_key=True),
         *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _NUMBERS),
         sa.Column("fault", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("upstream", name=op.f("pk_upstream_cost_pull")),
     )
     refuse_edits(DAYS)
 
