@@ -266,7 +266,7 @@ def key_info(row: Row[Any]) -> ApiKeyInfo:
         row,
         scopes=frozenset(row.scopes),
         models=None if row.models is None else frozenset(row.models),
-        limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
+        limits=shaped(Limits, row),
         addresses=None if row.addresses is None else tuple(row.addresses),
     )
 

@@ -159,7 +159,7 @@ async def apply_change(
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """Return the limits that were set, by model. A model that is missing has the defaults."""
     rows = await conn.execute(_MODEL_LIMITS, {"tenant_id": tenant_id})
-    return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
+    return {row.model: ModelLimits(row.model, shaped(Limits, row), row.batch_backlog_tokens) for row in rows}
 
 
 async def set_model_limits(
@@ -202,11 +202,9 @@ def _tenants() -> Select[Any]:
 
 
 def _tenant(row: Row[Any]) -> TenantInfo:
-    return shaped(TenantInfo, row, limits=_limits(row), weight=row.weight_percent / 100, cache=shares.cache_share(row))
-
-
-def _limits(row: Row[Any]) -> Limits:
-    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)
+    return shaped(
+        TenantInfo, row, limits=shaped(Limits, row), weight=row.weight_percent / 100, cache=shares.cache_share(row)
+    )
 
 
 def _tenant_name(name: str) -> str:
