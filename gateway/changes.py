@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from accounting.access import api_keys, principals
+from accounting.access import api_keys
+from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.prices.prices import next_change_ms
 from accounting.tenants import adapters as registered
@@ -61,7 +62,7 @@ async def pull_epoch(
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
-            number, now_ms = await principals.auth_epoch(conn), clock.now_ms()
+            number, now_ms = await auth_epoch.auth_epoch(conn), clock.now_ms()
             if number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
                 changes_at_ms = await next_change_ms(conn, now_ms)
         epoch.number = number

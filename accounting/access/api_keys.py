@@ -15,11 +15,11 @@ from sqlalchemy import Row, Select, bindparam, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import delegation
-from accounting.access.credentials import Kind, batch_credential, generate, keyed_hash, parse, verify
+from accounting.access.credentials import Kind, generate, keyed_hash, parse, verify
 from accounting.database import audit, auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, AuthEpoch
 from accounting.values.errors import InvalidError
@@ -43,30 +43,6 @@ _HASHES = (
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
 MAX_NETWORKS = 100
-
-# The functions on the text of keys are in credentials.py; they are exported here too, so that callers find everything
-# that concerns a key in one module.
-__all__ = [
-    "batch_credential",
-    "change",
-    "create",
-    "ended_streams",
-    "find",
-    "generate",
-    "genuine",
-    "get",
-    "is_genuine",
-    "keyed_hash",
-    "list_keys",
-    "lookup",
-    "parse",
-    "revoke",
-    "revoke_leaked",
-    "rotate",
-    "set_limits",
-    "touch",
-    "verify",
-]
 
 
 async def create(
@@ -285,23 +261,13 @@ async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:
 
 
 def key_info(row: Row[Any]) -> ApiKeyInfo:
-    return ApiKeyInfo(
-        id=row.id,
-        public_id=row.public_id,
-        kind=row.kind,
-        tenant_id=row.tenant_id,
-        service_account_id=row.service_account_id,
-        name=row.name,
+    return shaped(
+        ApiKeyInfo,
+        row,
         scopes=frozenset(row.scopes),
         models=None if row.models is None else frozenset(row.models),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-        limits=Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency),
-        disabled=row.disabled,
+        limits=shaped(Limits, row),
         addresses=None if row.addresses is None else tuple(row.addresses),
-        previous_until=row.previous_until,
     )
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials, delegation
-from accounting.database.auth_epoch import auth_epoch
+from accounting.database.paging import shaped
 from accounting.limits import budgets, quotas
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import ApiKey, Tenant
@@ -26,8 +26,6 @@ WAITING_RESPONSE = ("queued", "in_progress")
 """States in which the credential of a response in the background is valid."""
 
 _TENANT = select(Tenant.__table__).where(Tenant.id == bindparam("tenant_id"))
-
-__all__ = ["auth_epoch", "of_run", "of_tenant", "resolve"]
 
 
 async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
@@ -98,7 +96,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str
         tenant_status=tenant.status,
         models=permissions.narrow(models),
         denied_models=permissions.denied,
-        tenant_limits=_limits(tenant),
+        tenant_limits=shaped(Limits, tenant),
         model_limits=tuple((model, entry.limits) for model, entry in sorted(by_model.items())),
         weight=tenant.weight_percent / 100,
         cache=shares.cache_share(tenant),
@@ -122,12 +120,8 @@ async def _principal(
         key_id=key.id,
         scopes=frozenset(key.scopes) - ({delegation.SCOPE} if batch_id else set()),
         addresses=None if key.addresses is None or batch_id else tuple(key.addresses),
-        key_limits=_limits(key),
+        key_limits=shaped(Limits, key),
         expires_at=until,
         version=max(key.version, whole.version),
         batch_id=batch_id,
     )
-
-
-def _limits(row: Row[Any]) -> Limits:
-    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import files
 from accounting.batches.files import ENDED, FileInfo
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import BatchCharge, LedgerEntry
 from accounting.values.errors import ConflictError, InvalidError
@@ -40,8 +40,6 @@ TIMESTAMPS = (
     "cancelling_at",
     "cancelled_at",
 )
-
-__all__ = ["ENDED", "BatchInfo", "cancel", "charge", "create", "get", "list_batches"]
 
 
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,9 +190,9 @@ async def charge(conn: AsyncConnection, batch_id: str) -> int:
 
 
 def batch_info(row: Row[Any]) -> BatchInfo:
-    named = {name: getattr(row, name) for name in BatchInfo.__struct_fields__ if name not in ("at", "usage")}
-    return BatchInfo(
-        **named,
+    return shaped(
+        BatchInfo,
+        row,
         at={name: getattr(row, name) for name in TIMESTAMPS},
         usage=Usage(row.cache_read, row.cache_write, row.uncached, row.output),
     )

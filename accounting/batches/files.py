@@ -9,7 +9,7 @@ from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import Tenant
 from accounting.values.errors import NoRoomError
@@ -152,4 +152,4 @@ def _living(tenant_id: str, now: int) -> Select[Any]:
 
 
 def _info(row: Row[Any]) -> FileInfo:
-    return FileInfo(**{name: getattr(row, name) for name in FileInfo.__struct_fields__})
+    return shaped(FileInfo, row)

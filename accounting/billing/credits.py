@@ -19,7 +19,7 @@ from accounting.billing import documents, invoice_numbers
 from accounting.billing.grants import Grant
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.ledger import ledger
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
@@ -320,19 +320,5 @@ def _listed() -> Any:
 
 
 def _info(row: Row[Any]) -> CreditInfo:
-    return CreditInfo(
-        id=row.id,
-        type=row.type,
-        tenant_id=row.tenant_id,
-        currency=row.currency,
-        amount=row.amount,
-        remaining=row.amount - int(row.used) if row.type == "grant" else None,
-        source=row.source,
-        priority=row.priority,
-        starts_at=row.starts_at,
-        expires_at=row.expires_at,
-        corrects=row.corrects_request_id,
-        number=row.number,
-        note=row.note,
-        created_at=row.created_at,
-    )
+    remaining = row.amount - int(row.used) if row.type == "grant" else None
+    return shaped(CreditInfo, row, remaining=remaining, corrects=row.corrects_request_id)

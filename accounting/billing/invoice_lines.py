@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.billing import residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.residency_sums import Kept
+from accounting.database.paging import shaped
 from accounting.prices import prices
 from accounting.prices.repricing import Key, RatesByVersion, Sums, not_empty
 from accounting.tables.invoice_models import Credit, Invoice, InvoiceLine, RollupMonth
@@ -149,8 +150,7 @@ async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:
         .where(InvoiceLine.number == number)
         .order_by(InvoiceLine.line_no)
     )
-    rows = (await conn.execute(query)).mappings()
-    return [Line(**{name: row[name] for name in Line.__struct_fields__}) for row in rows]
+    return [shaped(Line, row) for row in await conn.execute(query)]
 
 
 def rows(number: str, lines: list[Line]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from accounting.billing import credits, documents, drafts, invoice_lines, invoic
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
 from accounting.database.db import Database
-from accounting.database.paging import Page, newest_first
+from accounting.database.paging import Page, newest_first, shaped
 from accounting.events import events, outbox
 from accounting.ledger import ledger, rollups
 from accounting.prices.repricing import Repriced, not_empty
@@ -257,10 +257,4 @@ async def _infos(conn: AsyncConnection, rows: Sequence[Any]) -> list[InvoiceInfo
     known = await terms.of(conn, [row.number for row in rows])
     notes = [row.number for row in rows if row.series == invoice_numbers.CREDIT_NOTE]
     standings = await terms.standings(conn, known, notes)
-    names = InvoiceInfo.__struct_fields__[: InvoiceInfo.__struct_fields__.index("terms")]
-    return [
-        InvoiceInfo(
-            **{name: row._mapping[name] for name in names}, terms=known[row.number], standing=standings[row.number]
-        )
-        for row in rows
-    ]
+    return [shaped(InvoiceInfo, row, terms=known[row.number], standing=standings[row.number], lines=[]) for row in rows]

@@ -32,11 +32,6 @@ def upgrade(conn: Connection, revision: str, since: str | None, told: Told) -> N
     _commit(conn)
 
 
-def downgrade(conn: Connection, revision: str) -> None:
-    command.downgrade(_config(conn), revision)
-    _commit(conn)
-
-
 def compare(conn: Connection) -> None:
     """Raises SchemaError if the tables in the code are not those of the migrated database."""
     try:

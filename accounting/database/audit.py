@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import Row, Select, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.paging import Page
+from accounting.database.paging import Page, shaped
 from accounting.tables.models import ApiKey, AuditLog, Tenant
 from accounting.values.errors import InvalidError
 
@@ -84,17 +84,7 @@ async def list_entries(
 
 def _entries(wanted: AuditFilter) -> Select[Any]:
     query = (
-        select(
-            AuditLog.id,
-            AuditLog.at_ms,
-            AuditLog.event,
-            AuditLog.actor,
-            AuditLog.tenant_id,
-            AuditLog.object_id,
-            AuditLog.detail,
-            Tenant.name.label("tenant_name"),
-            ApiKey.service_account_id.label("actor_account"),
-        )
+        select(AuditLog.__table__, Tenant.name.label("tenant_name"), ApiKey.service_account_id.label("actor_account"))
         .outerjoin(Tenant, Tenant.id == AuditLog.tenant_id)
         .outerjoin(ApiKey, ApiKey.id == AuditLog.actor)
     )
@@ -130,14 +120,4 @@ def _number(entry_id: str, param: str) -> int:
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
-    return AuditEntry(
-        id=f"{ID_PREFIX}{row.id}",
-        at=row.at_ms // 1000,
-        type=row.event,
-        actor=row.actor,
-        actor_account=row.actor_account,
-        tenant_id=row.tenant_id,
-        tenant_name=row.tenant_name,
-        object_id=row.object_id,
-        detail=row.detail,
-    )
+    return shaped(AuditEntry, row, id=f"{ID_PREFIX}{row.id}", at=row.at_ms // 1000, type=row.event)

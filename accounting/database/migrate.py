@@ -34,14 +34,6 @@ def upgrade(url: str, revision: str = "head", told: Told = nobody) -> None:
             alembic_runs.upgrade(conn, revision, revision_of(conn), told)
 
 
-def downgrade(url: str, revision: str) -> None:
-    """Go back to `base` or to a revision. It is for tests and for an operator with a backup."""
-    from accounting.database import alembic_runs
-
-    with _engine(url) as engine, alembic_runs.locked(engine) as conn:
-        alembic_runs.downgrade(conn, revision)
-
-
 def check(url: str) -> None:
     """Raises SchemaOlder or SchemaNewer unless the database is exactly at the code's revision. It makes no file."""
     if (absent := _absent_file(url)) is not None:

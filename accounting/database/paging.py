@@ -18,6 +18,7 @@ from accounting.values.errors import InvalidError, NotFoundError
 
 S = TypeVar("S")
 T = TypeVar("T")
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
@@ -34,6 +35,13 @@ async def one(conn: AsyncConnection, query: Executable, sentence: str = "") -> R
     if row is None:
         raise NotFoundError(sentence)
     return row
+
+
+def shaped(kind: type[V], row: Any, **others: Any) -> V:
+    """Return a struct whose fields are the row's columns of the same names. `others` are the fields that have no column, or
+    another value than theirs."""
+    named = {name: getattr(row, name) for name in kind.__struct_fields__ if name not in others}
+    return kind(**named, **others)
 
 
 async def newest_first(

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit, sealing
 from accounting.database.db import upsert
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
 from accounting.events.egress import Egress
 from accounting.events.events import Event
@@ -231,15 +231,11 @@ def _all() -> Any:
 async def _with_counts(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> list[WebhookInfo]:
     counts = await _counts(conn, [row.id for row in rows])
     return [
-        WebhookInfo(
-            row.id,
-            row.tenant_id,
-            row.url,
-            None if row.events is None else tuple(row.events),
-            row.is_full,
-            row.created_at,
-            row.is_tenants,
-            counts.get(row.id, Counts()),
+        shaped(
+            WebhookInfo,
+            row,
+            events=None if row.events is None else tuple(row.events),
+            counts=counts.get(row.id, Counts()),
         )
         for row in rows
     ]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.access import api_keys, service_accounts
+from accounting.access import api_keys, credentials, service_accounts
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
@@ -58,7 +58,7 @@ async def _known(conn: AsyncConnection, stored: Credentials) -> bool:
     """Say whether the database knows the stored keys. Another database does not, nor one restored from before the first
     start."""
     for value in (stored.admin_key, stored.api_key):
-        parsed = api_keys.parse(value)
+        parsed = credentials.parse(value)
         if parsed is None or await api_keys.lookup(conn, parsed.public_id) is None:
             return False
     return True

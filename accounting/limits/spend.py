@@ -12,6 +12,7 @@ from sqlalchemy import Select, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among_given, given, insert_new
+from accounting.database.paging import shaped
 from accounting.events import events, outbox
 from accounting.ledger import rollups
 from accounting.ledger.rollups import Span, table_of
@@ -94,8 +95,7 @@ async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str
     query = select(table.__table__).where(table.budget_id.in_(sorted(budget_ids)))
     found: dict[str, list[Alert]] = {}
     for row in await conn.execute(query.order_by(table.period_start_ms, table.threshold)):
-        values = {name: row._mapping[name] for name in Alert.__struct_fields__}
-        found.setdefault(row.budget_id, []).append(Alert(**values))
+        found.setdefault(row.budget_id, []).append(shaped(Alert, row))
     return found
 
 

@@ -7,6 +7,7 @@ operator's tenant) by all tenants, and the recipients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Row, Select, func, insert, select, update
@@ -14,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
 from accounting.database.db import among, insert_new
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
 from accounting.limits.spend_limits import MICRO_UNITS_PER_CENT, month, spent_by_all
 from accounting.prices import prices
@@ -182,16 +183,8 @@ def _columns(fields: AlertFields) -> dict[str, int | Sequence[str] | str | None]
     return {"cents": fields.cents, "recipients": list(fields.recipients), "subject_prefix": fields.subject_prefix}
 
 
-def _info(row: Row[tuple[object, ...]]) -> SpendAlertInfo:
-    found = row._mapping
-    return SpendAlertInfo(
-        found["id"],
-        found["tenant_id"],
-        found["cents"],
-        tuple(found["recipients"]),
-        found["subject_prefix"],
-        found["created_at"],
-    )
+def _info(row: Row[Any]) -> SpendAlertInfo:
+    return shaped(SpendAlertInfo, row, recipients=tuple(row.recipients))
 
 
 async def _record(

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Row, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.paging import Page, one
+from accounting.database.paging import Page, one, shaped
 from accounting.prices.prices import covers
 from accounting.tables.invoice_models import PriceResidency
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion
@@ -125,16 +125,13 @@ async def _with_rates(conn: AsyncConnection, row: Row[Any]) -> SheetVersion:
     residency = select(PriceResidency.__table__).where(
         PriceResidency.sheet_id == row.sheet_id, PriceResidency.version == row.version
     )
-    return SheetVersion(
-        row.sheet_id,
-        row.version,
-        row.currency,
-        row.from_ms,
-        row.until_ms,
-        row.created_at,
-        [
-            PricedModel(r.model, r.tier, Rates(r.cache_read, r.cache_write, r.uncached, r.output))
+    return shaped(
+        SheetVersion,
+        row,
+        sheet=row.sheet_id,
+        rates=[
+            PricedModel(r.model, r.tier, shaped(Rates, r))
             for r in await conn.execute(rates.order_by(PriceRate.model, PriceRate.tier))
         ],
-        [Residency(r.model, r.cache, r.pinned) for r in await conn.execute(residency.order_by(PriceResidency.model))],
+        residency=[shaped(Residency, r) for r in await conn.execute(residency.order_by(PriceResidency.model))],
     )

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
 from accounting.database.db import upsert
+from accounting.database.paging import shaped
 from accounting.tables.response_models import Response, ResponseEvents, ResponseTotal
 
 State = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -173,4 +174,4 @@ def _mine(tenant_id: str, response_id: str, now: int) -> ColumnElement[bool]:
 
 
 def of_row(row: Row[Any]) -> StoredResponse:
-    return StoredResponse(**{name: getattr(row, name) for name in StoredResponse.__struct_fields__})
+    return shaped(StoredResponse, row)

@@ -40,6 +40,7 @@ def partial_index(name: str, *columns: str, where: str, unique: bool = False) ->
 
 class Base(DeclarativeBase):
     metadata = MetaData(
+        # Migrations name constraints by it, so it never changes.
         naming_convention={
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "uq": "uq_%(table_name)s_%(column_0_N_name)s",

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import PublicPrefix
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.ids import new_id
@@ -86,16 +87,8 @@ def _in_force(now: int) -> ColumnElement[bool]:
     return and_(PublicPrefix.deleted_at.is_(None), unexpired)
 
 
-def _info(row: Row[tuple[object, ...]]) -> PrefixInfo:
-    found = row._mapping
-    return PrefixInfo(
-        found["id"],
-        found["name"],
-        found["model"],
-        tuple(_little_endian(array("i", found["token_ids"]))),
-        found["created_at"],
-        found["expires_at"],
-    )
+def _info(row: Row[Any]) -> PrefixInfo:
+    return shaped(PrefixInfo, row, tokens=tuple(_little_endian(array("i", row.token_ids))))
 
 
 def _packed(tokens: Sequence[int]) -> bytes:

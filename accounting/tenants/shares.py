@@ -45,11 +45,4 @@ def _check_cache(cache: CacheShare) -> None:
 
 
 def cache_share(row: Row[Any]) -> CacheShare:
-    return CacheShare(
-        row.cache_floor_blocks,
-        row.cache_quota_blocks,
-        row.cache_ttl_s,
-        row.cache_read,
-        row.cache_write,
-        row.cache_moves_volatile,
-    )
+    return CacheShare(**{name: getattr(row, f"cache_{name}") for name in CacheShare.__struct_fields__})

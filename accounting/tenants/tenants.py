@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import upsert
-from accounting.database.paging import Page, newest_first, one
+from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import ModelLimit, Tenant
 from accounting.tenants import shares
 from accounting.values import time_zones
@@ -159,7 +159,7 @@ async def apply_change(
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """Return the limits that were set, by model. A model that is missing has the defaults."""
     rows = await conn.execute(_MODEL_LIMITS, {"tenant_id": tenant_id})
-    return {row.model: ModelLimits(row.model, _limits(row), row.batch_backlog_tokens) for row in rows}
+    return {row.model: ModelLimits(row.model, shaped(Limits, row), row.batch_backlog_tokens) for row in rows}
 
 
 async def set_model_limits(
@@ -202,23 +202,9 @@ def _tenants() -> Select[Any]:
 
 
 def _tenant(row: Row[Any]) -> TenantInfo:
-    return TenantInfo(
-        row.id,
-        row.name,
-        row.status,
-        row.created_at,
-        row.archived_at,
-        _limits(row),
-        row.weight_percent / 100,
-        shares.cache_share(row),
-        row.time_zone,
-        row.stores_responses,
-        row.buys_overflow,
+    return shaped(
+        TenantInfo, row, limits=shaped(Limits, row), weight=row.weight_percent / 100, cache=shares.cache_share(row)
     )
-
-
-def _limits(row: Row[Any]) -> Limits:
-    return Limits(row.requests_per_minute, row.tokens_per_minute, row.concurrency)
 
 
 def _tenant_name(name: str) -> str:

@@ -9,6 +9,7 @@ import msgspec
 from sqlalchemy import func, insert, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.database.paging import shaped
 from accounting.tables.billing_models import InvoicePayment, InvoiceTerms
 from accounting.tables.invoice_models import Invoice
 from accounting.terms import profiles
@@ -135,12 +136,11 @@ async def standings(conn: AsyncConnection, known: dict[str, Terms], notes: Colle
 
 
 def _terms(row: Any) -> Terms:
-    amounts = {name: getattr(row, name) for name in Amounts.__struct_fields__ if name != "tax"}
-    return Terms(
+    return shaped(
+        Terms,
+        row,
         issuer=msgspec.convert(row.issuer, Issuer),
         customer=msgspec.convert(row.customer, Customer),
         rule=TaxRule(tax=row.tax, rate=row.tax_rate, reason=row.tax_reason),
-        amounts=Amounts(tax=row.tax_amount, **amounts),
-        **{name: getattr(row, name) for name in ("decimals", "discount", "settled_before", "due_at")},
-        **{name: getattr(row, name) for name in ("refers_to", "voids", "note")},
+        amounts=shaped(Amounts, row, tax=row.tax_amount),
     )

@@ -104,6 +104,17 @@ def timeout(message: str) -> ApiError:
     return ApiError(408, message, code="request_timeout", headers={"connection": "close"})
 
 
+def too_many(
+    message: str,
+    retry_after_ms: int | None,
+    code: str = "rate_limit_exceeded",
+    type: str = "requests",
+    headgate: dict[str, Any] | None = None,
+) -> ApiError:
+    """A 429. If `retry_after_ms` is None, a repeat cannot help."""
+    return ApiError(429, message, type, code=code, headers=retry_headers(retry_after_ms), headgate=headgate)
+
+
 def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
     """A 503. If `retry_after_ms` is None, a repeat cannot help."""
     return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))

@@ -58,12 +58,8 @@ class KeyConnections:
             return
         key_id = principal.key_id
         if self._open[key_id] >= self._most:
-            raise errors.ApiError(
-                429,
-                "This API key has too many requests running at the same time.",
-                type="concurrency",
-                code="rate_limit_exceeded",
-                headers=errors.retry_headers(RETRY_MS),
+            raise errors.too_many(
+                "This API key has too many requests running at the same time.", RETRY_MS, type="concurrency"
             )
         self._open[key_id] += 1
         try:
@@ -78,8 +74,7 @@ class KeyConnections:
 def one_at_a_time(running: set[str], tenant_id: str, message: str) -> Iterator[None]:
     """Holds a tenant's only place among those that run. Raises `ApiError` 429 with the message if it is taken."""
     if tenant_id in running:
-        headers = errors.retry_headers(RETRY_MS)
-        raise errors.ApiError(429, message, type="requests", code="rate_limit_exceeded", headers=headers)
+        raise errors.too_many(message, RETRY_MS)
     running.add(tenant_id)
     try:
         yield

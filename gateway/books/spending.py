@@ -38,12 +38,11 @@ class OrganizationLimit:
     def check(self) -> None:
         """Checks the limit. Raises `ApiError` 429."""
         if self.reached:
-            raise errors.ApiError(
-                429,
+            raise errors.too_many(
                 "You exceeded your current quota: the spend limit of the organization is reached.",
+                None,
                 type="insufficient_quota",
                 code="insufficient_quota",
-                headers={"x-should-retry": "false"},
             )
 
 

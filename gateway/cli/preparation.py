@@ -20,13 +20,10 @@ from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner
 from gateway.cli.first_prices import first_rates
-from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import ServedModel
 from gateway.generation.model_files import check_names
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
-
-__all__ = ["FAULTS", "GatewayProbes", "Preparation"]
 
 FAULTS = (AccountingError, SQLAlchemyError)
 """Errors of a database or of what is in it."""

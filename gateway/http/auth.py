@@ -185,7 +185,7 @@ class Authenticator:
 
     def _refusal(self, address: str) -> errors.ApiError:
         if blocked_ms := self._throttle.blocked_ms(address):
-            return too_many_bad_keys(blocked_ms)
+            return errors.too_many("Too many requests with an incorrect API key from this address.", blocked_ms)
         self._throttle.punish(address)
         return errors.unauthorized()
 
@@ -242,16 +242,6 @@ class Authenticator:
         if known is None or not self._was_fresh(known) or self._clock() - self._confirmed > OUTAGE_S:
             raise errors.unavailable("database_unavailable", "The key cannot be checked now.")
         return known
-
-
-def too_many_bad_keys(retry_after_ms: int) -> errors.ApiError:
-    return errors.ApiError(
-        429,
-        "Too many requests with an incorrect API key from this address.",
-        type="requests",
-        code="rate_limit_exceeded",
-        headers=errors.retry_headers(retry_after_ms),
-    )
 
 
 AUTH = web.AppKey("auth", Authenticator)

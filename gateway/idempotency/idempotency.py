@@ -185,13 +185,11 @@ async def _settle(conn: AsyncConnection, tenant_id: str, key: str, stored: idemp
 def no_room(refusal: idempotency_store.NoRoom, tenant_id: str) -> errors.ApiError:
     """Returns the error for a tenant that may have no more keys now."""
     wait_ms = max(1, refusal.until - int(time.time())) * 1000
-    return errors.ApiError(
-        429,
+    return errors.too_many(
         f"Too many {refusal.what} of stored answers for Idempotency-Keys in project {tenant_id}: "
         f"Limit {refusal.limit}, Used {refusal.used}.",
-        type="requests",
+        wait_ms,
         code="idempotency_limit_exceeded",
-        headers=errors.retry_headers(wait_ms),
         headgate={
             "level": "tenant",
             "dimension": f"idempotency_{refusal.what}",

@@ -156,14 +156,8 @@ class Share:
 
 
 def _refusal(message: str, dimension: Dimension, limit: int, used: int, wait_ms: int) -> errors.ApiError:
-    return errors.ApiError(
-        429,
-        message,
-        type="requests",
-        code="rate_limit_exceeded",
-        headers=errors.retry_headers(wait_ms),
-        headgate={"level": "tenant", "dimension": dimension, "limit": limit, "used": used},
-    )
+    told = {"level": "tenant", "dimension": dimension, "limit": limit, "used": used}
+    return errors.too_many(message, wait_ms, headgate=told)
 
 
 INTAKE = web.AppKey("intake", Intake)

@@ -12,7 +12,7 @@ from typing import Any
 
 from accounting.values import time_zones
 from accounting.values.currencies import written
-from gateway.base.errors import ApiError, retry_headers
+from gateway.base.errors import ApiError, too_many
 from gateway.limiter.limits import Money, UsageSnapshot, Verdict, Window
 from gateway.limiter.rules import COUNTED, BudgetUse, LimitSubject, Rule
 
@@ -121,13 +121,11 @@ def _over_limit(
     open_tokens = 0 if unit in ("requests", "running") else min(window.open, window.sum)
     never, wait_ms = verdict.wait_ms < 0, _told(verdict.wait_ms)
     advice = "This request alone exceeds the limit." if never else f"Please try again in {duration(wait_ms)}."
-    return ApiError(
-        429,
+    return too_many(
         f"Rate limit reached for {model} in project {holder.tenant_id} on {WORDS[rule.dimension]}: "
         f"Limit {rule.limit}, Used {window.sum}, Requested {requested.get(unit, 1)}. {advice}",
+        None if never else wait_ms,
         type={"requests": "requests", "running": "concurrency"}.get(unit, "tokens"),
-        code="rate_limit_exceeded",
-        headers=retry_headers(None if never else wait_ms),
         headgate={
             "level": rule.level,
             "dimension": rule.dimension,
@@ -152,12 +150,11 @@ def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse, currenc
     limit = use.budget.limit_at(holder.opened_ms)
     amount = f": {written(limit, currency)} {currency}" if currency else ""
     whose = "this API key in project" if use.budget.key_id else "project"
-    return ApiError(
-        429,
+    return too_many(
         f"You exceeded your current quota: hard budget of {whose} {holder.tenant_id}{amount}.",
+        None,
         type="insufficient_quota",
         code="insufficient_quota",
-        headers={"x-should-retry": "false"},
         headgate={
             "level": use.budget.scope,
             "dimension": "budget_micro_units",

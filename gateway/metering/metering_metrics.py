@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
@@ -41,39 +42,30 @@ class MeteringMetrics:
         """The series that an ending counts in: tokens by kind, and the charge. The key is tenant, model, currency."""
         self._num_refused = 0
         """The number of endings that SQL refused while the journal took none."""
-        self._shadow_refusals = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._shadow_refusals = counter(
             "headgate_shadow_refusals",
             "Requests that a limit or budget in shadow mode would have refused.",
             ("level", "dimension"),
-            registry=registry,
         )
-        self._tokens = Counter(
-            "headgate_tokens", "Tokens that were charged for.", ("tenant", "model", "kind"), registry=registry
+        self._tokens = counter("headgate_tokens", "Tokens that were charged for.", ("tenant", "model", "kind"))
+        self._charge = counter(
+            "headgate_charge_micro_units", "Charges in millionths of the currency.", ("tenant", "currency")
         )
-        self._charge = Counter(
-            "headgate_charge_micro_units",
-            "Charges in millionths of the currency.",
-            ("tenant", "currency"),
-            registry=registry,
-        )
-        self._budget = Gauge(
+        self._budget = gauge(
             "headgate_budget_remaining_ratio",
             "Share of the tightest budget that was left at the tenant's last request.",
             ("tenant",),
-            registry=registry,
         )
-        self._scripts = Histogram(
+        self._scripts = histogram(
             "headgate_limiter_script_seconds",
             "Time of a limiter script, as its caller sees it.",
             ("script",),
             buckets=SECONDS,
-            registry=registry,
         )
-        self._commits = Histogram(
-            "headgate_journal_commit_seconds",
-            "Time until an ending is durable in the journal.",
-            buckets=SECONDS,
-            registry=registry,
+        self._commits = histogram(
+            "headgate_journal_commit_seconds", "Time until an ending is durable in the journal.", buckets=SECONDS
         )
 
     def watch(self, limiter: Limiter, link: RedisLink, journal: Journal, shipper: Shipper) -> None:

@@ -1,4 +1,6 @@
-"""Helpers that the operator's routes share: a checked body, the actor, the time, and the route with its scope."""
+"""Helpers that the routes of objects share, the operator's and those of tenants' administrators: a checked body, the actor,
+whose objects may be seen, the time, and the route with its scope.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from aiohttp import web
 from gateway.base import errors
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
-from gateway.http.route_table import Handler, Route
+from gateway.http.route_table import Handler, Route, Scope
 from gateway.schema import query
 from gateway.schema.convert import convert
 from gateway.schema.json_body import decode_stored
@@ -40,6 +42,12 @@ def project(request: web.Request) -> str:
 
 def part(request: web.Request, name: str) -> str:
     return request.match_info[name]
+
+
+def only_of(request: web.Request) -> str | None:
+    """Returns the tenant whose objects the caller may see. None stands for all tenants."""
+    principal = request[PRINCIPAL]
+    return None if principal.kind == "operator" else principal.tenant_id
 
 
 def actor(request: web.Request) -> str:
@@ -72,6 +80,8 @@ def ends_streams(request: web.Request, default: bool = True) -> bool:
     return default if asked is None else asked == "immediate"
 
 
-def route(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
-    """Makes an operator's route. `takes` is the type of the body; None means that no body is read."""
-    return Route(method, path, handler, "admin", MAX_BODY_BYTES, json_body=takes is not None, takes=takes)
+def route(
+    method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None, scope: Scope = "admin"
+) -> Route:
+    """Makes a route, an operator's by default. `takes` is the type of the body; None means that no body is read."""
+    return Route(method, path, handler, scope, MAX_BODY_BYTES, json_body=takes is not None, takes=takes)

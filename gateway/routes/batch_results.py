@@ -38,7 +38,7 @@ async def results(request: web.Request) -> web.StreamResponse:
     async with reading(request) as conn:
         batch = await batches.get(conn, tenant_id, request.match_info["batch"])
     data_key = await request.app[DATA_KEYS].key(tenant_id)
-    parts = _of_files(request, batch, data_key) if batch.state in batches.ENDED else _of_rows(request, batch, data_key)
+    parts = _of_files(request, batch, data_key) if batch.state in files.ENDED else _of_rows(request, batch, data_key)
     first = await anext(parts, b"")  # read before the head leaves, so that a database that is away is an error
     response = web.StreamResponse(headers={"content-type": "application/jsonl", "x-content-type-options": "nosniff"})
     await response.prepare(request)
@@ -56,7 +56,7 @@ async def _of_rows(request: web.Request, batch: BatchInfo, data_key: bytes) -> A
         async with reading(request) as conn:
             rows = await batch_results.line_page(conn, batch.id, after)
             batch = await batches.get(conn, batch.tenant_id, batch.id)
-        if batch.state in batches.ENDED:
+        if batch.state in files.ENDED:
             break
         if not rows:
             return

@@ -26,6 +26,7 @@ from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.idempotency import creations
 from gateway.intake.fingerprints import fingerprint
+from gateway.routes.admin import only_of
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
 from gateway.schema.convert import convert
@@ -75,7 +76,7 @@ async def create(request: web.Request) -> web.Response:
 async def retrieve(request: web.Request) -> web.Response:
     """Shows a batch."""
     async with reading(request) as conn:
-        batch = await batches.get(conn, _owner(request), _id(request))
+        batch = await batches.get(conn, only_of(request), _id(request))
         [charge] = await _charges(conn, [batch])
         failures = await batch_results.failures(conn, batch.id) if batch.num_failed else []
     return _reply(request, batch, charge, failures)
@@ -83,7 +84,7 @@ async def retrieve(request: web.Request) -> web.Response:
 
 async def list_batches(request: web.Request) -> web.Response:
     """Lists batches, the newest first."""
-    asked, owner = request.query, _owner(request)
+    asked, owner = request.query, only_of(request)
     async with reading(request) as conn:
         page = await batches.list_batches(
             conn,
@@ -101,16 +102,10 @@ async def cancel(request: web.Request) -> web.Response:
     """Cancels a batch."""
     async with writing(request, changes_identities=False) as conn:
         actor = request[PRINCIPAL].key_id
-        batch = await batches.cancel(conn, _owner(request), _id(request), int(time.time()), actor=actor)
+        batch = await batches.cancel(conn, only_of(request), _id(request), int(time.time()), actor=actor)
         [charge] = await _charges(conn, [batch])
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
     return _reply(request, batch, charge)
-
-
-def _owner(request: web.Request) -> str | None:
-    """Returns the tenant whose batches the caller may see. None stands for all tenants."""
-    principal = request[PRINCIPAL]
-    return None if principal.kind == "operator" else principal.tenant_id
 
 
 Charge = tuple[int, str]
@@ -131,7 +126,7 @@ def _reply(
 def _object(
     request: web.Request, batch: BatchInfo, charge: Charge, failures: Sequence[LineFailures] | None = None
 ) -> dict[str, Any]:
-    owner = {} if _owner(request) else {"project_id": batch.tenant_id}
+    owner = {} if only_of(request) else {"project_id": batch.tenant_id}
     return batch_object(batch, *charge, int(time.time()), failures) | owner
 
 

@@ -13,8 +13,8 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
-from gateway.routes.admin import route
-from gateway.routes.invoices import INVOICES, answer_as, only_of, wanted_type
+from gateway.routes.admin import only_of, route
+from gateway.routes.invoices import INVOICES, answer_as, wanted_type
 from gateway.schema import billing as shapes
 from gateway.schema import invoices as invoice_shapes
 from gateway.schema import query

@@ -21,6 +21,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, translated, writing
 from gateway.routes import common
+from gateway.routes.admin import only_of
 from gateway.schema import invoices as shapes
 from gateway.schema import query
 from gateway.schema.convert import convert
@@ -150,12 +151,6 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
         await response.write(csv_text.lines(page).encode())
     await response.write_eof()
     return response
-
-
-def only_of(request: web.Request) -> str | None:
-    """Returns the tenant whose rows the caller may see. None stands for all tenants."""
-    principal = request[PRINCIPAL]
-    return None if principal.kind == "operator" else principal.tenant_id
 
 
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:

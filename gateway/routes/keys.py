@@ -7,9 +7,8 @@ results is checked in the transaction that made it.
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -20,10 +19,10 @@ from accounting.values.errors import NotFoundError
 from accounting.values.tenant_types import ApiKeyInfo
 from gateway.base.app_keys import PEPPER
 from gateway.http.auth import PRINCIPAL
-from gateway.http.route_table import Handler, Route, Scope
+from gateway.http.route_table import Route, Scope
 from gateway.http.sql import reading, writing
 from gateway.routes import admin
-from gateway.routes.admin import MAX_BODY_BYTES, route
+from gateway.routes.admin import route
 from gateway.schema import keys as shapes
 from gateway.schema import query
 from gateway.schema.organization import deleted, page_of, reply
@@ -144,10 +143,8 @@ def _check(holder: ApiKeyInfo | None, key: ApiKeyInfo) -> None:
 
 
 def _routes(root: str, scope: Scope) -> list[Route]:
-    def one(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
-        return Route(method, path, handler, scope, MAX_BODY_BYTES, json_body=takes is not None, takes=takes)
-
     key = root + "/{key_id}"
+    one = partial(route, scope=scope)
     return [
         one("GET", root, list_keys),
         one("POST", root, create, shapes.NewKey),

@@ -130,7 +130,7 @@ async def cancel(request: web.Request) -> web.Response:
     principal = request[PRINCIPAL]
     async with writing(request, changes_identities=False) as conn:
         batch = await message_batches.get(conn, principal.tenant_id, _id(request))
-        if batch.state not in batches.ENDED:
+        if batch.state not in files.ENDED:
             now = int(time.time())
             batch = await batches.cancel(conn, principal.tenant_id, batch.id, now, actor=principal.key_id)
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
@@ -149,7 +149,7 @@ async def delete(request: web.Request) -> web.Response:
 async def results(request: web.Request) -> web.StreamResponse:
     """Sends one line of JSON for each request, as it is read from the batch's files."""
     batch = await _get(request)
-    if batch.state not in batches.ENDED:
+    if batch.state not in files.ENDED:
         raise errors.not_found("The Message Batch has no results yet: it has not ended.")
     found: list[tuple[Reader, Callable[[bytes], bytes]]]
     if not batch.num_total:
@@ -191,7 +191,7 @@ async def _get(request: web.Request) -> BatchInfo:
 
 async def _shown(request: web.Request, batch: BatchInfo) -> dict[str, Any]:
     lines: dict[str, int] = {}
-    if batch.state in batches.ENDED:
+    if batch.state in files.ENDED:
         async with reading(request) as conn:
             lines = await message_batches.ended_lines(conn, batch.id)
     num_requests = batch.num_total or await _num_requests(request, batch)

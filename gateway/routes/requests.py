@@ -6,10 +6,9 @@ from aiohttp import web
 
 from accounting.requests import label_usage, request_log, request_prices, request_volume, sessions
 from accounting.values import clock
-from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
-from gateway.routes.admin import part, route
+from gateway.routes.admin import only_of, part, route
 from gateway.schema import label_usage as by_label
 from gateway.schema import otlp, query
 from gateway.schema import requests as shapes
@@ -18,7 +17,7 @@ from gateway.schema.organization import reply
 
 async def list_requests(request: web.Request) -> web.Response:
     """Lists requests, the newest first, without their timelines."""
-    tenant_id = _only_of(request)
+    tenant_id = only_of(request)
     wanted = shapes.filter_of(request.query, tenant_id)
     async with reading(request) as conn:
         found = await request_log.list_requests(conn, wanted, **query.page(request.query))
@@ -27,7 +26,7 @@ async def list_requests(request: web.Request) -> web.Response:
 
 async def show(request: web.Request) -> web.Response:
     """Shows one request with its timeline and why it cost what it did."""
-    tenant_id = _only_of(request)
+    tenant_id = only_of(request)
     async with reading(request) as conn:
         found = await request_log.get(conn, part(request, "request_id"), tenant_id)
         price = await request_prices.price_of(conn, found)
@@ -36,7 +35,7 @@ async def show(request: web.Request) -> web.Response:
 
 async def show_spans(request: web.Request) -> web.Response:
     """Shows one request as OTLP/JSON, for any tool that reads traces."""
-    tenant_id = _only_of(request)
+    tenant_id = only_of(request)
     async with reading(request) as conn:
         found = await request_log.get(conn, part(request, "request_id"), tenant_id)
     return reply(otlp.document(found, for_operator=tenant_id is None))
@@ -44,7 +43,7 @@ async def show_spans(request: web.Request) -> web.Response:
 
 async def volume(request: web.Request) -> web.Response:
     """Counts requests over time."""
-    wanted, num_buckets = shapes.volume_filter_of(request.query, _only_of(request), clock.now_ms())
+    wanted, num_buckets = shapes.volume_filter_of(request.query, only_of(request), clock.now_ms())
     async with reading(request) as conn:
         found = await request_volume.volume(conn, wanted, num_buckets)
     return reply(shapes.volume(found))
@@ -52,7 +51,7 @@ async def volume(request: web.Request) -> web.Response:
 
 async def list_sessions(request: web.Request) -> web.Response:
     """Lists conversations with their sums, the newest first; their requests are listed with `session_id`."""
-    wanted = shapes.sessions_filter_of(request.query, _only_of(request))
+    wanted = shapes.sessions_filter_of(request.query, only_of(request))
     async with reading(request) as conn:
         found = await sessions.list_sessions(conn, wanted, query.limit(request.query, 20, 100))
     return reply(shapes.sessions(found))
@@ -60,7 +59,7 @@ async def list_sessions(request: web.Request) -> web.Response:
 
 async def list_label_sums(request: web.Request) -> web.Response:
     """Lists the sums of charged requests by end user or by a field of their metadata, the largest first."""
-    wanted = by_label.filter_of(request.query, _only_of(request), clock.now_ms())
+    wanted = by_label.filter_of(request.query, only_of(request), clock.now_ms())
     async with reading(request) as conn:
         labels = await label_usage.list_labels(conn, wanted)
         found = await label_usage.list_sums(conn, wanted, query.limit(request.query, 100, 1000))
@@ -68,12 +67,6 @@ async def list_label_sums(request: web.Request) -> web.Response:
         if query.boolean(request.query, "by_day"):
             days = await label_usage.list_days(conn, wanted, by_label.largest(found))
     return reply(by_label.sums(found, labels, days))
-
-
-def _only_of(request: web.Request) -> str | None:
-    """Returns the tenant whose requests the caller may see. None stands for all tenants."""
-    principal = request[PRINCIPAL]
-    return None if principal.kind == "operator" else principal.tenant_id
 
 
 ROUTES = [

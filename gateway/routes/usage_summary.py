@@ -13,10 +13,9 @@ from accounting.limits import caps
 from accounting.requests import failures
 from accounting.values import clock
 from accounting.values.periods import DAY_S, bounds, month_start, period_of
-from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
-from gateway.routes.admin import route
+from gateway.routes.admin import only_of, route
 from gateway.schema import query
 from gateway.schema import usage_summary as shapes
 from gateway.schema.organization import reply
@@ -28,8 +27,7 @@ NUM_CAPS, NUM_TENANTS, NUM_CAUSES = 10, 10, 5
 async def show(request: web.Request) -> web.Response:
     """Sums up what was spent today and this month, its forecast, the cache's part, failures and the nearest caps."""
     query.refuse_unknown(request.query, ())
-    principal = request[PRINCIPAL]
-    tenant_id = None if principal.kind == "operator" else principal.tenant_id
+    tenant_id = only_of(request)
     now_ms = clock.now_ms()
     now = now_ms // 1000
     month, today = month_start(now), now - now % DAY_S

@@ -6,9 +6,8 @@ used. It sees the webhooks that it made, which go to public addresses only. Noth
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -21,9 +20,9 @@ from accounting.values.types import OPERATOR_TENANT
 from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
 from gateway.http.auth import PRINCIPAL
-from gateway.http.route_table import Handler, Route, Scope
+from gateway.http.route_table import Route, Scope
 from gateway.http.sql import reading, writing
-from gateway.routes.admin import MAX_BODY_BYTES, actor, fields, part, who
+from gateway.routes.admin import actor, fields, part, route, who
 from gateway.routes.keys import unbounded_holder
 from gateway.schema import query
 from gateway.schema import webhooks as shapes
@@ -122,10 +121,8 @@ async def _named(request: web.Request, conn: AsyncConnection) -> WebhookInfo:
 
 
 def _routes(root: str, scope: Scope) -> list[Route]:
-    def one(method: Any, path: str, handler: Handler, takes: type[msgspec.Struct] | None = None) -> Route:
-        return Route(method, path, handler, scope, MAX_BODY_BYTES, json_body=takes is not None, takes=takes)
-
     webhook = root + "/{webhook_id}"
+    one = partial(route, scope=scope)
     return [
         one("POST", root, create, shapes.WebhookFields),
         one("GET", root, list_all),

@@ -5,6 +5,7 @@ series (operations.md 3.3).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import prometheus_client
 from aiohttp import web
@@ -39,59 +40,48 @@ class Metrics:
         self._labelled = CollectorRegistry()
         self._labelled.register(Labelled(self.registry, slot))
         self._models: frozenset[str] = frozenset()
-        self.duration = Histogram(
+        counter, histogram = partial(Counter, registry=self.registry), partial(Histogram, registry=self.registry)
+        self.duration = histogram(
             "gen_ai_server_request_duration_seconds",
             "Seconds from the acceptance of a request to the last byte of its answer.",
             GENAI_LABELS,
             buckets=DURATION_BUCKETS,
-            registry=self.registry,
         )
-        self.first_token = Histogram(
+        self.first_token = histogram(
             "gen_ai_server_time_to_first_token_seconds",
             "Seconds from the acceptance of a request to the first byte of its stream.",
             GENAI_LABELS,
             buckets=DURATION_BUCKETS,
-            registry=self.registry,
         )
-        self.per_token = Histogram(
+        self.per_token = histogram(
             "gen_ai_server_time_per_output_token_seconds",
             "Seconds per output token after the first: (duration - time to first token) / (output tokens - 1).",
             GENAI_LABELS,
             buckets=PER_TOKEN_BUCKETS,
-            registry=self.registry,
         )
-        self.requests = Counter(
-            "headgate_requests",
-            "Requests that have finished.",
-            ("route", "model", "tier", "outcome"),
-            registry=self.registry,
+        self.requests = counter(
+            "headgate_requests", "Requests that have finished.", ("route", "model", "tier", "outcome")
         )
-        self.disconnects = Counter(
-            "headgate_client_disconnects",
-            "Clients that disconnected before their answer was complete.",
-            ("phase",),
-            registry=self.registry,
+        self.disconnects = counter(
+            "headgate_client_disconnects", "Clients that disconnected before their answer was complete.", ("phase",)
         )
         for phase in ("queue_or_prefill", "decode"):
             self.disconnects.labels(phase)
-        self.loop_lag = Histogram(
+        self.loop_lag = histogram(
             "headgate_event_loop_lag_seconds",
             "Seconds by which a timer of 100 ms fires too late, or one of 1 s while no request runs.",
             buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
-            registry=self.registry,
         )
-        self.admissions = Counter(
+        self.admissions = counter(
             "headgate_admission",
             "Requests for an answer: admitted, or refused and with which error code.",
             ("decision", "reason"),
-            registry=self.registry,
         )
-        self.admission_wait = Histogram(
+        self.admission_wait = histogram(
             "headgate_admission_wait_seconds",
             "From the tokenized prompt to the admission.",
             ("tier",),
             buckets=WAIT_BUCKETS,
-            registry=self.registry,
         )
         self._reasons = FirstSeen(MAX_REASONS)
         self._series = Series()

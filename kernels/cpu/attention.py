@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from llvmlite import ir
 from numba import njit
 from numba.core import types
-from numba.extending import intrinsic
 
 from kernels.cpu import emit
-from kernels.cpu.emit import NUM
+from kernels.cpu.emit import NUM, intrinsic
 from kernels.cpu.lanes import (
     ask,
     first_of,
@@ -48,28 +46,11 @@ def scratch_floats(groups: int) -> int:
     return groups * (_ROOM + 2)
 
 
-@intrinsic
-def _scores(
-    typing: Any,
-    narrow: Any,
-    heads: Any,
-    q: Any,
-    q_stride: Any,
-    k: Any,
-    k_stride: Any,
-    num: Any,
-    depth: Any,
-    out: Any,
-    stride: Any,
-) -> Any:
+@intrinsic(types.void, *[types.int64] * 10)
+def _scores(builder: ir.IRBuilder, *values: ir.Value) -> None:
     """Computes products of up to `_HEADS` queries and 4 keys, `depth` vectors deep; strides are in bytes. If there are
     fewer keys, the last one is used for the missing ones."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _by_heads(builder, _emit_scores, args)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10), build
+    _by_heads(builder, _emit_scores, values)
 
 
 def _by_heads(builder: ir.IRBuilder, body: Callable[..., None], args: Sequence[ir.Value]) -> None:
@@ -143,27 +124,10 @@ def _four_totals(builder: ir.IRBuilder, sums: list[ir.Value]) -> ir.Value:
     return emit.shuffled(builder, x, x, [0, 4, 8, 12])
 
 
-@intrinsic
-def _sums(
-    typing: Any,
-    narrow: Any,
-    heads: Any,
-    w: Any,
-    w_stride: Any,
-    v: Any,
-    v_stride: Any,
-    num: Any,
-    depth: Any,
-    sums: Any,
-    stride: Any,
-) -> Any:
+@intrinsic(types.void, *[types.int64] * 10)
+def _sums(builder: ir.IRBuilder, *values: ir.Value) -> None:
     """Adds weight times value of some tokens to the sums of up to `_HEADS` heads, `depth` vectors wide, at most 4."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        _by_heads(builder, _emit_sums, args)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 10), build
+    _by_heads(builder, _emit_sums, values)
 
 
 def _emit_sums(

@@ -6,9 +6,12 @@ function and returns their result; addresses are int64 in bytes and need no alig
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import llvmlite.binding
+import numba.extending
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -62,6 +65,27 @@ def _knows(feature: str) -> bool:
         return bool(llvmlite.binding.get_host_cpu_features().get(feature))
     except RuntimeError:  # it cannot tell for every kind of CPU
         return False
+
+
+def intrinsic(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Makes a function that numba's functions call, with a result and arguments of these types of numba's. What is decorated
+    emits its instructions: it takes the builder and a value for each argument, and returns the result, or None for `void`."""
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        def build(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+            found = emit(builder, *values)
+            return context.get_dummy_value() if found is None else found
+
+        def typed(_typing: Any, *_values: Any) -> Any:
+            return result(*arguments), build
+
+        # numba takes the number of arguments from here.
+        taken = [inspect.Parameter(f"_{n}", inspect.Parameter.POSITIONAL_ONLY) for n in range(len(arguments) + 1)]
+        typed.__name__, typed.__doc__ = emit.__name__, emit.__doc__
+        typed.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # what `inspect` documents
+        return numba.extending.intrinsic(typed)
+
+    return decorate
 
 
 # --- building blocks of the intrinsics ---

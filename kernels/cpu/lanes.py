@@ -7,11 +7,12 @@ It knows addresses and registers. It does not know what is computed from them.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 
 from kernels.cpu.emit import (
     FLOAT,
@@ -22,6 +23,7 @@ from kernels.cpu.emit import (
     VECTOR,
     WORDS,
     fused,
+    intrinsic,
     load_floats,
     load_widened,
     pointer,
@@ -45,56 +47,35 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, kind, VECTOR)  # type: ignore[no-untyped-call]  # numba has no types for it
 
 
-@intrinsic
-def load(typing: Any, address: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return load_floats(builder, args[0])
-
-    return LANES(types.int64), build
+@intrinsic(LANES, types.int64)
+def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return load_floats(builder, address)
 
 
-@intrinsic
-def load_bf16(typing: Any, address: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return load_widened(builder, args[0])
-
-    return LANES(types.int64), build
+@intrinsic(LANES, types.int64)
+def load_bf16(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return load_widened(builder, address)
 
 
-@intrinsic
-def store(typing: Any, address: Any, lanes: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], pointer(builder, args[0], VECTOR)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(types.int64, LANES), build
+@intrinsic(types.void, types.int64, LANES)
+def store(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> None:
+    builder.store(lanes, pointer(builder, address, VECTOR)).align = 4
 
 
-@intrinsic
-def store_bf16(typing: Any, address: Any, lanes: Any) -> Any:
+@intrinsic(types.void, types.int64, LANES)
+def store_bf16(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> None:
     """Stores bfloat16, rounded to nearest even."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        upper = builder.lshr(_nearest(builder, args[1]), _word(16))
-        narrow = builder.trunc(upper, HALVES)
-        builder.store(narrow, pointer(builder, args[0], HALVES)).align = 2
-        return context.get_dummy_value()
-
-    return types.void(types.int64, LANES), build
+    upper = builder.lshr(_nearest(builder, lanes), _word(16))
+    narrow = builder.trunc(upper, HALVES)
+    builder.store(narrow, pointer(builder, address, HALVES)).align = 2
 
 
-@intrinsic
-def store_pairs(typing: Any, address: Any, low: Any, high: Any) -> Any:
+@intrinsic(types.void, types.int64, LANES, LANES)
+def store_pairs(builder: ir.IRBuilder, address: ir.Value, low: ir.Value, high: ir.Value) -> None:
     """Stores pairs of bfloat16, rounded to nearest even, a number of `low` and one of `high`."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, low, high = args
-        upper = builder.and_(_nearest(builder, high), _word(0xFFFF0000))
-        pairs = builder.or_(builder.lshr(_nearest(builder, low), _word(16)), upper)
-        builder.store(pairs, pointer(builder, address, WORDS)).align = 4
-        return context.get_dummy_value()
-
-    return types.void(types.int64, LANES, LANES), build
+    upper = builder.and_(_nearest(builder, high), _word(0xFFFF0000))
+    pairs = builder.or_(builder.lshr(_nearest(builder, low), _word(16)), upper)
+    builder.store(pairs, pointer(builder, address, WORDS)).align = 4
 
 
 def _word(value: int) -> ir.Value:
@@ -110,117 +91,79 @@ def _nearest(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
     return builder.select(is_none, _word(0x7FC00000), near)
 
 
-@intrinsic
-def spread(typing: Any, number: Any) -> Any:
+@intrinsic(LANES, types.float32)
+def spread(builder: ir.IRBuilder, number: ir.Value) -> ir.Value:
     """Returns one number in every lane."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return splat(builder, args[0], VECTOR)
-
-    return LANES(types.float32), build
+    return splat(builder, number, VECTOR)
 
 
-@intrinsic
-def fma(typing: Any, a: Any, b: Any, c: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return fused(builder, *args)
-
-    return LANES(LANES, LANES, LANES), build
+@intrinsic(LANES, LANES, LANES, LANES)
+def fma(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
+    return fused(builder, a, b, c)
 
 
-@intrinsic
-def larger(typing: Any, a: Any, b: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(">", *args), *args)
-
-    return LANES(LANES, LANES), build
+@intrinsic(LANES, LANES, LANES)
+def larger(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@intrinsic
-def smaller(typing: Any, a: Any, b: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", *args), *args)
-
-    return LANES(LANES, LANES), build
+@intrinsic(LANES, LANES, LANES)
+def smaller(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
-@intrinsic
-def where_below(typing: Any, a: Any, bound: Any, low: Any, other: Any) -> Any:
+@intrinsic(LANES, LANES, LANES, LANES, LANES)
+def where_below(builder: ir.IRBuilder, a: ir.Value, bound: ir.Value, low: ir.Value, other: ir.Value) -> ir.Value:
     """Returns `low` in the lanes where a is below the bound, `other` elsewhere."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered("<", args[0], args[1]), args[2], args[3])
-
-    return LANES(LANES, LANES, LANES, LANES), build
+    return builder.select(builder.fcmp_ordered("<", a, bound), low, other)
 
 
-@intrinsic
-def first_of(typing: Any, a: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.extract_element(args[0], INT32(0))
-
-    return types.float32(LANES), build
+@intrinsic(types.float32, LANES)
+def first_of(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
+    return builder.extract_element(a, INT32(0))
 
 
-@intrinsic
-def rounded(typing: Any, a: Any) -> Any:
+@intrinsic(LANES, LANES)
+def rounded(builder: ir.IRBuilder, a: ir.Value) -> ir.Value:
     """Rounds to the nearest whole numbers."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(VECTOR, [VECTOR])
-        name = "llvm.nearbyint.v16f32"
-        return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
-
-    return LANES(LANES), build
+    kind = ir.FunctionType(VECTOR, [VECTOR])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.nearbyint.v16f32"), [a])
 
 
-@intrinsic
-def power_of_two(typing: Any, exponents: Any) -> Any:
+@intrinsic(LANES, LANES)
+def power_of_two(builder: ir.IRBuilder, exponents: ir.Value) -> ir.Value:
     """Returns 2ⁿ for whole numbers from -126 to 127."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        whole = builder.fptosi(args[0], WORDS)
-        biased = builder.add(whole, ir.Constant(WORDS, [127] * NUM))
-        return builder.bitcast(builder.shl(biased, ir.Constant(WORDS, [23] * NUM)), VECTOR)
-
-    return LANES(LANES), build
+    biased = builder.add(builder.fptosi(exponents, WORDS), _word(127))
+    return builder.bitcast(builder.shl(biased, _word(23)), VECTOR)
 
 
-def _reduction(name: str) -> Any:
-    def reduce(typing: Any, lanes: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            halves = args[0]
-            for width in (8, 4, 2, 1):
-                low, high = (shuffled(builder, halves, halves, list(range(at, at + width))) for at in (0, width))
-                if name == "sum":
-                    halves = builder.fadd(low, high)
-                else:
-                    halves = builder.select(builder.fcmp_ordered(">", low, high), low, high)
-            return builder.extract_element(halves, INT32(0))
-
-        return types.float32(LANES), build
-
-    return intrinsic(reduce)
+@intrinsic(types.float32, LANES)
+def total(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
+    return _reduced(builder, lanes, builder.fadd)
 
 
-total = _reduction("sum")
-largest = _reduction("largest")
+@intrinsic(types.float32, LANES)
+def largest(builder: ir.IRBuilder, lanes: ir.Value) -> ir.Value:
+    return _reduced(builder, lanes, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
+
+
+def _reduced(builder: ir.IRBuilder, halves: ir.Value, both: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
+    for width in (8, 4, 2, 1):
+        low, high = (shuffled(builder, halves, halves, list(range(at, at + width))) for at in (0, width))
+        halves = both(low, high)
+    return builder.extract_element(halves, INT32(0))
 
 
 def _arithmetic(symbol: Any, name: str) -> None:
     """Defines an operator for two `Lanes`."""
 
-    def typed(typing: Any, a: Any, b: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, name)(*args)
-
-        return LANES(LANES, LANES), build
-
-    apply = intrinsic(typed)
+    @intrinsic(LANES, LANES, LANES)
+    def apply(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
+        return getattr(builder, name)(a, b)
 
     def found(a, b):  # type: ignore[no-untyped-def]  # numba compares it with the lambda
         if isinstance(a, LanesType) and isinstance(b, LanesType):
-            return lambda a, b: apply(a, b)  # type: ignore[call-arg]  # numba hands over the typing context
+            return lambda a, b: apply(a, b)
         return None
 
     overload(symbol)(found)
@@ -232,83 +175,52 @@ _arithmetic(operator.mul, "fmul")
 _arithmetic(operator.truediv, "fdiv")
 
 
-@intrinsic
-def ask(typing: Any, address: Any) -> Any:
+@intrinsic(types.void, types.int64)
+def ask(builder: ir.IRBuilder, address: ir.Value) -> None:
     """Prefetches the 64 bytes at an address, which will be read soon."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        prefetch(builder, args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), build
+    prefetch(builder, address)
 
 
 # --- single numbers in memory ---
 
 
-def _scalar_load(kind: ir.Type, numba_kind: Any) -> Any:
-    def fetch(typing: Any, address: Any) -> Any:
-        def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return builder.load(pointer(builder, args[0], kind))
-
-        return numba_kind(types.int64), build
-
-    return intrinsic(fetch)
+@intrinsic(types.float32, types.int64)
+def number_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return builder.load(pointer(builder, address, FLOAT))
 
 
-number_at = _scalar_load(FLOAT, types.float32)
-integer_at = _scalar_load(INT64, types.int64)
+@intrinsic(types.int64, types.int64)
+def integer_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
+    return builder.load(pointer(builder, address, INT64))
 
 
-@intrinsic
-def put_number(typing: Any, address: Any, number: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], pointer(builder, args[0], FLOAT))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), build
+@intrinsic(types.void, types.int64, types.float32)
+def put_number(builder: ir.IRBuilder, address: ir.Value, number: ir.Value) -> None:
+    builder.store(number, pointer(builder, address, FLOAT))
 
 
-@intrinsic
-def put_integer(typing: Any, address: Any, number: Any) -> Any:
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[1], pointer(builder, args[0], INT64))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), build
+@intrinsic(types.void, types.int64, types.int64)
+def put_integer(builder: ir.IRBuilder, address: ir.Value, number: ir.Value) -> None:
+    builder.store(number, pointer(builder, address, INT64))
 
 
 # --- threads ---
 
 
-@intrinsic
-def add_at(typing: Any, address: Any, number: Any) -> Any:
+@intrinsic(types.int64, types.int64, types.int64)
+def add_at(builder: ir.IRBuilder, address: ir.Value, number: ir.Value) -> ir.Value:
     """Adds to the int64 at an address and returns its value before, as one atomic step for all threads."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.atomic_rmw("add", pointer(builder, args[0], INT64), args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), build
+    return builder.atomic_rmw("add", pointer(builder, address, INT64), number, "seq_cst")
 
 
-@intrinsic
-def seen_at(typing: Any, address: Any) -> Any:
+@intrinsic(types.int64, types.int64)
+def seen_at(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Returns the int64 at an address as the last thread wrote it."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.load_atomic(pointer(builder, args[0], INT64), "seq_cst", 8)
-
-    return types.int64(types.int64), build
+    return builder.load_atomic(pointer(builder, address, INT64), "seq_cst", 8)
 
 
-@intrinsic
-def pause(typing: Any) -> Any:
+@intrinsic(types.void)
+def pause(builder: ir.IRBuilder) -> None:
     """Gives the core's other hardware thread priority."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [])
-        name = "llvm.x86.sse2.pause"
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
-        return context.get_dummy_value()
-
-    return types.void(), build
+    kind = ir.FunctionType(ir.VoidType(), [])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])

@@ -14,10 +14,9 @@ from typing import Any
 from llvmlite import ir
 from numba import njit
 from numba.core import types
-from numba.extending import intrinsic
 
 from kernels.cpu import emit
-from kernels.cpu.emit import NUM
+from kernels.cpu.emit import NUM, intrinsic
 from kernels.cpu.lanes import add_at, integer_at, load, store
 from kernels.cpu.team import LINE, take
 from kernels.cpu.tiles import release, tile_product
@@ -40,30 +39,23 @@ _MOST_FREE = 8
 is better than explicit prefetches."""
 
 
-@intrinsic
-def _tile(typing: Any, kind: Any, rows: Any, panel: Any, x: Any, x_stride: Any, num: Any, out: Any, stride: Any) -> Any:
-    """Computes the products of up to `_ROWS` rows and a panel. `num` is the number of inputs, or of pairs of them."""
+@intrinsic(types.void, *[types.int64] * 8)
+def _tile(builder: ir.IRBuilder, kind: ir.Value, rows: ir.Value, *rest: ir.Value) -> None:
+    """Computes the products of up to `_ROWS` rows and a panel, as `_emit` takes them."""
+    integer = rows.type
+    last = builder.sub(rows, integer(1))
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind, rows, *rest = args
-        integer = rows.type
-        last = builder.sub(rows, integer(1))
+    def of_kind(number: int) -> None:
+        tiles = {
+            n: partial(_emit, builder, number, [integer(row) for row in range(n)], *rest)
+            for n in range(1, _FEW_ROWS + 1)
+        }
+        # The last row is used for the missing ones.
+        some = [_smaller(builder, integer(row), last) for row in range(_ROWS)]
+        tiles[_ROWS] = partial(_emit, builder, number, some, *rest)
+        emit.choose(builder, rows, tiles)
 
-        def of_kind(number: int) -> None:
-            tiles = {
-                n: partial(_emit, builder, number, [integer(row) for row in range(n)], *rest)
-                for n in range(1, _FEW_ROWS + 1)
-            }
-            # The last row is used for the missing ones.
-            some = [_smaller(builder, integer(row), last) for row in range(_ROWS)]
-            tiles[_ROWS] = partial(_emit, builder, number, some, *rest)
-            emit.choose(builder, rows, tiles)
-
-        kinds = (FLOATS, WIDENED, PAIRED)
-        emit.choose(builder, kind, {number: partial(of_kind, number) for number in kinds})
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 8), build
+    emit.choose(builder, kind, {number: partial(of_kind, number) for number in (FLOATS, WIDENED, PAIRED)})
 
 
 def _smaller(builder: ir.IRBuilder, a: ir.Value, b: ir.Value) -> ir.Value:
@@ -81,6 +73,7 @@ def _emit(
     out: ir.Value,
     stride: ir.Value,
 ) -> None:
+    """`num` is the number of inputs, or of pairs of them."""
     integer = panel.type
     step_bytes = 8 if kind == WIDENED else 4
     x_rows = [builder.add(x, builder.mul(x_stride, row)) for row in rows]

@@ -10,15 +10,13 @@ of exactly zero, so a lane's bits depend on its own query and keys only.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from llvmlite import ir
 from numba import njit
 from numba.core import types
-from numba.extending import intrinsic
 
 from kernels.cpu import emit
-from kernels.cpu.emit import HALVES, INT64, NUM, WORDS
+from kernels.cpu.emit import HALVES, INT64, NUM, WORDS, intrinsic
 from kernels.cpu.lanes import (
     fma,
     integer_at,
@@ -75,41 +73,29 @@ def _store_rows(builder: ir.IRBuilder, out: ir.Value, stride: ir.Value, rows: li
         builder.store(row, emit.pointer(builder, at, WORDS)).align = 4
 
 
-@intrinsic
-def _turn(typing: Any, x: Any, x_stride: Any, out: Any, stride: Any) -> Any:
+@intrinsic(types.void, *[types.int64] * 4)
+def _turn(builder: ir.IRBuilder, x: ir.Value, x_stride: ir.Value, out: ir.Value, stride: ir.Value) -> None:
     """Exchanges rows and columns of 16 by 16 numbers of 32 bits."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        x, x_stride, out, stride = args
-        places = [builder.add(x, builder.mul(x_stride, INT64(n))) for n in range(NUM)]
-        rows = [emit.load_words(builder, place) for place in places]
-        _store_rows(builder, out, stride, _turned(builder, rows))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), build
+    places = [builder.add(x, builder.mul(x_stride, INT64(n))) for n in range(NUM)]
+    rows = [emit.load_words(builder, place) for place in places]
+    _store_rows(builder, out, stride, _turned(builder, rows))
 
 
-@intrinsic
-def _turn_values(typing: Any, first: Any, second: Any, stride: Any, out: Any) -> Any:
+@intrinsic(types.void, *[types.int64] * 4)
+def _turn_values(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, stride: ir.Value, out: ir.Value) -> None:
     """Writes 16 columns of bfloat16 of 16 first and 16 second tokens as a tile with a column to a row."""
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        first, second, stride, out = args
+    def row(start: ir.Value, token: int) -> ir.Value:
+        at = builder.add(start, builder.mul(stride, INT64(token)))
+        return builder.zext(emit.load_vector(builder, at, HALVES, 2), WORDS)
 
-        def row(start: ir.Value, token: int) -> ir.Value:
-            at = builder.add(start, builder.mul(stride, INT64(token)))
-            return builder.zext(emit.load_vector(builder, at, HALVES, 2), WORDS)
-
-        half = ir.Constant(WORDS, [16] * NUM)
-        pairs = [
-            builder.or_(row(start, token), builder.shl(row(start, token + 1), half))
-            for start in (first, second)
-            for token in range(0, NUM, 2)
-        ]
-        _store_rows(builder, out, INT64(64), _turned(builder, pairs))
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), build
+    half = ir.Constant(WORDS, [16] * NUM)
+    pairs = [
+        builder.or_(row(start, token), builder.shl(row(start, token + 1), half))
+        for start in (first, second)
+        for token in range(0, NUM, 2)
+    ]
+    _store_rows(builder, out, INT64(64), _turned(builder, pairs))
 
 
 @njit(nogil=True)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from typing import Any
 
 from llvmlite import ir
 from numba import njit
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from kernels.cpu import emit, instructions
+from kernels.cpu.emit import intrinsic
 
 INPUTS = 32
 """Number of inputs that one instruction takes."""
@@ -57,62 +56,42 @@ def _load(builder: ir.IRBuilder, tile: int, address: ir.Value, stride: ir.Value)
     _call(builder, "tileloadd64", _BYTE(tile), emit.pointer(builder, address, _BYTE), stride)
 
 
-@intrinsic
-def shape(typing: Any, first: Any, second: Any) -> Any:
+@intrinsic(types.void, types.int64, types.int64)
+def shape(builder: ir.IRBuilder, first: ir.Value, second: ir.Value) -> None:
     """Configures the registers for so many first and second rows."""
+    if not emit.has_tiles():
+        return
+    config = cgutils.alloca_once(builder, ir.ArrayType(_BYTE, _CONFIG_BYTES))
+    start = builder.ptrtoint(config, emit.INT64)
 
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not emit.has_tiles():
-            return context.get_dummy_value()
-        config = cgutils.alloca_once(builder, ir.ArrayType(_BYTE, _CONFIG_BYTES))
-        start = builder.ptrtoint(config, emit.INT64)
+    def put(offset: int, value: ir.Value) -> None:
+        at = builder.add(start, emit.INT64(offset))
+        builder.store(value, emit.pointer(builder, at, value.type)).align = 1
 
-        def put(offset: int, value: ir.Value) -> None:
-            at = builder.add(start, emit.INT64(offset))
-            builder.store(value, emit.pointer(builder, at, value.type)).align = 1
-
-        for offset in range(0, _CONFIG_BYTES, 8):
-            put(offset, emit.INT64(1 if offset == 0 else 0))  # the first byte names the layout
-        one, two = (builder.trunc(rows, _BYTE) for rows in args)
-        heights = (one, one, two, two, one, two, _BYTE(_PAIR_ROWS), _BYTE(_PAIR_ROWS))
-        for tile, height in enumerate(heights):
-            # A register without rows has to have no width either.
-            is_empty = builder.icmp_unsigned("==", height, _BYTE(0))
-            put(_WIDTHS + 2 * tile, builder.select(is_empty, _SHORT(0), _SHORT(_ROW_BYTES)))
-            put(_HEIGHTS + tile, height)
-        _call(builder, "ldtilecfg", emit.pointer(builder, start, _BYTE))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), build
+    for offset in range(0, _CONFIG_BYTES, 8):
+        put(offset, emit.INT64(1 if offset == 0 else 0))  # the first byte names the layout
+    one, two = (builder.trunc(rows, _BYTE) for rows in (first, second))
+    heights = (one, one, two, two, one, two, _BYTE(_PAIR_ROWS), _BYTE(_PAIR_ROWS))
+    for tile, height in enumerate(heights):
+        # A register without rows has to have no width either.
+        is_empty = builder.icmp_unsigned("==", height, _BYTE(0))
+        put(_WIDTHS + 2 * tile, builder.select(is_empty, _SHORT(0), _SHORT(_ROW_BYTES)))
+        put(_HEIGHTS + tile, height)
+    _call(builder, "ldtilecfg", emit.pointer(builder, start, _BYTE))
 
 
-@intrinsic
-def release(typing: Any) -> Any:
+@intrinsic(types.void)
+def release(builder: ir.IRBuilder) -> None:
     """Gives the unit's registers back, so that a switch of threads does not save them."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if emit.has_tiles():
-            _call(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.void(), build
+    if emit.has_tiles():
+        _call(builder, "tilerelease")
 
 
-@intrinsic
-def _multiply(
-    typing: Any, two: Any, panel: Any, x: Any, x_tile: Any, x_step: Any, x_stride: Any, num: Any, out: Any, stride: Any
-) -> Any:
-    """Computes the products of one or `two` tiles of rows and a panel. `num` is the number of inputs divided by
-    `INPUTS`."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if not emit.has_tiles():
-            return context.get_dummy_value()
-        two, *rest = args
+@intrinsic(types.void, *[types.int64] * 9)
+def _multiply(builder: ir.IRBuilder, two: ir.Value, *rest: ir.Value) -> None:
+    """Computes the products of one or `two` tiles of rows and a panel, as `_emit` takes them."""
+    if emit.has_tiles():
         emit.choose(builder, two, {0: lambda: _emit(builder, 1, *rest), 1: lambda: _emit(builder, 2, *rest)})
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 9), build
 
 
 def _emit(
@@ -127,6 +106,7 @@ def _emit(
     out: ir.Value,
     stride: ir.Value,
 ) -> None:
+    """`num` is the number of inputs divided by `INPUTS`."""
     integer = panel.type
     pairs = [(row, half) for row in range(heights) for half in range(2)]
     for row, half in pairs:
@@ -169,30 +149,20 @@ def tile_product(panel, x, x_tile, x_step, x_stride, num_inputs, out, stride, nu
         _multiply(is_two, panel, rows, x_tile, x_step, x_stride, num_inputs // INPUTS, out + row * stride, stride)
 
 
-@intrinsic
-def scores(typing: Any, steps: Any, keys: Any, stride: Any, queries: Any, out: Any) -> Any:
+@intrinsic(types.void, *[types.int64] * 5)
+def scores(
+    builder: ir.IRBuilder, steps: ir.Value, keys: ir.Value, stride: ir.Value, queries: ir.Value, out: ir.Value
+) -> None:
     """Writes products of 16 keys and 16 queries, `[16, 16]` float32. The queries are tiles, one behind the other. The
     registers have 16 rows."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        steps, keys, stride, queries, out = args
-        _emit_tile(builder, steps, keys, _ROW_BYTES, stride, queries, out)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 5), build
+    _emit_tile(builder, steps, keys, _ROW_BYTES, stride, queries, out)
 
 
-@intrinsic
-def sums(typing: Any, steps: Any, values: Any, weights: Any, out: Any) -> Any:
+@intrinsic(types.void, *[types.int64] * 4)
+def sums(builder: ir.IRBuilder, steps: ir.Value, values: ir.Value, weights: ir.Value, out: ir.Value) -> None:
     """Writes sums of 16 columns of values by the weights of 16 lanes, `[16, 16]` float32. Both are tiles, one behind
     the other. The registers have 16 rows."""
-
-    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        steps, values, weights, out = args
-        _emit_tile(builder, steps, values, TILE_BYTES, steps.type(_ROW_BYTES), weights, out)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 4), build
+    _emit_tile(builder, steps, values, TILE_BYTES, steps.type(_ROW_BYTES), weights, out)
 
 
 def _emit_tile(

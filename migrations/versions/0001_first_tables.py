@@ -4,6 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0001"
 down_revision = None
 branch_labels = None
@@ -15,33 +17,30 @@ JSON_TEXT = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_nul
 def upgrade() -> None:
     op.create_table(
         "audit_log",
-        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.Column("actor", sa.Text(), nullable=False),
         sa.Column("event", sa.Text(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=True),
         sa.Column("object_id", sa.Text(), nullable=True),
         sa.Column("detail", JSON_TEXT, nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_audit_log")),
     )
     op.create_table(
         "auth_epoch",
-        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.Integer(), autoincrement=False, primary_key=True),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_auth_epoch")),
     )
     op.create_table(
         "batch_charge",
-        sa.Column("batch_id", sa.Text(), nullable=False),
-        sa.Column("line_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("batch_id", sa.Text(), primary_key=True),
+        sa.Column("line_no", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("request_id", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("batch_id", "line_no", name=op.f("pk_batch_charge")),
         sa.UniqueConstraint("request_id", name=op.f("uq_batch_charge_request_id")),
     )
     op.create_table(
         "engine_record",
-        sa.Column("request_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
+        sa.Column("attempt", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("worker", sa.Text(), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
@@ -54,21 +53,19 @@ def upgrade() -> None:
         sa.Column("speculated", sa.BigInteger(), nullable=False),
         sa.Column("recomputed", sa.BigInteger(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("request_id", "attempt", name=op.f("pk_engine_record")),
     )
-    op.create_index(op.f("ix_engine_record_tenant_id"), "engine_record", ["tenant_id"], unique=False)
+    op.create_index(op.f("ix_engine_record_tenant_id"), "engine_record", ["tenant_id"])
     op.create_table(
         "journal_offset",
-        sa.Column("slot", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("slot", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("offset", sa.BigInteger(), nullable=False),
         sa.Column("posted_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("slot", name=op.f("pk_journal_offset")),
     )
     op.create_table(
         "ledger_entry",
-        sa.Column("request_id", sa.Text(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
+        sa.Column("kind", sa.Text(), primary_key=True),
+        sa.Column("attempt", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("key_id", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
@@ -96,11 +93,8 @@ def upgrade() -> None:
         sa.Column("trace_id", sa.Text(), nullable=False),
         sa.Column("batch_id", sa.Text(), nullable=True),
         sa.Column("line_no", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("request_id", "kind", "attempt", name=op.f("pk_ledger_entry")),
     )
-    op.create_index(
-        "ix_ledger_entry_tenant_id_opened_at_ms", "ledger_entry", ["tenant_id", "opened_at_ms"], unique=False
-    )
+    op.create_index("ix_ledger_entry_tenant_id_opened_at_ms", "ledger_entry", ["tenant_id", "opened_at_ms"])
     op.create_index(
         "uq_ledger_entry_ending",
         "ledger_entry",
@@ -111,83 +105,34 @@ def upgrade() -> None:
     )
     op.create_table(
         "price_sheet",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_price_sheet")),
     )
-    op.create_table(
-        "rollup_day",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_day")
-        ),
-    )
-    op.create_table(
-        "rollup_hour",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_hour")
-        ),
-    )
-    op.create_table(
-        "rollup_minute",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("uncached", sa.BigInteger(), nullable=False),
-        sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.Column("charge", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
-        sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
-        sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
-        sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_minute")
-        ),
-    )
+    for table in ("rollup_day", "rollup_hour", "rollup_minute"):
+        op.create_table(
+            table,
+            sa.Column("bucket", sa.BigInteger(), autoincrement=False, primary_key=True),
+            sa.Column("tenant_id", sa.Text(), primary_key=True),
+            sa.Column("key_id", sa.Text(), primary_key=True),
+            sa.Column("model", sa.Text(), primary_key=True),
+            sa.Column("tier", sa.Text(), primary_key=True),
+            sa.Column("price_version", sa.Text(), primary_key=True),
+            sa.Column("currency", sa.Text(), primary_key=True),
+            sa.Column("num_requests", sa.BigInteger(), nullable=False),
+            sa.Column("cache_read", sa.BigInteger(), nullable=False),
+            sa.Column("cache_write", sa.BigInteger(), nullable=False),
+            sa.Column("uncached", sa.BigInteger(), nullable=False),
+            sa.Column("output", sa.BigInteger(), nullable=False),
+            sa.Column("charge", sa.BigInteger(), nullable=False),
+            sa.Column("charge_cache_read", sa.BigInteger(), nullable=False),
+            sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
+            sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
+            sa.Column("charge_output", sa.BigInteger(), nullable=False),
+        )
     op.create_table(
         "tenant",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("status", sa.Text(), server_default="active", nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
@@ -198,12 +143,11 @@ def upgrade() -> None:
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("status IN ('active', 'suspended', 'archived')", name=op.f("ck_tenant_status")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_tenant")),
     )
     op.create_table(
         "file",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("purpose", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("num_bytes", sa.BigInteger(), nullable=False),
@@ -212,52 +156,40 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_file_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_file")),
     )
-    op.create_index("ix_file_tenant_id_created_at", "file", ["tenant_id", "created_at"], unique=False)
+    op.create_index("ix_file_tenant_id_created_at", "file", ["tenant_id", "created_at"])
     op.create_table(
         "ledger_leg",
-        sa.Column("request_id", sa.Text(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("account", sa.Text(), nullable=False),
-        sa.Column("unit", sa.Text(), nullable=False),
-        sa.Column("token_class", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
+        sa.Column("kind", sa.Text(), primary_key=True),
+        sa.Column("attempt", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("account", sa.Text(), primary_key=True),
+        sa.Column("unit", sa.Text(), primary_key=True),
+        sa.Column("token_class", sa.Text(), primary_key=True),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(
             ["request_id", "kind", "attempt"],
             ["ledger_entry.request_id", "ledger_entry.kind", "ledger_entry.attempt"],
             name=op.f("fk_ledger_leg_request_id_kind_attempt_ledger_entry"),
         ),
-        sa.PrimaryKeyConstraint(
-            "request_id", "kind", "attempt", "account", "unit", "token_class", name=op.f("pk_ledger_leg")
-        ),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "model_limit",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
+        sa.Column("model", sa.Text(), primary_key=True),
         sa.Column("requests_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
         sa.Column("batch_backlog_tokens", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_model_limit_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", "model", name=op.f("pk_model_limit")),
     )
     op.create_table(
         "price_assignment",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("from_ms", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
+        sa.Column("from_ms", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("until_ms", sa.BigInteger(), nullable=True),
-        sa.Column("sheet_id", sa.Text(), nullable=False),
+        sa.Column("sheet_id", sa.Text(), sa.ForeignKey("price_sheet.id"), nullable=False),
         sa.CheckConstraint("until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_assignment_interval")),
-        sa.ForeignKeyConstraint(
-            ["sheet_id"], ["price_sheet.id"], name=op.f("fk_price_assignment_sheet_id_price_sheet")
-        ),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_price_assignment_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", "from_ms", name=op.f("pk_price_assignment")),
     )
     op.create_index(
         "uq_price_assignment_open",
@@ -269,16 +201,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "price_sheet_version",
-        sa.Column("sheet_id", sa.Text(), nullable=False),
-        sa.Column("version", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("sheet_id", sa.Text(), sa.ForeignKey("price_sheet.id"), primary_key=True),
+        sa.Column("version", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("from_ms", sa.BigInteger(), nullable=False),
         sa.Column("until_ms", sa.BigInteger(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("until_ms IS NULL OR until_ms > from_ms", name=op.f("ck_price_sheet_version_interval")),
-        sa.ForeignKeyConstraint(
-            ["sheet_id"], ["price_sheet.id"], name=op.f("fk_price_sheet_version_sheet_id_price_sheet")
-        ),
-        sa.PrimaryKeyConstraint("sheet_id", "version", name=op.f("pk_price_sheet_version")),
         sa.UniqueConstraint("sheet_id", "from_ms", name=op.f("uq_price_sheet_version_sheet_id_from_ms")),
     )
     op.create_index(
@@ -291,28 +219,24 @@ def upgrade() -> None:
     )
     op.create_table(
         "service_account",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("role", sa.Text(), server_default="member", nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_service_account_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_service_account")),
     )
-    op.create_index(op.f("ix_service_account_tenant_id"), "service_account", ["tenant_id"], unique=False)
+    op.create_index(op.f("ix_service_account_tenant_id"), "service_account", ["tenant_id"])
     op.create_table(
         "data_key",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("wrapped", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_data_key_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_data_key")),
     )
     op.create_table(
         "idempotent_reply",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
+        sa.Column("key", sa.Text(), primary_key=True),
         sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
         sa.Column("request_id", sa.Text(), nullable=False),
         sa.Column("slot", sa.BigInteger(), nullable=False),
@@ -325,27 +249,23 @@ def upgrade() -> None:
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("state IN ('running', 'stored')", name=op.f("ck_idempotent_reply_state")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_idempotent_reply_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", "key", name=op.f("pk_idempotent_reply")),
         sa.UniqueConstraint("request_id", name=op.f("uq_idempotent_reply_request_id")),
     )
-    op.create_index(op.f("ix_idempotent_reply_batch_id"), "idempotent_reply", ["batch_id"], unique=False)
-    op.create_index(op.f("ix_idempotent_reply_expires_at"), "idempotent_reply", ["expires_at"], unique=False)
+    op.create_index(op.f("ix_idempotent_reply_batch_id"), "idempotent_reply", ["batch_id"])
+    op.create_index(op.f("ix_idempotent_reply_expires_at"), "idempotent_reply", ["expires_at"])
     op.create_table(
         "tenant_turn",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("deficit_tokens", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_visit", sa.BigInteger(), server_default="0", nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_tenant_turn_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_tenant_turn")),
     )
     op.create_table(
         "api_key",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("public_id", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("service_account_id", sa.Text(), nullable=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
+        sa.Column("service_account_id", sa.Text(), sa.ForeignKey("service_account.id"), nullable=True),
         sa.Column("name", sa.Text(), nullable=True),
         sa.Column("hash", sa.LargeBinary(), nullable=False),
         sa.Column("pepper_version", sa.BigInteger(), server_default="1", nullable=False),
@@ -360,22 +280,17 @@ def upgrade() -> None:
         sa.Column("tokens_per_minute", sa.BigInteger(), nullable=True),
         sa.Column("concurrency", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("kind IN ('live', 'test', 'admin')", name=op.f("ck_api_key_kind")),
-        sa.ForeignKeyConstraint(
-            ["service_account_id"], ["service_account.id"], name=op.f("fk_api_key_service_account_id_service_account")
-        ),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_api_key_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_api_key")),
         sa.UniqueConstraint("hash", name=op.f("uq_api_key_hash")),
         sa.UniqueConstraint("public_id", name=op.f("uq_api_key_public_id")),
     )
-    op.create_index(op.f("ix_api_key_service_account_id"), "api_key", ["service_account_id"], unique=False)
-    op.create_index(op.f("ix_api_key_tenant_id"), "api_key", ["tenant_id"], unique=False)
+    op.create_index(op.f("ix_api_key_service_account_id"), "api_key", ["service_account_id"])
+    op.create_index(op.f("ix_api_key_tenant_id"), "api_key", ["tenant_id"])
     op.create_table(
         "price_rate",
-        sa.Column("sheet_id", sa.Text(), nullable=False),
-        sa.Column("version", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
+        sa.Column("sheet_id", sa.Text(), primary_key=True),
+        sa.Column("version", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("model", sa.Text(), primary_key=True),
+        sa.Column("tier", sa.Text(), primary_key=True),
         sa.Column("cache_read", sa.BigInteger(), nullable=False),
         sa.Column("cache_write", sa.BigInteger(), nullable=False),
         sa.Column("uncached", sa.BigInteger(), nullable=False),
@@ -390,19 +305,18 @@ def upgrade() -> None:
             ["price_sheet_version.sheet_id", "price_sheet_version.version"],
             name=op.f("fk_price_rate_sheet_id_version_price_sheet_version"),
         ),
-        sa.PrimaryKeyConstraint("sheet_id", "version", "model", "tier", name=op.f("pk_price_rate")),
     )
     op.create_table(
         "batch",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
+        sa.Column("key_id", sa.Text(), sa.ForeignKey("api_key.id"), nullable=False),
         sa.Column("endpoint", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=True),
         sa.Column("completion_window", sa.Text(), nullable=False),
-        sa.Column("input_file_id", sa.Text(), nullable=False),
-        sa.Column("output_file_id", sa.Text(), nullable=True),
-        sa.Column("error_file_id", sa.Text(), nullable=True),
+        sa.Column("input_file_id", sa.Text(), sa.ForeignKey("file.id"), nullable=False),
+        sa.Column("output_file_id", sa.Text(), sa.ForeignKey("file.id"), nullable=True),
+        sa.Column("error_file_id", sa.Text(), sa.ForeignKey("file.id"), nullable=True),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=False),
@@ -433,19 +347,13 @@ def upgrade() -> None:
             "state IN ('validating', 'failed', 'in_progress', 'finalizing', 'completed', 'expired', 'cancelling', 'cancelled')",
             name=op.f("ck_batch_state"),
         ),
-        sa.ForeignKeyConstraint(["error_file_id"], ["file.id"], name=op.f("fk_batch_error_file_id_file")),
-        sa.ForeignKeyConstraint(["input_file_id"], ["file.id"], name=op.f("fk_batch_input_file_id_file")),
-        sa.ForeignKeyConstraint(["key_id"], ["api_key.id"], name=op.f("fk_batch_key_id_api_key")),
-        sa.ForeignKeyConstraint(["output_file_id"], ["file.id"], name=op.f("fk_batch_output_file_id_file")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_batch_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_batch")),
     )
-    op.create_index("ix_batch_state_expires_at", "batch", ["state", "expires_at"], unique=False)
-    op.create_index("ix_batch_tenant_id_created_at", "batch", ["tenant_id", "created_at"], unique=False)
+    op.create_index("ix_batch_state_expires_at", "batch", ["state", "expires_at"])
+    op.create_index("ix_batch_tenant_id_created_at", "batch", ["tenant_id", "created_at"])
     op.create_table(
         "batch_chunk",
-        sa.Column("batch_id", sa.Text(), nullable=False),
-        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("batch_id", sa.Text(), sa.ForeignKey("batch.id"), primary_key=True),
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), server_default="queued", nullable=False),
         sa.Column("claimed_by", sa.Text(), nullable=True),
@@ -456,14 +364,12 @@ def upgrade() -> None:
         sa.Column("num_lines", sa.BigInteger(), nullable=False),
         sa.Column("lines", sa.LargeBinary(), nullable=False),
         sa.CheckConstraint("state IN ('queued', 'claimed', 'done')", name=op.f("ck_batch_chunk_state")),
-        sa.ForeignKeyConstraint(["batch_id"], ["batch.id"], name=op.f("fk_batch_chunk_batch_id_batch")),
-        sa.PrimaryKeyConstraint("batch_id", "seq", name=op.f("pk_batch_chunk")),
     )
-    op.create_index("ix_batch_chunk_state_tenant_id", "batch_chunk", ["state", "tenant_id"], unique=False)
+    op.create_index("ix_batch_chunk_state_tenant_id", "batch_chunk", ["state", "tenant_id"])
     op.create_table(
         "batch_line",
-        sa.Column("batch_id", sa.Text(), nullable=False),
-        sa.Column("line_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("batch_id", sa.Text(), sa.ForeignKey("batch.id"), primary_key=True),
+        sa.Column("line_no", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("chunk_seq", sa.BigInteger(), nullable=True),
         sa.Column("custom_id", sa.Text(), nullable=True),
         sa.Column("state", sa.Text(), server_default="started", nullable=False),
@@ -480,70 +386,9 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", name=op.f("ck_batch_line_state")
         ),
-        sa.ForeignKeyConstraint(["batch_id"], ["batch.id"], name=op.f("fk_batch_line_batch_id_batch")),
-        sa.PrimaryKeyConstraint("batch_id", "line_no", name=op.f("pk_batch_line")),
     )
     _make_immutable()
     _first_rows()
-
-
-def downgrade() -> None:
-    op.drop_table("batch_line")
-    op.drop_index("ix_batch_chunk_state_tenant_id", table_name="batch_chunk")
-    op.drop_table("batch_chunk")
-    op.drop_index("ix_batch_tenant_id_created_at", table_name="batch")
-    op.drop_index("ix_batch_state_expires_at", table_name="batch")
-    op.drop_table("batch")
-    op.drop_table("price_rate")
-    op.drop_index(op.f("ix_api_key_tenant_id"), table_name="api_key")
-    op.drop_index(op.f("ix_api_key_service_account_id"), table_name="api_key")
-    op.drop_table("api_key")
-    op.drop_table("tenant_turn")
-    op.drop_index(op.f("ix_idempotent_reply_expires_at"), table_name="idempotent_reply")
-    op.drop_index(op.f("ix_idempotent_reply_batch_id"), table_name="idempotent_reply")
-    op.drop_table("idempotent_reply")
-    op.drop_table("data_key")
-    op.drop_index(op.f("ix_service_account_tenant_id"), table_name="service_account")
-    op.drop_table("service_account")
-    op.drop_index(
-        "uq_price_sheet_version_open",
-        table_name="price_sheet_version",
-        sqlite_where=sa.text("until_ms IS NULL"),
-        postgresql_where=sa.text("until_ms IS NULL"),
-    )
-    op.drop_table("price_sheet_version")
-    op.drop_index(
-        "uq_price_assignment_open",
-        table_name="price_assignment",
-        sqlite_where=sa.text("until_ms IS NULL"),
-        postgresql_where=sa.text("until_ms IS NULL"),
-    )
-    op.drop_table("price_assignment")
-    op.drop_table("model_limit")
-    op.drop_table("ledger_leg")
-    op.drop_index("ix_file_tenant_id_created_at", table_name="file")
-    op.drop_table("file")
-    op.drop_table("tenant")
-    op.drop_table("rollup_minute")
-    op.drop_table("rollup_hour")
-    op.drop_table("rollup_day")
-    op.drop_table("price_sheet")
-    op.drop_index(
-        "uq_ledger_entry_ending",
-        table_name="ledger_entry",
-        sqlite_where=sa.text("kind IN ('settle', 'void')"),
-        postgresql_where=sa.text("kind IN ('settle', 'void')"),
-    )
-    op.drop_index("ix_ledger_entry_tenant_id_opened_at_ms", table_name="ledger_entry")
-    op.drop_table("ledger_entry")
-    op.drop_table("journal_offset")
-    op.drop_index(op.f("ix_engine_record_tenant_id"), table_name="engine_record")
-    op.drop_table("engine_record")
-    op.drop_table("batch_charge")
-    op.drop_table("auth_epoch")
-    op.drop_table("audit_log")
-    if op.get_bind().dialect.name == "postgresql":
-        op.execute("DROP FUNCTION headgate_append_only()")
 
 
 APPEND_ONLY = ("ledger_entry", "ledger_leg", "engine_record", "batch_charge", "audit_log", "price_rate")
@@ -557,45 +402,13 @@ CLOSES_ITS_INTERVAL = (
 
 def _make_immutable() -> None:
     if op.get_bind().dialect.name == "postgresql":
-        _postgresql_triggers()
-    else:
-        _sqlite_triggers()
-
-
-def _sqlite_triggers() -> None:
+        op.execute(
+            "CREATE FUNCTION headgate_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ "
+            "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation'; END $$"
+        )
     for table in APPEND_ONLY:
-        for verb in ("UPDATE", "DELETE"):
-            op.execute(_sqlite_trigger(table, verb))
-    op.execute(_sqlite_trigger("price_sheet_version", "DELETE"))
-    op.execute(_sqlite_trigger("price_sheet_version", "UPDATE", f"WHEN NOT ({CLOSES_ITS_INTERVAL})"))
-
-
-def _sqlite_trigger(table: str, verb: str, when: str = "") -> str:
-    return (
-        f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW {when} "
-        f"BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END"
-    )
-
-
-def _postgresql_triggers() -> None:
-    op.execute(
-        "CREATE FUNCTION headgate_append_only() RETURNS trigger LANGUAGE plpgsql AS $$ "
-        "BEGIN RAISE EXCEPTION '% is append-only', TG_TABLE_NAME USING ERRCODE = 'restrict_violation'; END $$"
-    )
-    for table in (*APPEND_ONLY, "price_sheet_version"):
-        op.execute(_postgresql_trigger(table, "no_truncate", "TRUNCATE", "STATEMENT"))
-        op.execute(_postgresql_trigger(table, "no_delete", "DELETE", "ROW"))
-    for table in APPEND_ONLY:
-        op.execute(_postgresql_trigger(table, "no_update", "UPDATE", "ROW"))
-    when = f"WHEN (({CLOSES_ITS_INTERVAL}) IS NOT TRUE)"
-    op.execute(_postgresql_trigger("price_sheet_version", "no_update", "UPDATE", "ROW", when))
-
-
-def _postgresql_trigger(table: str, name: str, verb: str, each: str, when: str = "") -> str:
-    return (
-        f"CREATE TRIGGER {table}_{name} BEFORE {verb} ON {table} FOR EACH {each} {when} "
-        "EXECUTE FUNCTION headgate_append_only()"
-    )
+        refuse_edits(table)
+    refuse_edits("price_sheet_version", CLOSES_ITS_INTERVAL)
 
 
 def _first_rows() -> None:

@@ -12,16 +12,11 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "public_prefix",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("token_ids", sa.LargeBinary(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_public_prefix")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("public_prefix")

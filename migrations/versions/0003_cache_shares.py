@@ -16,9 +16,3 @@ def upgrade() -> None:
         table.add_column(sa.Column("cache_ttl_s", sa.BigInteger(), nullable=True))
         table.add_column(sa.Column("cache_read", sa.Boolean(), server_default=sa.true(), nullable=False))
         table.add_column(sa.Column("cache_write", sa.Boolean(), server_default=sa.true(), nullable=False))
-
-
-def downgrade() -> None:
-    with op.batch_alter_table("tenant") as table:
-        for name in ("cache_write", "cache_read", "cache_ttl_s", "cache_quota_blocks", "cache_floor_blocks"):
-            table.drop_column(name)

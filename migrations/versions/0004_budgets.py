@@ -19,9 +19,9 @@ def upgrade() -> None:
 def _budgets() -> None:
     op.create_table(
         "budget",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=True),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
+        sa.Column("key_id", sa.Text(), sa.ForeignKey("api_key.id"), nullable=True),
         sa.Column("model", sa.Text(), nullable=True),
         sa.Column("tier", sa.Text(), nullable=True),
         sa.Column("period", sa.Text(), nullable=False),
@@ -38,36 +38,29 @@ def _budgets() -> None:
         sa.CheckConstraint(
             f"limit_micro_units >= 0 AND limit_micro_units <= {MAX_AMOUNT}", name=op.f("ck_budget_limit")
         ),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_budget_tenant_id_tenant")),
-        sa.ForeignKeyConstraint(["key_id"], ["api_key.id"], name=op.f("fk_budget_key_id_api_key")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_budget")),
     )
     op.create_index(op.f("ix_budget_tenant_id"), "budget", ["tenant_id"])
     op.create_table(
         "budget_adjustment",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("budget_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("budget_id", sa.Text(), sa.ForeignKey("budget.id"), nullable=False),
         sa.Column("micro_units", sa.BigInteger(), nullable=False),
         sa.Column("from_ms", sa.BigInteger(), nullable=False),
         sa.Column("until_ms", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("until_ms > from_ms", name=op.f("ck_budget_adjustment_interval")),
-        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_budget_adjustment_budget_id_budget")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_budget_adjustment")),
     )
     op.create_index(op.f("ix_budget_adjustment_budget_id"), "budget_adjustment", ["budget_id"])
     op.create_table(
         "budget_alert",
-        sa.Column("budget_id", sa.Text(), nullable=False),
-        sa.Column("period_start_ms", sa.BigInteger(), nullable=False),
-        sa.Column("threshold", sa.BigInteger(), nullable=False),
+        sa.Column("budget_id", sa.Text(), sa.ForeignKey("budget.id"), primary_key=True),
+        sa.Column("period_start_ms", sa.BigInteger(), primary_key=True),
+        sa.Column("threshold", sa.BigInteger(), primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("used_micro_units", sa.BigInteger(), nullable=False),
         sa.Column("limit_micro_units", sa.BigInteger(), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.Column("sent_at_ms", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_budget_alert_budget_id_budget")),
-        sa.PrimaryKeyConstraint("budget_id", "period_start_ms", "threshold", name=op.f("pk_budget_alert")),
     )
     op.create_index(
         "ix_budget_alert_unsent",
@@ -78,65 +71,45 @@ def _budgets() -> None:
     )
     op.create_table(
         "quota",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("level", sa.Text(), nullable=False),
-        sa.Column("subject", sa.Text(), nullable=False),
-        sa.Column("dimension", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
+        sa.Column("level", sa.Text(), primary_key=True),
+        sa.Column("subject", sa.Text(), primary_key=True),
+        sa.Column("dimension", sa.Text(), primary_key=True),
         sa.Column("limit", sa.BigInteger(), nullable=False),
         sa.Column("shadow", sa.Boolean(), nullable=False),
         sa.CheckConstraint("level IN ('key', 'tenant', 'model', 'end_user')", name=op.f("ck_quota_level")),
         sa.CheckConstraint(f'"limit" >= 0 AND "limit" <= {MAX_AMOUNT}', name=op.f("ck_quota_limit")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_quota_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", "level", "subject", "dimension", name=op.f("pk_quota")),
     )
 
 
 def _limiter() -> None:
     op.create_table(
         "limiter_incident",
-        sa.Column("epoch", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("epoch", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=True),
         sa.Column("life", sa.Text(), nullable=True),
         sa.Column("raised_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("epoch", name=op.f("pk_limiter_incident")),
     )
     op.create_table(
         "limiter_gateway",
-        sa.Column("slot", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("slot", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("epoch", sa.BigInteger(), nullable=False),
         sa.Column("listed_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("slot", name=op.f("pk_limiter_gateway")),
     )
     op.create_table(
         "limiter_running",
-        sa.Column("epoch", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("epoch", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("request_id", sa.Text(), primary_key=True),
         sa.Column("slot", sa.BigInteger(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("opened_ms", sa.BigInteger(), nullable=False),
         sa.Column("detail", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("epoch", "request_id", name=op.f("pk_limiter_running")),
     )
     op.create_index("ix_limiter_running_tenant_id_epoch", "limiter_running", ["tenant_id", "epoch"])
     op.create_table(
         "limiter_built",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("tenant_id", sa.Text(), primary_key=True),
+        sa.Column("epoch", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("slot", sa.BigInteger(), nullable=False),
         sa.Column("claimed_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "epoch", name=op.f("pk_limiter_built")),
     )
-
-
-def downgrade() -> None:
-    for table in (
-        "limiter_built",
-        "limiter_running",
-        "limiter_gateway",
-        "limiter_incident",
-        "quota",
-        "budget_alert",
-        "budget_adjustment",
-        "budget",
-    ):
-        op.drop_table(table)

@@ -4,6 +4,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0005"
 down_revision = "0004"
 branch_labels = None
@@ -15,21 +17,20 @@ JSON_LIST = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_nul
 def upgrade() -> None:
     op.create_table(
         "day_seal",
-        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("day", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("num_entries", sa.BigInteger(), nullable=False),
         sa.Column("hash", sa.LargeBinary(), nullable=False),
         sa.Column("sealed_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("day", name=op.f("pk_day_seal")),
     )
     op.create_table(
         "rollup_month",
-        sa.Column("bucket", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("tier", sa.Text(), nullable=False),
-        sa.Column("price_version", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
+        sa.Column("bucket", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("tenant_id", sa.Text(), primary_key=True),
+        sa.Column("key_id", sa.Text(), primary_key=True),
+        sa.Column("model", sa.Text(), primary_key=True),
+        sa.Column("tier", sa.Text(), primary_key=True),
+        sa.Column("price_version", sa.Text(), primary_key=True),
+        sa.Column("currency", sa.Text(), primary_key=True),
         sa.Column("num_requests", sa.BigInteger(), nullable=False),
         sa.Column("cache_read", sa.BigInteger(), nullable=False),
         sa.Column("cache_write", sa.BigInteger(), nullable=False),
@@ -40,15 +41,12 @@ def upgrade() -> None:
         sa.Column("charge_cache_write", sa.BigInteger(), nullable=False),
         sa.Column("charge_uncached", sa.BigInteger(), nullable=False),
         sa.Column("charge_output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "bucket", "tenant_id", "key_id", "model", "tier", "price_version", "currency", name=op.f("pk_rollup_month")
-        ),
     )
     op.create_table(
         "credit",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("type", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("currency", sa.Text(), nullable=False),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("source", sa.Text(), nullable=True),
@@ -64,19 +62,17 @@ def upgrade() -> None:
         sa.CheckConstraint("(type = 'grant') = (corrects_request_id IS NULL)", name=op.f("ck_credit_corrects")),
         sa.CheckConstraint("type IN ('grant', 'credit_note', 'adjustment')", name=op.f("ck_credit_type")),
         sa.CheckConstraint("amount > 0", name=op.f("ck_credit_amount")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_credit_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_credit")),
         sa.UniqueConstraint("idempotency_key", name=op.f("uq_credit_idempotency_key")),
     )
-    op.create_index("ix_credit_corrects_request_id", "credit", ["corrects_request_id"], unique=False)
-    op.create_index(op.f("ix_credit_tenant_id"), "credit", ["tenant_id"], unique=False)
+    op.create_index("ix_credit_corrects_request_id", "credit", ["corrects_request_id"])
+    op.create_index(op.f("ix_credit_tenant_id"), "credit", ["tenant_id"])
     op.create_table(
         "invoice",
-        sa.Column("number", sa.Text(), nullable=False),
+        sa.Column("number", sa.Text(), primary_key=True),
         sa.Column("issuer", sa.Text(), nullable=False),
         sa.Column("series", sa.Text(), nullable=False),
         sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("tenant_name", sa.Text(), nullable=False),
         sa.Column("period", sa.Text(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
@@ -92,8 +88,6 @@ def upgrade() -> None:
         sa.Column("days", JSON_LIST, nullable=False),
         sa.CheckConstraint("series IN ('INV', 'CN')", name=op.f("ck_invoice_series")),
         sa.CheckConstraint("total = subtotal - prepaid", name=op.f("ck_invoice_total")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_invoice_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("number", name=op.f("pk_invoice")),
         sa.UniqueConstraint("series", "sequence", name=op.f("uq_invoice_series_sequence")),
         sa.UniqueConstraint(
             "tenant_id", "period", "series", "version", name=op.f("uq_invoice_tenant_id_period_series_version")
@@ -101,22 +95,19 @@ def upgrade() -> None:
     )
     op.create_table(
         "credit_use",
-        sa.Column("credit_id", sa.Text(), nullable=False),
-        sa.Column("use_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("credit_id", sa.Text(), sa.ForeignKey("credit.id"), primary_key=True),
+        sa.Column("use_no", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("amount", sa.BigInteger(), nullable=False),
-        sa.Column("number", sa.Text(), nullable=False),
+        sa.Column("number", sa.Text(), sa.ForeignKey("invoice.number"), nullable=False),
         sa.CheckConstraint("kind IN ('grant_use', 'grant_expiry')", name=op.f("ck_credit_use_kind")),
         sa.CheckConstraint("amount > 0", name=op.f("ck_credit_use_amount")),
-        sa.ForeignKeyConstraint(["credit_id"], ["credit.id"], name=op.f("fk_credit_use_credit_id_credit")),
-        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_credit_use_number_invoice")),
-        sa.PrimaryKeyConstraint("credit_id", "use_no", name=op.f("pk_credit_use")),
     )
-    op.create_index(op.f("ix_credit_use_number"), "credit_use", ["number"], unique=False)
+    op.create_index(op.f("ix_credit_use_number"), "credit_use", ["number"])
     op.create_table(
         "invoice_line",
-        sa.Column("number", sa.Text(), nullable=False),
-        sa.Column("line_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.Text(), sa.ForeignKey("invoice.number"), primary_key=True),
+        sa.Column("line_no", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("period", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
@@ -127,21 +118,18 @@ def upgrade() -> None:
         sa.Column("num_requests", sa.BigInteger(), nullable=False),
         sa.Column("quantity", sa.BigInteger(), nullable=False),
         sa.Column("amount", sa.BigInteger(), nullable=False),
-        sa.Column("credit_id", sa.Text(), nullable=True),
+        sa.Column("credit_id", sa.Text(), sa.ForeignKey("credit.id"), nullable=True),
         sa.Column("note", sa.Text(), nullable=False),
         sa.CheckConstraint(
             "kind IN ('usage', 'adjustment', 'credit_note', 'prepaid')", name=op.f("ck_invoice_line_kind")
         ),
-        sa.ForeignKeyConstraint(["credit_id"], ["credit.id"], name=op.f("fk_invoice_line_credit_id_credit")),
-        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_invoice_line_number_invoice")),
-        sa.PrimaryKeyConstraint("number", "line_no", name=op.f("pk_invoice_line")),
     )
-    op.create_index(op.f("ix_invoice_line_credit_id"), "invoice_line", ["credit_id"], unique=False)
+    op.create_index(op.f("ix_invoice_line_credit_id"), "invoice_line", ["credit_id"])
     op.create_table(
         "price_residency",
-        sa.Column("sheet_id", sa.Text(), nullable=False),
-        sa.Column("version", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("sheet_id", sa.Text(), primary_key=True),
+        sa.Column("version", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("model", sa.Text(), primary_key=True),
         sa.Column("cache", sa.BigInteger(), nullable=False),
         sa.Column("pinned", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("cache >= 0 AND cache <= 1000000000000", name=op.f("ck_price_residency_cache")),
@@ -151,38 +139,13 @@ def upgrade() -> None:
             ["price_sheet_version.sheet_id", "price_sheet_version.version"],
             name=op.f("fk_price_residency_sheet_id_version_price_sheet_version"),
         ),
-        sa.PrimaryKeyConstraint("sheet_id", "version", "model", name=op.f("pk_price_residency")),
     )
-    op.create_index(
-        "ix_engine_record_posted_at_ms", "engine_record", ["posted_at_ms"], unique=False, postgresql_using="brin"
-    )
-    op.create_index(
-        "ix_ledger_entry_opened_at_ms", "ledger_entry", ["opened_at_ms"], unique=False, postgresql_using="brin"
-    )
-    op.create_index(
-        "ix_ledger_entry_posted_at_ms", "ledger_entry", ["posted_at_ms"], unique=False, postgresql_using="brin"
-    )
+    op.create_index("ix_engine_record_posted_at_ms", "engine_record", ["posted_at_ms"], postgresql_using="brin")
+    op.create_index("ix_ledger_entry_opened_at_ms", "ledger_entry", ["opened_at_ms"], postgresql_using="brin")
+    op.create_index("ix_ledger_entry_posted_at_ms", "ledger_entry", ["posted_at_ms"], postgresql_using="brin")
     _fill_months()
     _make_immutable()
     _refuse_overlaps()
-
-
-def downgrade() -> None:
-    _drop_triggers()
-    op.drop_index("ix_ledger_entry_posted_at_ms", table_name="ledger_entry", postgresql_using="brin")
-    op.drop_index("ix_ledger_entry_opened_at_ms", table_name="ledger_entry", postgresql_using="brin")
-    op.drop_index("ix_engine_record_posted_at_ms", table_name="engine_record", postgresql_using="brin")
-    op.drop_table("price_residency")
-    op.drop_index(op.f("ix_invoice_line_credit_id"), table_name="invoice_line")
-    op.drop_table("invoice_line")
-    op.drop_index(op.f("ix_credit_use_number"), table_name="credit_use")
-    op.drop_table("credit_use")
-    op.drop_table("invoice")
-    op.drop_index(op.f("ix_credit_tenant_id"), table_name="credit")
-    op.drop_index("ix_credit_corrects_request_id", table_name="credit")
-    op.drop_table("credit")
-    op.drop_table("rollup_month")
-    op.drop_table("day_seal")
 
 
 APPEND_ONLY = ("day_seal", "invoice", "invoice_line", "credit", "credit_use", "price_residency", "price_sheet")
@@ -230,26 +193,9 @@ def _fill_months() -> None:
 
 
 def _make_immutable() -> None:
-    for table in (*APPEND_ONLY, "price_assignment"):
-        _refuse(table, "DELETE")
-        if _is_postgresql():
-            op.execute(
-                f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-                "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-            )
     for table in APPEND_ONLY:
-        _refuse(table, "UPDATE")
-    _refuse("price_assignment", "UPDATE", ENDS_ITS_INTERVAL)
-
-
-def _refuse(table: str, verb: str, allowed: str = "") -> None:
-    trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-    if _is_postgresql():
-        when = f"WHEN (({allowed}) IS NOT TRUE) " if allowed else ""
-        op.execute(f"{trigger}{when}EXECUTE FUNCTION headgate_append_only()")
-    else:
-        when = f"WHEN NOT ({allowed}) " if allowed else ""
-        op.execute(f"{trigger}{when}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
+        refuse_edits(table)
+    refuse_edits("price_assignment", ENDS_ITS_INTERVAL)
 
 
 def _refuse_overlaps() -> None:
@@ -272,19 +218,3 @@ def _refuse_overlaps() -> None:
             "USING ERRCODE = 'exclusion_violation'; END IF; RETURN NEW; END $$"
         )
         op.execute(f"{trigger} EXECUTE FUNCTION headgate_{table}_no_overlap()")
-
-
-def _drop_triggers() -> None:
-    """Drops the triggers of the tables that stay; the other tables take theirs with them."""
-    names = {table: ["no_overlap"] for table in INTERVALS}
-    for table in ("price_sheet", "price_assignment"):
-        names.setdefault(table, []).extend(("no_update", "no_delete"))
-        if _is_postgresql():
-            names[table].append("no_truncate")
-    for table, suffixes in names.items():
-        for suffix in suffixes:
-            on = f" ON {table}" if _is_postgresql() else ""
-            op.execute(f"DROP TRIGGER {table}_{suffix}{on}")
-    if _is_postgresql():
-        for table in INTERVALS:
-            op.execute(f"DROP FUNCTION headgate_{table}_no_overlap()")

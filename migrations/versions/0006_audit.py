@@ -26,12 +26,10 @@ def upgrade() -> None:
         table.add_column(sa.Column("erased_at", sa.BigInteger(), nullable=True))
     op.create_table(
         "model_permission",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("mode", sa.Text(), nullable=False),
         sa.Column("model_ids", JSON_TEXT, nullable=False),
         sa.CheckConstraint("mode IN ('allow_list', 'deny_list')", name=op.f("ck_model_permission_mode")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_model_permission_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_model_permission")),
     )
     _spending()
     for column in AUDIT_INDEXES:
@@ -41,47 +39,28 @@ def upgrade() -> None:
 def _spending() -> None:
     op.create_table(
         "spend_limit",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("cents", sa.BigInteger(), nullable=False),
-        sa.Column("budget_id", sa.Text(), nullable=True),
+        sa.Column("budget_id", sa.Text(), sa.ForeignKey("budget.id"), nullable=True),
         sa.CheckConstraint("cents >= 0", name=op.f("ck_spend_limit_cents")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_spend_limit_tenant_id_tenant")),
-        sa.ForeignKeyConstraint(["budget_id"], ["budget.id"], name=op.f("fk_spend_limit_budget_id_budget")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_spend_limit")),
     )
     op.create_table(
         "spend_alert",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("cents", sa.BigInteger(), nullable=False),
         sa.Column("recipients", JSON_TEXT, nullable=False),
         sa.Column("subject_prefix", sa.Text(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_spend_alert_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_spend_alert")),
     )
     op.create_index(op.f("ix_spend_alert_tenant_id"), "spend_alert", ["tenant_id"])
     op.create_table(
         "spend_alert_due",
-        sa.Column("alert_id", sa.Text(), nullable=False),
-        sa.Column("period_start_ms", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("alert_id", sa.Text(), sa.ForeignKey("spend_alert.id"), primary_key=True),
+        sa.Column("period_start_ms", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("cents", sa.BigInteger(), nullable=False),
         sa.Column("spent_micro_units", sa.BigInteger(), nullable=False),
         sa.Column("at_ms", sa.BigInteger(), nullable=False),
         sa.Column("sent_at_ms", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["alert_id"], ["spend_alert.id"], name=op.f("fk_spend_alert_due_alert_id_spend_alert")),
-        sa.PrimaryKeyConstraint("alert_id", "period_start_ms", name=op.f("pk_spend_alert_due")),
     )
-
-
-def downgrade() -> None:
-    for column in AUDIT_INDEXES:
-        op.drop_index(op.f(f"ix_audit_log_{column}"), table_name="audit_log")
-    for name in ("spend_alert_due", "spend_alert", "spend_limit", "model_permission"):
-        op.drop_table(name)
-    with op.batch_alter_table("tenant") as table:
-        table.drop_column("erased_at")
-    with op.batch_alter_table("api_key") as table:
-        for column in KEY_COLUMNS:
-            table.drop_column(column)

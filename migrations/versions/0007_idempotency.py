@@ -23,7 +23,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "idempotent_posting",
-        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("key", sa.Text(), nullable=False),
         sa.Column("posting", sa.LargeBinary(), nullable=False),
@@ -33,7 +33,6 @@ def upgrade() -> None:
             name=op.f("fk_idempotent_posting_tenant_id_key_idempotent_reply"),
             ondelete="CASCADE",
         ),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_idempotent_posting")),
     )
     op.create_index("ix_idempotent_posting_tenant_id_key", "idempotent_posting", ["tenant_id", "key"])
     _create_unheard_attempt()
@@ -43,16 +42,14 @@ def upgrade() -> None:
 def _create_unheard_attempt() -> None:
     op.create_table(
         "unheard_attempt",
-        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
         sa.Column("attempt_id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("key_id", sa.Text(), nullable=False),
         sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
         sa.Column("ended_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("replaced_by", sa.Text(), nullable=True),
         sa.Column("is_moved", sa.Boolean(), server_default=sa.false(), nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_unheard_attempt_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_unheard_attempt")),
     )
     op.create_index(op.f("ix_unheard_attempt_ended_at_ms"), "unheard_attempt", ["ended_at_ms"])
     op.create_index("ix_unheard_attempt_key_id_fingerprint", "unheard_attempt", ["key_id", "fingerprint"])
@@ -61,8 +58,8 @@ def _create_unheard_attempt() -> None:
 def _create_quote() -> None:
     op.create_table(
         "quote",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("price_version", sa.Text(), nullable=False),
@@ -71,18 +68,5 @@ def _create_quote() -> None:
         sa.Column("max_charge", sa.BigInteger(), nullable=False),
         sa.Column("expires_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("used_by", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_quote_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_quote")),
     )
     op.create_index(op.f("ix_quote_expires_at_ms"), "quote", ["expires_at_ms"])
-
-
-def downgrade() -> None:
-    """Answers of several prompts would lose what pays for them; they and all other keys of tenants go."""
-    op.drop_table("quote")
-    op.drop_table("unheard_attempt")
-    op.drop_table("idempotent_posting")
-    op.execute("DELETE FROM idempotent_reply WHERE batch_id IS NULL")
-    op.drop_index(ROOM, table_name="idempotent_reply")
-    op.drop_column("idempotent_reply", "num_bytes")
-    op.drop_column("idempotent_reply", "content_type")

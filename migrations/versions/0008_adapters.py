@@ -12,15 +12,13 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "adapter",
-        sa.Column("id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("name", sa.Text(), nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_adapter_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_adapter")),
     )
     op.create_index(
         "uq_adapter_model_name",
@@ -30,8 +28,3 @@ def upgrade() -> None:
         sqlite_where=sa.text("deleted_at IS NULL"),
         postgresql_where=sa.text("deleted_at IS NULL"),
     )
-
-
-def downgrade() -> None:
-    op.drop_index("uq_adapter_model_name", table_name="adapter")
-    op.drop_table("adapter")

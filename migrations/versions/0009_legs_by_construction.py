@@ -17,8 +17,3 @@ KEY = ["request_id", "kind", "attempt"]
 def upgrade() -> None:
     if op.get_bind().dialect.name == "postgresql":
         op.drop_constraint(NAME, "ledger_leg", type_="foreignkey")
-
-
-def downgrade() -> None:
-    if op.get_bind().dialect.name == "postgresql":
-        op.create_foreign_key(NAME, "ledger_leg", "ledger_entry", KEY, KEY)

@@ -15,30 +15,25 @@ JSON = sa.JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgr
 def upgrade() -> None:
     op.create_table(
         "installation",
-        sa.Column("id", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("uuid", sa.Text(), nullable=False),
         sa.CheckConstraint("id = 1", name=op.f("ck_installation_one")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_installation")),
     )
     op.create_table(
         "webhook",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
         sa.Column("url", sa.Text(), nullable=False),
         sa.Column("events", JSON, nullable=True),
         sa.Column("secret", sa.LargeBinary(), nullable=False),
         sa.Column("is_full", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_webhook_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_webhook")),
     )
     op.create_index("ix_webhook_tenant_id", "webhook", ["tenant_id"])
     op.create_table(
         "outbox_lane",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("last_turn_ms", sa.BigInteger(), server_default="0", nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_outbox_lane_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_outbox_lane")),
     )
     _create_outbox()
 
@@ -46,9 +41,9 @@ def upgrade() -> None:
 def _create_outbox() -> None:
     op.create_table(
         "outbox",
-        sa.Column("event_id", sa.Text(), nullable=False),
-        sa.Column("webhook_id", sa.Text(), nullable=False),
-        sa.Column("lane", sa.Text(), nullable=False),
+        sa.Column("event_id", sa.Text(), primary_key=True),
+        sa.Column("webhook_id", sa.Text(), sa.ForeignKey("webhook.id"), primary_key=True),
+        sa.Column("lane", sa.Text(), sa.ForeignKey("outbox_lane.tenant_id"), nullable=False),
         sa.Column("type", sa.Text(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
         sa.Column("state", sa.Text(), server_default="pending", nullable=False),
@@ -60,9 +55,6 @@ def _create_outbox() -> None:
         sa.Column("ended_at_ms", sa.BigInteger(), nullable=True),
         sa.CheckConstraint("state IN ('pending', 'delivered', 'dead')", name=op.f("ck_outbox_state")),
         sa.CheckConstraint("(state = 'pending') = (ended_at_ms IS NULL)", name=op.f("ck_outbox_ended")),
-        sa.ForeignKeyConstraint(["lane"], ["outbox_lane.tenant_id"], name=op.f("fk_outbox_lane_outbox_lane")),
-        sa.ForeignKeyConstraint(["webhook_id"], ["webhook.id"], name=op.f("fk_outbox_webhook_id_webhook")),
-        sa.PrimaryKeyConstraint("event_id", "webhook_id", name=op.f("pk_outbox")),
     )
     pending = sa.text("ended_at_ms IS NULL")
     op.create_index(
@@ -71,8 +63,3 @@ def _create_outbox() -> None:
     op.create_index("ix_outbox_lane_claimed_until_ms", "outbox", ["lane", "claimed_until_ms"])
     op.create_index("ix_outbox_webhook_id_state", "outbox", ["webhook_id", "state"])
     op.create_index("ix_outbox_state_ended_at_ms", "outbox", ["state", "ended_at_ms"])
-
-
-def downgrade() -> None:
-    for table in ("outbox", "outbox_lane", "webhook", "installation"):
-        op.drop_table(table)

@@ -5,6 +5,8 @@ it.
 import sqlalchemy as sa
 from alembic import op
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0011"
 down_revision = "0010"
 branch_labels = None
@@ -14,30 +16,28 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "end_user_use",
-        sa.Column("request_id", sa.Text(), nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("place", sa.Text(), nullable=False),
         sa.Column("opened_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("ended_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("input", sa.BigInteger(), nullable=False),
         sa.Column("output", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_end_user_use")),
     )
     op.create_index("ix_end_user_use_tenant_id_opened_at_ms", "end_user_use", ["tenant_id", "opened_at_ms"])
     op.create_table(
         "residency_reading",
-        sa.Column("hour", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("model", sa.Text(), nullable=False),
-        sa.Column("process", sa.Text(), nullable=False),
+        sa.Column("hour", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("tenant_id", sa.Text(), primary_key=True),
+        sa.Column("model", sa.Text(), primary_key=True),
+        sa.Column("process", sa.Text(), primary_key=True),
         sa.Column("cache", sa.BigInteger(), nullable=False),
         sa.Column("pinned", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("hour", "tenant_id", "model", "process", name=op.f("pk_residency_reading")),
     )
     op.create_table(
         "residency_charge",
-        sa.Column("request_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("request_id", sa.Text(), primary_key=True),
+        sa.Column("attempt", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("model", sa.Text(), nullable=False),
         sa.Column("hour", sa.BigInteger(), nullable=False),
@@ -50,32 +50,7 @@ def upgrade() -> None:
         sa.Column("posted_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("cache >= 0 AND pinned >= 0", name=op.f("ck_residency_charge_sums")),
         sa.CheckConstraint("charge_cache >= 0 AND charge_pinned >= 0", name=op.f("ck_residency_charge_charges")),
-        sa.PrimaryKeyConstraint("request_id", "attempt", name=op.f("pk_residency_charge")),
     )
     op.create_index("ix_residency_charge_tenant_id_hour", "residency_charge", ["tenant_id", "hour"])
     op.create_index("ix_residency_charge_hour", "residency_charge", ["hour"])
-    _refuse_edits("residency_charge")
-
-
-def _refuse_edits(table: str) -> None:
-    is_postgresql = op.get_bind().dialect.name == "postgresql"
-    for verb in ("UPDATE", "DELETE"):
-        trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-        if is_postgresql:
-            op.execute(f"{trigger}EXECUTE FUNCTION headgate_append_only()")
-        else:
-            op.execute(f"{trigger}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
-    if is_postgresql:
-        op.execute(
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-        )
-
-
-def downgrade() -> None:
-    op.drop_index("ix_residency_charge_hour", table_name="residency_charge")
-    op.drop_index("ix_residency_charge_tenant_id_hour", table_name="residency_charge")
-    op.drop_table("residency_charge")
-    op.drop_table("residency_reading")
-    op.drop_index("ix_end_user_use_tenant_id_opened_at_ms", table_name="end_user_use")
-    op.drop_table("end_user_use")
+    refuse_edits("residency_charge")

@@ -14,8 +14,3 @@ TABLES = ("tenant", "invoice")
 def upgrade() -> None:
     for table in TABLES:
         op.add_column(table, sa.Column("time_zone", sa.Text(), server_default="UTC", nullable=False))
-
-
-def downgrade() -> None:
-    for table in TABLES:
-        op.drop_column(table, "time_zone")

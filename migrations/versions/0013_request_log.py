@@ -17,7 +17,7 @@ def upgrade() -> None:
     json = sa.JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
     op.create_table(
         "request_log",
-        sa.Column("request_id", byte_order, nullable=False),
+        sa.Column("request_id", byte_order, primary_key=True),
         sa.Column("is_tail", sa.Boolean(), nullable=False),
         sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
@@ -47,15 +47,8 @@ def upgrade() -> None:
         sa.Column("diverged_at_token", sa.BigInteger(), nullable=True),
         sa.Column("trace_id", sa.Text(), nullable=False),
         sa.Column("timeline", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("request_id", name=op.f("pk_request_log")),
     )
     op.create_index("ix_request_log_is_tail", "request_log", ["is_tail", "request_id"])
     for column in COLUMNS:
         op.create_index(f"ix_request_log_{column}", "request_log", [column, "is_tail", "request_id"])
     op.create_index("ix_request_log_trace_id", "request_log", ["trace_id", "request_id"])
-
-
-def downgrade() -> None:
-    for column in ("trace_id", *reversed(COLUMNS), "is_tail"):
-        op.drop_index(f"ix_request_log_{column}", table_name="request_log")
-    op.drop_table("request_log")

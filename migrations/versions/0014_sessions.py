@@ -21,8 +21,3 @@ def upgrade() -> None:
         sqlite_where=HAS_SESSION,
         postgresql_where=HAS_SESSION,
     )
-
-
-def downgrade() -> None:
-    op.drop_index(INDEX, table_name="request_log")
-    op.drop_column("request_log", "session_id")

@@ -15,9 +15,9 @@ IS_DUE = sa.text("state IN ('queued', 'in_progress')")
 def upgrade() -> None:
     op.create_table(
         "response",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("tenant_id", sa.Text(), nullable=False),
-        sa.Column("key_id", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), primary_key=True),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), nullable=False),
+        sa.Column("key_id", sa.Text(), sa.ForeignKey("api_key.id"), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("is_background", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("previous_id", sa.Text(), nullable=True),
@@ -33,39 +33,23 @@ def upgrade() -> None:
         sa.Column("is_stopping", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.Column("next_number", sa.BigInteger(), server_default="0", nullable=False),
         sa.CheckConstraint(STATES, name=op.f("ck_response_state")),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_response_tenant_id_tenant")),
-        sa.ForeignKeyConstraint(["key_id"], ["api_key.id"], name=op.f("fk_response_key_id_api_key")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_response")),
     )
     op.create_index("ix_response_tenant_id_created_at", "response", ["tenant_id", "created_at"])
     op.create_index("ix_response_expires_at", "response", ["expires_at"])
     op.create_index("ix_response_due", "response", ["claimed_until_ms"], sqlite_where=IS_DUE, postgresql_where=IS_DUE)
     op.create_table(
         "response_events",
-        sa.Column("response_id", sa.Text(), nullable=False),
-        sa.Column("first_number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("response_id", sa.Text(), primary_key=True),
+        sa.Column("first_number", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("events", sa.LargeBinary(), nullable=False),
         sa.ForeignKeyConstraint(
             ["response_id"], ["response.id"], name=op.f("fk_response_events_response_id_response"), ondelete="CASCADE"
         ),
-        sa.PrimaryKeyConstraint("response_id", "first_number", name=op.f("pk_response_events")),
     )
     op.create_table(
         "response_total",
-        sa.Column("tenant_id", sa.Text(), nullable=False),
+        sa.Column("tenant_id", sa.Text(), sa.ForeignKey("tenant.id"), primary_key=True),
         sa.Column("num_responses", sa.BigInteger(), nullable=False),
         sa.Column("num_bytes", sa.BigInteger(), nullable=False),
-        sa.ForeignKeyConstraint(["tenant_id"], ["tenant.id"], name=op.f("fk_response_total_tenant_id_tenant")),
-        sa.PrimaryKeyConstraint("tenant_id", name=op.f("pk_response_total")),
     )
     op.add_column("tenant", sa.Column("stores_responses", sa.Boolean(), server_default=sa.true(), nullable=False))
-
-
-def downgrade() -> None:
-    op.drop_column("tenant", "stores_responses")
-    op.drop_table("response_total")
-    op.drop_table("response_events")
-    op.drop_index("ix_response_due", table_name="response")
-    op.drop_index("ix_response_expires_at", table_name="response")
-    op.drop_index("ix_response_tenant_id_created_at", table_name="response")
-    op.drop_table("response")

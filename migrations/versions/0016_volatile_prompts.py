@@ -11,7 +11,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("tenant", sa.Column("cache_moves_volatile", sa.Boolean(), server_default=sa.false(), nullable=False))
-
-
-def downgrade() -> None:
-    op.drop_column("tenant", "cache_moves_volatile")

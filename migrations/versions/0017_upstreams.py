@@ -52,10 +52,3 @@ def upgrade() -> None:
         sa.Column("posted_at_ms", sa.BigInteger(), nullable=False),
     )
     op.create_index("ix_upstream_cost_provider_id", "upstream_cost", ["upstream", "provider_id"])
-
-
-def downgrade() -> None:
-    op.drop_table("upstream_cost")
-    op.drop_table("upstream_call")
-    op.drop_table("upstream")
-    op.drop_column("tenant", "buys_overflow")

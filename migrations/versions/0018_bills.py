@@ -7,6 +7,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0018"
 down_revision = "0017"
 branch_labels = None
@@ -20,34 +22,28 @@ ROWS_AT_ONCE = 500
 def upgrade() -> None:
     op.create_table(
         "billing_profile",
-        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("owner", sa.Text(), primary_key=True),
         sa.Column("profile", JSON, nullable=False),
         sa.Column("changed_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("owner", name=op.f("pk_billing_profile")),
     )
     op.create_table(
-        "logo",
-        sa.Column("hash", sa.Text(), nullable=False),
-        sa.Column("content", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("hash", name=op.f("pk_logo")),
+        "logo", sa.Column("hash", sa.Text(), primary_key=True), sa.Column("content", sa.LargeBinary(), nullable=False)
     )
     _create_terms()
     op.create_table(
         "invoice_payment",
-        sa.Column("number", sa.Text(), nullable=False),
-        sa.Column("payment_no", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("number", sa.Text(), sa.ForeignKey("invoice.number"), primary_key=True),
+        sa.Column("payment_no", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("paid_at", sa.BigInteger(), nullable=False),
         sa.Column("reference", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("actor", sa.Text(), nullable=False),
         sa.CheckConstraint("amount > 0", name=op.f("ck_invoice_payment_amount")),
-        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_invoice_payment_number_invoice")),
-        sa.PrimaryKeyConstraint("number", "payment_no", name=op.f("pk_invoice_payment")),
     )
     _give_terms_to_known_documents()
     for table in APPEND_ONLY:
-        _refuse_edits(table)
+        refuse_edits(table)
 
 
 def _create_terms() -> None:
@@ -55,7 +51,7 @@ def _create_terms() -> None:
     numbers = ("decimals", "discount", "net", "tax_amount", "paid", "due", "carried_in", "carried_out")
     op.create_table(
         "invoice_terms",
-        sa.Column("number", sa.Text(), nullable=False),
+        sa.Column("number", sa.Text(), sa.ForeignKey("invoice.number"), primary_key=True),
         sa.Column("prefix", sa.Text(), nullable=False),
         sa.Column("place", sa.BigInteger(), nullable=False),
         *(sa.Column(name, JSON, nullable=False) for name in texts),
@@ -63,16 +59,13 @@ def _create_terms() -> None:
         sa.Column("tax_rate", sa.BigInteger(), nullable=False),
         sa.Column("tax_reason", sa.Text(), nullable=False),
         *(sa.Column(name, sa.BigInteger(), nullable=False) for name in (*numbers, "settled_before", "due_at")),
-        sa.Column("refers_to", sa.Text(), nullable=True),
+        sa.Column("refers_to", sa.Text(), sa.ForeignKey("invoice.number"), nullable=True),
         sa.Column("voids", sa.Boolean(), nullable=False),
         sa.Column("note", sa.Text(), nullable=False),
         sa.CheckConstraint("due = net + tax_amount - paid", name=op.f("ck_invoice_terms_due")),
-        sa.ForeignKeyConstraint(["number"], ["invoice.number"], name=op.f("fk_invoice_terms_number_invoice")),
-        sa.ForeignKeyConstraint(["refers_to"], ["invoice.number"], name=op.f("fk_invoice_terms_refers_to_invoice")),
-        sa.PrimaryKeyConstraint("number", name=op.f("pk_invoice_terms")),
         sa.UniqueConstraint("prefix", "place", name=op.f("uq_invoice_terms_prefix_place")),
     )
-    op.create_index(op.f("ix_invoice_terms_refers_to"), "invoice_terms", ["refers_to"], unique=False)
+    op.create_index(op.f("ix_invoice_terms_refers_to"), "invoice_terms", ["refers_to"])
 
 
 def _give_terms_to_known_documents() -> None:
@@ -112,26 +105,3 @@ def _terms_of(row: Any) -> dict[str, Any]:
         **dict.fromkeys(("tax_reason", "note"), ""),
         **dict.fromkeys(zero, 0),
     }
-
-
-def _refuse_edits(table: str) -> None:
-    is_postgresql = op.get_bind().dialect.name == "postgresql"
-    for verb in ("UPDATE", "DELETE"):
-        trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-        if is_postgresql:
-            op.execute(f"{trigger}EXECUTE FUNCTION headgate_append_only()")
-        else:
-            op.execute(f"{trigger}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
-    if is_postgresql:
-        op.execute(
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-        )
-
-
-def downgrade() -> None:
-    op.drop_table("invoice_payment")
-    op.drop_index(op.f("ix_invoice_terms_refers_to"), table_name="invoice_terms")
-    op.drop_table("invoice_terms")
-    op.drop_table("logo")
-    op.drop_table("billing_profile")

@@ -20,8 +20,3 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint(*KEY, name=op.f("pk_label_usage")),
     )
     op.create_index("ix_label_usage_day_ms", "label_usage", ["day_ms"])
-
-
-def downgrade() -> None:
-    op.drop_index("ix_label_usage_day_ms", table_name="label_usage")
-    op.drop_table("label_usage")

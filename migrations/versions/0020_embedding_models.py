@@ -12,11 +12,6 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "embedding_model",
-        sa.Column("model", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), primary_key=True),
         sa.Column("first_used_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("model", name=op.f("pk_embedding_model")),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("embedding_model")

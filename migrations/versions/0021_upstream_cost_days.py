@@ -4,6 +4,8 @@ cost API."""
 import sqlalchemy as sa
 from alembic import op
 
+from accounting.database.append_only import refuse_edits
+
 revision = "0021"
 down_revision = "0020"
 branch_labels = None
@@ -16,48 +18,24 @@ def upgrade() -> None:
     op.add_column("upstream", sa.Column("sealed_cost_key", sa.LargeBinary(), nullable=True))
     op.create_table(
         DAYS,
-        sa.Column("upstream", sa.Text(), nullable=False),
-        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("line_item", sa.Text(), nullable=False),
-        sa.Column("currency", sa.Text(), nullable=False),
-        sa.Column("revision", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("upstream", sa.Text(), primary_key=True),
+        sa.Column("day", sa.BigInteger(), autoincrement=False, primary_key=True),
+        sa.Column("line_item", sa.Text(), primary_key=True),
+        sa.Column("currency", sa.Text(), primary_key=True),
+        sa.Column("revision", sa.BigInteger(), autoincrement=False, primary_key=True),
         sa.Column("amount", sa.BigInteger(), nullable=False),
         sa.Column("pulled_at_ms", sa.BigInteger(), nullable=False),
         sa.CheckConstraint("day % 86400 = 0", name=op.f(f"ck_{DAYS}_day")),
         sa.CheckConstraint("revision > 0", name=op.f(f"ck_{DAYS}_revision")),
-        sa.PrimaryKeyConstraint("upstream", "day", "line_item", "currency", "revision", name=op.f(f"pk_{DAYS}")),
     )
     op.create_index("ix_upstream_cost_day_day", DAYS, ["day"])
     op.create_table(
         "upstream_cost_pull",
-        sa.Column("upstream", sa.Text(), nullable=False),
+        sa.Column("upstream", sa.Text(), primary_key=True),
         *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _NUMBERS),
         sa.Column("fault", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("upstream", name=op.f("pk_upstream_cost_pull")),
     )
-    _refuse_edits(DAYS)
+    refuse_edits(DAYS)
 
 
 _NUMBERS = ("claimed_until_ms", "tried_at_ms", "pulled_at_ms", "first_day")
-
-
-def _refuse_edits(table: str) -> None:
-    is_postgresql = op.get_bind().dialect.name == "postgresql"
-    for verb in ("UPDATE", "DELETE"):
-        trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "
-        if is_postgresql:
-            op.execute(f"{trigger}EXECUTE FUNCTION headgate_append_only()")
-        else:
-            op.execute(f"{trigger}BEGIN SELECT RAISE(ABORT, '{table} is append-only'); END")
-    if is_postgresql:
-        op.execute(
-            f"CREATE TRIGGER {table}_no_truncate BEFORE TRUNCATE ON {table} "
-            "FOR EACH STATEMENT EXECUTE FUNCTION headgate_append_only()"
-        )
-
-
-def downgrade() -> None:
-    op.drop_table("upstream_cost_pull")
-    op.drop_index("ix_upstream_cost_day_day", table_name=DAYS)
-    op.drop_table(DAYS)
-    op.drop_column("upstream", "sealed_cost_key")

@@ -11,7 +11,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_index("ix_limiter_incident_tenant_id_epoch", "limiter_incident", ["tenant_id", "epoch"])
-
-
-def downgrade() -> None:
-    op.drop_index("ix_limiter_incident_tenant_id_epoch", "limiter_incident")

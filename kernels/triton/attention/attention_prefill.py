@@ -153,7 +153,8 @@ def _prefill(
     position = oldest + ahead // GROUP
     table = block_table + row.to(tl.int64) * table_stride
     blocks = blocks_of(table, first, last, TOKENS, BLOCK_SIZE)
-    if HAS_WINDOW:
+    edges = (first, whole, ragged, last)
+    for run in tl.static_range(0 if HAS_WINDOW else 1, 3):
         sums, peak, total, blocks = attend(
             sums,
             peak,
@@ -166,8 +167,8 @@ def _prefill(
             kv,
             scales,
             table,
-            first,
-            whole,
+            edges[run],
+            edges[run + 1],
             last,
             kv_head,
             factor,
@@ -181,66 +182,8 @@ def _prefill(
             HAS_WINDOW,
             HAS_CAP,
             QUANTIZED,
-            True,
+            run != 1,
         )
-    sums, peak, total, blocks = attend(
-        sums,
-        peak,
-        total,
-        blocks,
-        packed,
-        position,
-        nodes,
-        context,
-        kv,
-        scales,
-        table,
-        whole,
-        ragged,
-        last,
-        kv_head,
-        factor,
-        cap,
-        window,
-        KV_HEADS,
-        BLOCK_SIZE,
-        HEAD_DIM,
-        DIM,
-        TOKENS,
-        HAS_WINDOW,
-        HAS_CAP,
-        QUANTIZED,
-        False,
-    )
-    sums, peak, total, blocks = attend(
-        sums,
-        peak,
-        total,
-        blocks,
-        packed,
-        position,
-        nodes,
-        context,
-        kv,
-        scales,
-        table,
-        ragged,
-        last,
-        last,
-        kv_head,
-        factor,
-        cap,
-        window,
-        KV_HEADS,
-        BLOCK_SIZE,
-        HEAD_DIM,
-        DIM,
-        TOKENS,
-        HAS_WINDOW,
-        HAS_CAP,
-        QUANTIZED,
-        True,
-    )
 
     if partial_sums is not None:
         slot = partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS)

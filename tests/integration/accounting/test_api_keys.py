@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert, select, update
 
-from accounting.access import api_keys, principals
+from accounting.access import api_keys, credentials, principals
 from accounting.database import auth_epoch
 from accounting.lifecycle import tenant_status
 from accounting.tables.batch_models import Batch, File
@@ -32,7 +32,7 @@ async def test_a_key_resolves_to_its_tenant_with_limits_and_scopes(conn, tenant,
     assert (principal.scopes, principal.models) == ({"chat"}, {"m"})
     assert (principal.tenant_limits, principal.key_limits) == (Limits(1, 2, 3), Limits(None, None, 4))
     assert principal.tenant_limits == Limits(1, 2, 3)
-    assert principal.version == await principals.auth_epoch(conn)
+    assert principal.version == await auth_epoch.auth_epoch(conn)
     assert hash(principal)
 
 
@@ -49,7 +49,7 @@ async def test_an_admin_key_is_the_operators_and_has_no_tenant_scope(conn, tenan
 
 async def test_only_the_exact_key_under_the_right_pepper_resolves(conn, tenant, pepper):
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
-    unknown = api_keys.generate("live")
+    unknown = credentials.generate("live")
     forged = _with_new_secret(key.value)
     for value in (unknown, forged, key.value[:-1], key.value.replace("live", "test"), "", "sk-123"):
         assert await principals.resolve(conn, pepper, value, 2) is None
@@ -91,7 +91,7 @@ async def test_the_secret_is_stored_as_a_keyed_hash_only(conn, tenant, pepper):
     row = (await conn.execute(select(ApiKey.__table__))).one()
     secret = key.value.split("_")[3]
     assert secret not in str(row)
-    assert row.hash == api_keys.keyed_hash(pepper, key.value)
+    assert row.hash == credentials.keyed_hash(pepper, key.value)
     assert key.info.redacted_value == f"hg_live_{key.info.public_id}_***"
 
 
@@ -161,7 +161,7 @@ async def batch(conn, tenant, pepper) -> str:
 
 
 async def test_a_batchs_credential_is_the_submitting_key_while_the_batch_runs(conn, tenant, pepper, batch):
-    credential = api_keys.batch_credential(pepper, "batch_1")
+    credential = credentials.batch_credential(pepper, "batch_1")
     principal = await principals.resolve(conn, pepper, credential, 2)
     assert (principal.kind, principal.batch_id) == ("batch", "batch_1")
     assert (principal.tenant_id, principal.key_id, principal.models) == (tenant, batch, {"m"})
@@ -172,18 +172,18 @@ async def test_a_batchs_credential_is_the_submitting_key_while_the_batch_runs(co
 
 async def test_a_batchs_credential_never_manages_keys(conn, tenant, pepper, batch):
     await api_keys.change(conn, tenant, batch, KeyChanges(scopes=("batch", "keys")), now=2)
-    principal = await principals.resolve(conn, pepper, api_keys.batch_credential(pepper, "batch_1"), 3)
+    principal = await principals.resolve(conn, pepper, credentials.batch_credential(pepper, "batch_1"), 3)
     assert principal is not None
     assert principal.scopes == {"batch"}
 
 
 async def test_revoking_the_key_ends_its_batches_credential(conn, tenant, pepper, batch):
     await api_keys.revoke(conn, tenant, batch, now=2)
-    credential = api_keys.batch_credential(pepper, "batch_1")
+    credential = credentials.batch_credential(pepper, "batch_1")
     assert await principals.resolve(conn, pepper, credential, 3) is None
 
 
 async def test_a_forged_batch_credential_resolves_to_nothing(conn, tenant, pepper, batch):
-    genuine = api_keys.batch_credential(pepper, "batch_1")
-    for value in (genuine[:-1] + "x", "hg_batch_1_", "hg_batch_", api_keys.batch_credential(b"x", "batch_1")):
+    genuine = credentials.batch_credential(pepper, "batch_1")
+    for value in (genuine[:-1] + "x", "hg_batch_1_", "hg_batch_", credentials.batch_credential(b"x", "batch_1")):
         assert await principals.resolve(conn, pepper, value, 2) is None

@@ -11,7 +11,7 @@ import pytest
 from gateways import MODEL, prepare_home
 from sqlalchemy import event, text
 
-from accounting.access.principals import auth_epoch
+from accounting.database.auth_epoch import auth_epoch
 from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import EXAMPLE_RATES
 from accounting.prices import prices

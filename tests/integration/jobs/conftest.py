@@ -232,7 +232,7 @@ class Home:
         deadline = time.monotonic() + limit_s
         while True:
             batch = await self.get(batch_id)
-            if batch.state in (states or batches.ENDED):
+            if batch.state in (states or files.ENDED):
                 return batch
             assert time.monotonic() < deadline, batch
             await asyncio.sleep(0.05)

@@ -7,6 +7,7 @@ Families by tenant exist only where the operator asked for them, because a serie
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Metric
 from prometheus_client.core import SummaryMetricFamily
@@ -26,52 +27,38 @@ OTHERS = "_other"
 class CacheMetrics:
     def __init__(self, families: Families, *, by_tenant: bool) -> None:
         registry = families.registry
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._before = CacheFigures()
         self._ages = _Ages(families.labels)
         registry.register(self._ages)
-        self._blocks = Gauge("headgate_cache_blocks", "Blocks by their state now.", ["state"], registry=registry)
-        self._nodes = Gauge("headgate_cache_nodes", "Nodes of the prefix tree.", registry=registry)
-        self._evicted = Counter(
-            "headgate_cache_evicted_blocks",
-            "Blocks that were evicted from the prefix cache.",
-            ["reason"],
-            registry=registry,
+        self._blocks = gauge("headgate_cache_blocks", "Blocks by their state now.", ["state"])
+        self._nodes = gauge("headgate_cache_nodes", "Nodes of the prefix tree.")
+        self._evicted = counter(
+            "headgate_cache_evicted_blocks", "Blocks that were evicted from the prefix cache.", ["reason"]
         )
         for cause in ("capacity", "quota", "idle"):
             self._evicted.labels(cause)
-        self._breaches = Counter(
+        self._breaches = counter(
             "headgate_cache_floor_breaches",
             "Leaves of the prefix tree that were evicted although their tenant had no more than its floor.",
-            registry=registry,
         )
-        self._refused = Counter(
-            "headgate_cache_refused_inserts",
-            "Insertions into the prefix cache that were cut short by a quota.",
-            registry=registry,
+        self._refused = counter(
+            "headgate_cache_refused_inserts", "Insertions into the prefix cache that were cut short by a quota."
         )
-        self._broken = Counter(
-            "headgate_cache_broken_laws",
-            "Invariants of the prefix cache that were found broken; this must stay 0.",
-            registry=registry,
+        self._broken = counter(
+            "headgate_cache_broken_laws", "Invariants of the prefix cache that were found broken; this must stay 0."
         )
-        self._pinned = Gauge("headgate_cache_pinned_blocks", "Blocks that are pinned now.", registry=registry)
-        self._cached = Counter(
-            "headgate_cached_tokens",
-            "Prompt tokens that were found in the prefix cache, by region.",
-            ["region"],
-            registry=registry,
+        self._pinned = gauge("headgate_cache_pinned_blocks", "Blocks that are pinned now.")
+        self._cached = counter(
+            "headgate_cached_tokens", "Prompt tokens that were found in the prefix cache, by region.", ["region"]
         )
-        self._misses = Counter(
-            "headgate_cache_misses",
-            "Attempts whose prompt was not wholly cached, by the reason.",
-            ["reason"],
-            registry=registry,
+        self._misses = counter(
+            "headgate_cache_misses", "Attempts whose prompt was not wholly cached, by the reason.", ["reason"]
         )
-        self._swapped = Counter(
+        self._swapped = counter(
             "headgate_swapped_blocks",
             "Blocks of preempted sequences that were copied to the host, or back to the device.",
             ["direction"],
-            registry=registry,
         )
         self._tiers = _Tiers(registry)
         self._tenants = _Tenants(registry) if by_tenant else None
@@ -135,27 +122,23 @@ class _Tiers:
     """Metrics of the tiers below the device that exist."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._hits = Counter(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._hits = counter(
             "headgate_cache_tier_hit_tokens",
             "Prompt tokens that were found in a lower cache tier and copied towards the device.",
             ["tier"],
-            registry=registry,
         )
-        self._bytes = Counter(
+        self._bytes = counter(
             "headgate_cache_tier_bytes",
             "Bytes that were written to a cache tier, or read from it.",
             ["tier", "direction"],
-            registry=registry,
         )
-        self._refused = Counter(
+        self._refused = counter(
             "headgate_cache_tier_refused",
             "Blocks that were not written to a cache tier, or not accepted from it, by the reason.",
             ["tier", "reason"],
-            registry=registry,
         )
-        self._used = Gauge(
-            "headgate_cache_tier_used_bytes", "Bytes that are in use now in a cache tier.", ["tier"], registry=registry
-        )
+        self._used = gauge("headgate_cache_tier_used_bytes", "Bytes that are in use now in a cache tier.", ["tier"])
 
     def observe(self, tier: str, now: TierFigures, before: TierFigures) -> None:
         self._hits.labels(tier).inc(now.num_hit_tokens - before.num_hit_tokens)
@@ -172,24 +155,20 @@ class _Tenants:
     counters never fall."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._names: dict[str, str] = {}
-        self._blocks = Gauge(
-            "headgate_cache_tenant_blocks",
-            "Blocks of a tenant in the prefix cache now.",
-            ["tenant", "state"],
-            registry=registry,
+        self._blocks = gauge(
+            "headgate_cache_tenant_blocks", "Blocks of a tenant in the prefix cache now.", ["tenant", "state"]
         )
-        self._seconds = Counter(
+        self._seconds = counter(
             "headgate_cache_block_seconds",
             "Block-seconds that a tenant has occupied in the prefix cache.",
             ["tenant", "state"],
-            registry=registry,
         )
-        self._lost = Counter(
+        self._lost = counter(
             "headgate_cache_tenant_evicted_blocks",
             "Blocks that a tenant lost to eviction, and blocks that others lost for it.",
             ["tenant", "side"],
-            registry=registry,
         )
 
     def observe(self, now: dict[str, TenantBlocks], before: dict[str, TenantBlocks]) -> None:

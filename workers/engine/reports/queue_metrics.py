@@ -7,6 +7,8 @@ because workers are scaled by it, model by model.
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import Counter, Gauge
 
 from workers.engine.reports.families import Families
@@ -16,33 +18,25 @@ from workers.engine.values.queue_figures import QueueFigures, TierFigures
 class QueueMetrics:
     def __init__(self, families: Families) -> None:
         registry, self._labels = families.registry, families.labels
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._before = QueueFigures()
-        self._running = Gauge(
-            "headgate_running_sequences", "Sequences that hold blocks now.", ["tier"], registry=registry
-        )
-        self._waiting = Gauge(
-            "headgate_waiting_sequences", "Sequences that wait for a step.", ["tier"], registry=registry
-        )
-        self._oldest = Gauge(
+        self._running = gauge("headgate_running_sequences", "Sequences that hold blocks now.", ["tier"])
+        self._waiting = gauge("headgate_waiting_sequences", "Sequences that wait for a step.", ["tier"])
+        self._oldest = gauge(
             "headgate_oldest_wait_seconds",
             "Seconds for which the oldest request that never ran has waited.",
             [*families.labels, "tier"],
-            registry=registry,
         )
-        self._waiting_tenants = Gauge(
-            "headgate_waiting_tenants", "Tenants with a request that never ran.", ["tier"], registry=registry
-        )
-        self._preemptions = Counter(
+        self._waiting_tenants = gauge("headgate_waiting_tenants", "Tenants with a request that never ran.", ["tier"])
+        self._preemptions = counter(
             "headgate_preemptions",
             "Sequences that lost their blocks, by the cause and by their tier.",
             ["cause", "tier"],
-            registry=registry,
         )
-        self._tenants = Gauge("headgate_active_tenants", "Tenants with a request in the worker.", registry=registry)
-        self._spread = Gauge(
+        self._tenants = gauge("headgate_active_tenants", "Tenants with a request in the worker.")
+        self._spread = gauge(
             "headgate_tenant_counter_spread_tokens",
             "Largest difference between the counters of tenants that wait, in weighted tokens.",
-            registry=registry,
         )
 
     def observe(self, now: QueueFigures) -> None:
