@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from gateway.cli.gateway_probes import GatewayProbes
     from gateway.cli.preparation import Preparation
 
-PREPARATION = "gateway.cli.preparation"
-"""It is imported when workers have been started (ADR 117)."""
+PREPARATION, PROBES = "gateway.cli.preparation", "gateway.cli.gateway_probes"
+"""They are imported when workers have been started (ADR 117)."""
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
 GATEWAYS_OPS_PORT = 9300
@@ -153,10 +153,10 @@ class Up:
         await self.preparation.replay_unused_slots(self.options.num_gateways)
 
     async def _import_preparation(self) -> None:
-        module = await asyncio.to_thread(importlib.import_module, PREPARATION)
+        module, probes = [await asyncio.to_thread(importlib.import_module, name) for name in (PREPARATION, PROBES)]
         migrates = self.options.migrate
         self.preparation = module.Preparation(self.home, self.database_url, self.redis_url, migrates=migrates)
-        self.gateways = module.GatewayProbes(self.home, self.options.num_gateways, self.workers.news)
+        self.gateways = probes.GatewayProbes(self.home, self.options.num_gateways, self.workers.news)
 
     async def _prepare_forks(self) -> None:
         """Loads what gateways and jobs have in common with each other, and ends this process's threads: a child would

@@ -163,7 +163,8 @@ async def test_a_fault_of_a_parser_ends_its_own_request_with_an_error_and_free(
     body = {"model": MODEL, "messages": [{"role": "user", "content": "Break"}], "max_tokens": 50, "stream": stream}
     body |= {"enable_thinking": False}
     async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
-        assert answer.status == (200 if stream else 500)
+        # On a busy machine the fault may come before the first piece of a stream was sent.
+        assert answer.status in ((200, 500) if stream else (500,))
         seen, request_id = await answer.text(), answer.headers["x-request-id"]
     assert '"code":"internal_error"' in seen
     assert "[DONE]" not in seen
