@@ -1,16 +1,20 @@
 """The compiled functions of a CPU worker, or the reason why there are none.
 
 It knows numba and where its results are stored. Functions are compiled once for a machine and a version of this folder,
-in some ten to twenty seconds; later starts load the stored results.
+in some ten to twenty seconds; later starts load the stored results. Of processes that start together one compiles, and
+the others wait for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,10 +52,22 @@ def functions() -> Compiled | None:
         log.warning("decode steps take torch's operations: no folder for compiled kernels: %s", error)
         return None
     try:
-        return _compile(folder)
+        with _alone(folder):
+            return _compile(folder)
     except Exception as error:  # noqa: BLE001  # a compiler may raise anything, and torch's operations work
         log.warning("decode steps take torch's operations: nothing compiled: %s", error)
         return None
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Lets one process after the other in. A process that dies lets go of the lock. Where there can be none, as on some
+    file systems, each process compiles by itself."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            lock = held.enter_context(folder.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _compile(folder: Path) -> Compiled:
