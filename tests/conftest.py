@@ -12,6 +12,7 @@ Nor on how busy the machine is: gateways wait longer for the limiter's Redis and
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import shutil
@@ -99,6 +100,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="slow: runs under `make soak`"))
         if _is_of_the_rest(item) and not item.get_closest_marker("smoke"):
             item.add_marker("rest")
+
+
+def pytest_collection_finish() -> None:
+    """The collector looks no more at what 15,000 tests and the libraries are made of, which takes a second or two each time,
+    and looks as seldom as in a gateway."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @functools.cache
