@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import httpcore2
+import hypothesis
 import pytest
 
 from kernels.cpu import instructions
@@ -76,6 +77,11 @@ if os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > ENOUGH_
 # Of every gateway that a test starts, in this process or beside it. Tests of the 0.1 s themselves say them.
 os.environ.setdefault("HEADGATE_LIMITER_TIMEOUT_S", "4")
 
+
+# How long an example takes says how busy the machine is. Hypothesis has a profile of its own where `CI` is set.
+if not os.environ.get("CI"):
+    hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+    hypothesis.settings.load_profile("busy")
 
 pytest_plugins = ("running",)
 

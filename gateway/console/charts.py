@@ -82,7 +82,7 @@ def stacked(
 def axis(most: float, write: Write) -> tuple[float, Sequence[Tick]]:
     """Returns where the axis of values up to `most` ends, and its ticks: round numbers, the lowest first."""
     step = _round_step(most / NUM_TICKS)
-    num_steps = max(1, math.ceil(most / step - 1e-9))
+    num_steps = max(1, math.ceil(most / step))
     top = step * num_steps
     return top, [Tick(write(step * n), round(100 - 100 * n / num_steps, 3)) for n in range(num_steps + 1)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.console import charts, formats
@@ -30,6 +30,7 @@ def test_an_axis_ends_at_a_round_number_that_is_no_lower_than_the_highest_value(
 
 
 @given(st.integers(0, 10**15))
+@example(100_000_000_001)
 def test_an_axis_has_few_ticks_and_little_room_above_the_values(most: int) -> None:
     top, ticks = charts.axis(most, formats.short_money)
     assert most <= top <= max(4, 2.5 * most)
