@@ -18,11 +18,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from kernels.cpu import instructions
 
 log = logging.getLogger(__name__)
+
+MAX_WAIT_S = 120.0
+"""The longest wait for another process that compiles, which takes some twenty seconds of a whole core."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,25 @@ def functions() -> Compiled | None:
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Lets one process after the other in. A process that dies lets go of the lock. Where there can be none, as on some
-    file systems, each process compiles by itself."""
+    file systems, or its holder stands still, each process compiles by itself."""
     with ExitStack() as held:
         with suppress(OSError):
-            lock = held.enter_context(folder.with_suffix(".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(held.enter_context(folder.with_suffix(".lock").open("w")))
         yield
+
+
+def _wait_for(lock: IO[str]) -> None:
+    until, is_told = time.monotonic() + MAX_WAIT_S, False
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_told:
+                log.info("another process compiles the kernels of this CPU; its results are waited for")
+            is_told = True
+            time.sleep(0.1)
+        else:
+            return
 
 
 def _compile(folder: Path) -> Compiled:

@@ -82,7 +82,7 @@ def intrinsic(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], An
         # numba takes the number of arguments from here.
         taken = [inspect.Parameter(f"_{n}", inspect.Parameter.POSITIONAL_ONLY) for n in range(len(arguments) + 1)]
         typed.__name__, typed.__doc__ = emit.__name__, emit.__doc__
-        typed.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # what `inspect` documents
+        typed.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]  # typeshed has it on no function; `inspect` reads it
         return numba.extending.intrinsic(typed)
 
     return decorate

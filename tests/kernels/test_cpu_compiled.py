@@ -86,6 +86,18 @@ def test_one_process_compiles_and_those_beside_and_after_it_load(tmp_path: Path)
     assert max(waited, float(seconds)) < worked / 2, "CPU seconds"
 
 
+def test_a_process_that_stands_still_with_the_lock_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiled, "MAX_WAIT_S", 0.3)
+    with caplog.at_level(logging.INFO, compiled.__name__), compiled._alone(tmp_path / "kernels"):
+        assert not caplog.records
+        begun = time.monotonic()
+        with compiled._alone(tmp_path / "kernels"):
+            assert 0.3 <= time.monotonic() - begun < 10
+    assert len(caplog.records) == 1
+
+
 def test_the_folder_is_another_one_for_other_sources_and_for_another_place(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -118,3 +118,13 @@ def test_first_come_first_served_lets_nobody_pass():
     world = World(2, policy="fcfs")
     world.run_until(lambda: world.hog_ended)
     assert len(world.waits) == 0
+
+
+def test_a_step_looks_at_few_of_many_tenants_that_do_not_fit_either(monkeypatch):
+    world, looked = World(0), []
+    for number in range(60):
+        world.send(f"large{number}", f"tenant {number}", 170, 4)
+    allows = overtaking.Overtaking.allows
+    monkeypatch.setattr(overtaking.Overtaking, "allows", lambda *told: looked.append(told) or allows(*told))
+    world.step()
+    assert len(looked) == overtaking.MAX_LOOKED

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from cache.tree.misses import behind
 from workers.engine.queueing.deferral import MAX_STEPS, Deferral
@@ -16,7 +17,7 @@ from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group
 from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.gangs import num_blocks_of_others
-from workers.engine.scheduling.overtaking import Overtaking
+from workers.engine.scheduling.overtaking import MAX_LOOKED, Overtaking
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
@@ -109,7 +110,7 @@ class Admission:
         if head.status is not Status.PREEMPTED or not self._has_place(head, running):
             return None
         num_spare = self._spare_blocks(head, len(running) + 1)
-        for sequence in self._behind(head, plan):
+        for sequence in islice(self._behind(head, plan), MAX_LOOKED):
             if overtaking.allows(sequence, head, num_spare):
                 is_late = crowd is not None and self._crowded(sequence, crowd)
                 has_place = self._has_place(sequence, running, head.num_choices)

@@ -20,6 +20,9 @@ from workers.engine.sequences.sequence import Attempt, Sequence, Status
 
 MAX_PASSED = 64
 """A preempted sequence is passed by at most this multiple of its own tokens."""
+MAX_LOOKED = 16
+"""Sequences that are asked whether they fit before it, until one does. Each look reads the prefix cache, and a thousand
+tenants may wait."""
 
 
 class Overtaking:
