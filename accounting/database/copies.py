@@ -95,6 +95,9 @@ def _copy_sqlite(source: Path, target: Path, told: Told) -> None:
     except (sqlite3.Error, OSError) as error:
         target.unlink(missing_ok=True)
         raise CopyFailed(f"The database {source} cannot be copied: {error}.") from None
+    except BaseException:  # Ctrl-C or SIGTERM: half of a database would be taken for one
+        target.unlink(missing_ok=True)
+        raise
     if found != "ok":
         target.unlink()
         raise CopyFailed(f"The database {source} is damaged: {found}.")

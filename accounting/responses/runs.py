@@ -133,11 +133,14 @@ async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet |
     """Add a packet. One of the same number is replaced: its COMMIT was unknown, and the events came again with more."""
     if packet is None:
         return
+    events = ResponseEvents.__table__.c
+    same = (events.response_id == response.id) & (events.first_number == packet.first_number)
+    num_before = await conn.scalar(select(func.length(events.events)).where(same)) or 0
     values = {"response_id": response.id, "first_number": packet.first_number, "events": packet.events}
     statement = upsert(conn, ResponseEvents.__table__).values(**values)
     again = {"events": packet.events}
     await conn.execute(statement.on_conflict_do_update(index_elements=["response_id", "first_number"], set_=again))
-    await grow(conn, response.tenant_id, response.id, len(packet.events))
+    await grow(conn, response.tenant_id, response.id, len(packet.events) - num_before)
 
 
 async def is_gone(conn: AsyncConnection, run: Claim) -> bool:

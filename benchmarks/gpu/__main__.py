@@ -32,6 +32,7 @@ from benchmarks.kernels.case import Case
 KERNEL_SHARE = 0.45
 """The share of the time that kernels get: they and their peers compile for long, and the models must get their turn."""
 PARTS = ("kernels", "decode", "mixed", "shared")
+CEILINGS = ("ceilings_first", "ceilings_last")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -47,7 +48,8 @@ class Run:
         if told.resume and told.out.exists():
             before = json.loads(told.out.read_text())
             self.record["kernels"] = [row for row in before.get("kernels", ()) if "failed" not in row]
-            self.record["resumed"] = [*before.get("resumed", ()), before["about"]]
+            told_before = before["about"] | {name: before.get(name) for name in CEILINGS}
+            self.record["resumed"] = [*before.get("resumed", ()), told_before]
         self.first = self.ceilings("ceilings_first")
 
     @property

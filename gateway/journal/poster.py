@@ -100,6 +100,8 @@ class Poster:
         self._slot = slot
         self._offset = offset
         self._num_new = self._num_refused = 0
+        self._buried: set[int] = set()
+        """Sequence numbers of the endings of this read that SQL refused."""
         self._reader = Reader(directory, offset)
         self._taken: _Taken | None = None
 
@@ -113,6 +115,7 @@ class Poster:
             self._taken = taken
             await self._post(taken.endings, taken.last_seq)
             self._taken = None
+        self._buried.clear()
         num_new, num_refused = self._num_new, self._num_refused
         self._num_new = self._num_refused = 0
         passed = self._offset if self._offset < offset else taken.last_seq
@@ -181,4 +184,6 @@ class Poster:
 
     def _bury(self, what: object, seq: int, reason: Exception) -> None:
         bury(self._directory, what, seq, reason)
-        self._num_refused += 1
+        if seq not in self._buried:  # it comes again where SQL went away in the middle of a read
+            self._buried.add(seq)
+            self._num_refused += 1

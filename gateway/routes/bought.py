@@ -215,7 +215,7 @@ async def with_ask(
         ask = await common.aside(request, chat_ask, link, value, fields, len(order.prompt))
         return msgspec.structs.replace(order, foreign=ask)
     except errors.ApiError as error:  # our own workers can what no upstream is asked for
-        return msgspec.structs.replace(order, unasked=error.param or error.message)
+        return msgspec.structs.replace(order, unasked=error.param or "")
 
 
 def _order(

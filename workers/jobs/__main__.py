@@ -31,6 +31,7 @@ from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base.app import create_celery
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
+from workers.jobs.base.time_limit import excused_until
 from workers.jobs.batches.batch_metrics import EVERY_S, BatchMetrics
 from workers.jobs.batches.sweeper import Sweeper
 from workers.jobs.responses.restarts import Restarts
@@ -191,8 +192,8 @@ class Jobs:
         await repeat(self._settings.sweep_s, restarts.look, forgives=(SQLAlchemyError, OSError), on_failure=not_looked)
 
     def _watch(self, is_waiting: bool) -> None:
-        """Kill the worker, so that it is restarted, if work waits, no chunk runs, and the worker has received nothing
-        for `deaf_s`."""
+        """Kill the worker, so that it is restarted, if work waits, no chunk runs, and for `deaf_s` the worker has received
+        nothing and none of its children got on."""
         now = time.time()
         self._waiting_since = (self._waiting_since or now) if is_waiting else None
         if self._waiting_since is None or self._worker is None:
@@ -201,7 +202,8 @@ class Jobs:
             heard = self._pulse.stat().st_mtime
         except FileNotFoundError:  # it is still starting, which no time scale makes faster
             heard = self._spawned + START_S
-        if now - max(heard, self._waiting_since) >= self._settings.deaf_s:
+        seen = max(heard, self._waiting_since, excused_until(self._pulse))
+        if now - seen >= self._settings.deaf_s:
             logger.error("celery_worker_deaf", extra={"silent_s": round(now - heard)})
             if self._worker.returncode is None:
                 self._worker.kill()  # it runs no chunk, and a process that hangs may not react to a SIGTERM

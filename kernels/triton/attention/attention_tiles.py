@@ -42,20 +42,21 @@ class Tiling:
 
 @functools.cache
 def select(cap: int, head_dim: int, query: torch.dtype, kv: torch.dtype) -> Tiling:
-    """Chooses the tiling. Raises ValueError for a device that cannot read this KV. Tiles of 64 keys, two or three of them
-    in flight in each of three programs, keep a multiprocessor's memory busy. On capability 90 the numbers
-    for bfloat16 and int8 up to heads of 128 are the best of a sweep (`benchmarks/results/2026-11-26-h200.json`)."""
+    """Chooses the tiling. Raises ValueError for a device that cannot read this KV. A tile of K and V is 32 KB in 16
+    bits, and half of it in 8: two or three of them in flight in each of three programs keep a multiprocessor's memory
+    busy. On capability 90, bfloat16 at heads of 64 and 128 and int8 at 128 have the best of a sweep
+    (`benchmarks/results/2026-11-26-h200.json`), and heads up to 128 take their numbers."""
     refuse_kv(cap, kv)
     dim = triton.next_power_of_2(head_dim)
     if query.itemsize == 4:  # no tensor cores: full precision multiplies a tile out of registers
         return Tiling(ROWS, 16, 8, 2)
     if dim > 128:
         return Tiling(ROWS, 32, 8, 4 if kv.itemsize == 1 else 3)
-    if kv == torch.int8 and cap >= 90:
+    if kv == torch.int8 and cap == 90:
         return Tiling(ROWS, 64, 2, 3)
     if kv.itemsize == 1:  # each number is cast: more warps, one stage more
         return Tiling(ROWS, 64, 8, 4)
-    return Tiling(ROWS, 64, 4, 3) if dim == 128 or cap >= 90 else Tiling(ROWS, 128, 8, 3)
+    return Tiling(ROWS, 64, 4, 3) if dim == 128 or cap == 90 else Tiling(ROWS, 128, 8, 3)
 
 
 def refuse_kv(cap: int, kv: torch.dtype) -> None:

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from accounting.access import api_keys
 from accounting.lifecycle import erasure, tenant_status
-from accounting.responses import stored
+from accounting.responses import runs, stored
 from accounting.responses.stored import KEEP_S, StoredResponse
 from accounting.tenants import tenants
 
@@ -61,6 +61,16 @@ async def test_nobody_finds_what_is_another_tenants_or_has_expired(conn, owner):
     assert await totals(conn, owner) == (1, 30)
     await stored.purge(conn, NOW + KEEP_S)
     assert await totals(conn, owner) == (0, 0)
+
+
+async def test_a_packet_of_events_that_comes_again_with_more_counts_once(conn, owner):
+    """The COMMIT of the first one was unknown."""
+    running = response(owner, 0, state="in_progress", is_background=True)
+    await stored.insert(conn, running)
+    for events in (b"12345", b"1234567"):
+        await runs.first_events(conn, running, runs.Packet(1, events))
+    assert await runs.events_after(conn, running.id, 0, 10) == [runs.Packet(1, b"1234567")]
+    assert await totals(conn, owner) == (1, 37)
 
 
 async def test_the_oldest_leave_a_full_store_and_the_newest_and_running_stay(conn, owner, monkeypatch):

@@ -54,12 +54,15 @@ class Outage:
         self._database = database
         self.before = 0
         self.after = 0
+        self.num_begun = self.fails_at = 0
+        """The number of transactions so far, and that of one that does not begin."""
         self.num_failed = 0
 
     @asynccontextmanager
     async def write(self):
-        if self.before:
-            self.before -= 1
+        self.num_begun += 1
+        if self.before or self.num_begun == self.fails_at:
+            self.before = max(0, self.before - 1)
             self.num_failed += 1
             raise OperationalError("BEGIN", {}, ConnectionError("gone"))
         async with self._database.write() as conn:
@@ -186,6 +189,18 @@ async def test_an_unpostable_row_goes_to_the_dead_letters_and_holds_nobody_up(
     assert "cannot be posted" in caplog.text
     async with books.read() as conn:
         assert await request_postings.journal_offset(conn, 0) == journal.durable_seq
+
+
+async def test_a_refused_ending_counts_once_although_sql_goes_away_behind_it(sqlite_books, journal: Journal) -> None:
+    database = Outage(sqlite_books)
+    poster = Poster(journal.directory, database, 0, 0)
+    await journal.end(msgspec.structs.replace(settle(0), reserved=2**63))
+    await write(journal, 1)
+    database.fails_at = 3  # both, then the first alone, then the second
+    with pytest.raises(OperationalError):
+        await poster.post(journal.durable_seq)
+    posted = await poster.post(journal.durable_seq)
+    assert (posted.num_new, posted.num_refused) == (1, 1)
 
 
 async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:

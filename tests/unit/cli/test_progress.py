@@ -74,6 +74,20 @@ def test_a_copy_that_is_told_of_is_the_same_although_others_write(tmp_path):
         assert copy.execute("SELECT count(*), min(n) FROM t").fetchone() == (3000, 0)
 
 
+def test_a_copy_that_is_ended_leaves_no_half_of_a_database(tmp_path):
+    source, target = tmp_path / "x.db", tmp_path / "y.db"
+    with sqlite3.connect(source) as conn:
+        conn.execute("CREATE TABLE t (filler BLOB)")
+        conn.executemany("INSERT INTO t VALUES (zeroblob(4000))", [()] * 3000)
+
+    def end(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copies.take(f"sqlite+aiosqlite:///{source}", target, end)
+    assert not target.exists()
+
+
 def test_an_archive_tells_of_its_bytes(tmp_path):
     source = tmp_path / "a"
     source.write_bytes(b"x" * 300_000)

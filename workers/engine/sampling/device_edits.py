@@ -84,6 +84,8 @@ class DeviceEdits:
             self._device, *parts, *counted
         )
         if written:
+            for row_id in written:
+                self._written.pop(row_id, None)  # whatever fails below, the line is not taken for written
             self._prompt_bits.index_fill_(0, prompt_ids.long(), 0)
             self._prompt_bits.index_put_((prompt_lines.long(), words_at.long()), bits)
             self._written.update(written)

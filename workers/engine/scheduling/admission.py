@@ -110,27 +110,33 @@ class Admission:
         if head.status is not Status.PREEMPTED or not self._has_place(head, running):
             return None
         num_spare = self._spare_blocks(head, len(running) + 1)
-        for sequence in islice(self._behind(head, plan), MAX_LOOKED):
+        for sequence in self._behind(head, plan):
             if overtaking.allows(sequence, head, num_spare):
                 is_late = crowd is not None and self._crowded(sequence, crowd)
                 has_place = self._has_place(sequence, running, head.num_choices)
                 if is_late or not has_place or not self._try(sequence, plan):
                     return None
-                overtaking.passed(sequence)
+                overtaking.passed(sequence, head)
                 return sequence
         return None
 
     def _behind(self, head: Sequence, plan: StepPlan) -> Iterator[Sequence]:
-        """Yields the sequence of each other tenant that would be next: preempted ones, then those that never ran."""
-        tier, tenants = head.attempt.message.tier, {head.attempt.message.tenant}
-        for sequence in tuple(self._ranks.preempted[tier]):
-            tenant = sequence.attempt.message.tenant
-            if tenant not in tenants:
-                tenants.add(tenant)
-                if not (sequence.attempt.at_bound or sequence.handle is not None or self._sibling_prefills(sequence)):
-                    yield sequence
+        """Yields the sequences of other tenants that would be next, one of each: some preempted ones, then some that
+        never ran."""
+        tier = head.attempt.message.tier
+        firsts: dict[str, Sequence] = {}
+        for sequence in self._ranks.preempted[tier]:
+            firsts.setdefault(sequence.attempt.message.tenant, sequence)
+        tenants = {head.attempt.message.tenant, *firsts}
+        ready = (
+            s for s in firsts.values() if not (s.attempt.at_bound or s.handle is not None or self._sibling_prefills(s))
+        )
+        yield from list(islice(ready, MAX_LOOKED))
         waiting = self._ranks.waiting[tier]
-        while (first := waiting.peek(lambda group: self._waits(group, plan.step), tenants)) is not None:
+        for _ in range(MAX_LOOKED):
+            first = waiting.peek(lambda group: self._waits(group, plan.step), tenants)
+            if first is None:
+                return
             tenants.add(first.attempt.message.tenant)
             yield first
 
@@ -213,13 +219,13 @@ class Admission:
         further choice, copies, and the watermark. The watermark is doubled for a sequence that was preempted, so that
         it is not preempted again at once."""
         cache = self._block_tables.cache
-        lease = min(sequence.attempt.lease.left, sequence.attempt.message.max_tokens * sequence.num_choices)
+        lease = sequence.num_leased
         watermark = max(cache.num_blocks // WATERMARK_SHARE, num_running + 1)
         if sequence.status is Status.PREEMPTED:
             watermark *= 2
         num_tails = sequence.num_choices - 1 + num_blocks_of_others(sequence, cache.block_size)
         num_tails += self._block_tables.layout.num_copies(sequence.attempt)
-        return -(-max(0, lease) // cache.block_size) + num_tails + watermark
+        return -(-lease // cache.block_size) + num_tails + watermark
 
     def _enter(self, sequence: Sequence, plan: StepPlan) -> None:
         attempt, handle = sequence.attempt, sequence.handle

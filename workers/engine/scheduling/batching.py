@@ -53,7 +53,10 @@ class Batching:
         reserve = floor.reserve(plan.budget, self._chunks.next_whole(plan, "batch")) if below else 0
         plan.budget -= reserve
         num_rows = len(plan.work)
-        self._chunks.deal(plan, "interactive", prefills)
+        if (
+            not reserve or self._chunks.next_whole(plan, "interactive") <= plan.budget
+        ):  # else it would take batch's part
+            self._chunks.deal(plan, "interactive", prefills)
         if len(plan.work) > num_rows:  # a sequence waits for its first token, until this step ends
             plan.budget, plan.short = 0, True
         plan.budget += reserve

@@ -122,6 +122,12 @@ class Sequence:
         """The blocks in host memory that it had when it was preempted."""
 
     @property
+    def num_leased(self) -> int:
+        """The number of tokens that this sequence and the choices it forks into may still draw of the lease."""
+        attempt = self.attempt
+        return max(0, min(attempt.lease.left, attempt.message.max_tokens * self.num_choices))
+
+    @property
     def num_unscheduled(self) -> int:
         return len(self.tokens) + self.num_pending - self.num_scheduled
 
