@@ -50,12 +50,12 @@ class Batching:
             self._admission.admit_below_floor(plan)
         prefills = self._decode(plan, "interactive")
         self._admission.admit(plan, "interactive", prefills)
-        reserve = floor.reserve(plan.budget, self._chunks.next_whole(plan, "batch")) if below else 0
+        num_whole = self._chunks.next_whole(plan, "batch") if below else 0
+        reserve = floor.reserve(plan.budget, num_whole) if below else 0
         plan.budget -= reserve
         num_rows = len(plan.work)
-        if (
-            not reserve or self._chunks.next_whole(plan, "interactive") <= plan.budget
-        ):  # else it would take batch's part
+        is_batch_turn = num_whole and reserve  # an input that is larger than the budget would take batch's turn
+        if not is_batch_turn or self._chunks.next_whole(plan, "interactive") <= plan.budget:
             self._chunks.deal(plan, "interactive", prefills)
         if len(plan.work) > num_rows:  # a sequence waits for its first token, until this step ends
             plan.budget, plan.short = 0, True

@@ -29,7 +29,7 @@ reads the prefix cache, and a thousand tenants may wait."""
 
 @dataclass(slots=True)
 class _Passed:
-    """Those that passed one preempted sequence since it was preempted."""
+    """The attempts that passed one preempted sequence since it was preempted."""
 
     num_tokens: int = 0
     attempts: dict[Attempt, int] = field(default_factory=dict)
