@@ -188,7 +188,8 @@ Of each process the first table has what an operator must know. The settings "fo
 measurement says otherwise.
 
 Each served model is a table `[models.NAME]` with these settings, and with any setting of workers that begins with `engine_`, for its own
-workers; see [models](models.md).
+workers. There it wins over a variable, and over a flag of `headgate up`, which is for all models; a flag of `headgate worker` wins over it.
+See [models](models.md).
 """
 
 

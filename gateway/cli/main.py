@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
@@ -346,9 +347,8 @@ def _process(name: str, module: str, summary: str) -> None:
 @click.option("--model", metavar="NAME", help="Model of headgate.toml, or a directory or hub id.")
 @tensor_parallel_option
 @draft_model_option
-def worker(home: Path, model: str | None, tensor_parallel: int, draft_model: str | None) -> None:
-    _propose_from(draft_model)
-    os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
+@click.pass_context
+def worker(ctx: click.Context, home: Path, model: str | None, tensor_parallel: int, draft_model: str | None) -> None:
     named = model or os.environ.get("HEADGATE_MODEL")
     if CONFIG in os.environ:
         from gateway.cli.configuration import current, worker_env
@@ -359,6 +359,10 @@ def worker(home: Path, model: str | None, tensor_parallel: int, draft_model: str
             fail(str(error), UNUSABLE)
     elif named:
         os.environ["HEADGATE_MODEL"] = named
+    _propose_from(draft_model)  # flags win over the model's own settings
+    if ctx.get_parameter_source("tensor_parallel") is ParameterSource.COMMANDLINE:
+        os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
+    os.environ.setdefault(TENSOR_PARALLEL, str(tensor_parallel))
     _become("workers.engine", home)
 
 

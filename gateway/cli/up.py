@@ -242,7 +242,7 @@ class Up:
 
     async def _add(self, change: Change) -> None:
         """Starts workers and waits until every gateway sees them. One that refuses takes all of them back."""
-        new = self.workers.place_copies(change.new)
+        new = self.workers.place_change(change)
         try:
             check_room(self.home.root, [self.home.state / place.name / "journal" for place in new])
             await self.workers.start(new)

@@ -32,7 +32,7 @@ def test_a_worker_has_the_threads_that_were_told_or_its_part_of_the_cores(
     monkeypatch.delenv("HEADGATE_THREADS", raising=False)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(model_workers.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(model_workers.os, "sched_getaffinity", lambda _: range(8))
     given = []
 
     async def run(options):
