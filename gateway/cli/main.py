@@ -241,7 +241,7 @@ def up(
     # What a start makes is kept: looking through it for garbage again and again finds little.
     gc.disable()
     try:
-        settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
+        told = settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
         options = Options(
             home=Home(home),
             host=host,
@@ -251,6 +251,7 @@ def up(
             num_threads=threads,
             tensor_parallel=tensor_parallel,
             num_gateways=gateways,
+            drain_s=told.drain_grace_s + told.drain_s,
             ready_file=ready_file,
             database_url=os.environ.get("HEADGATE_DATABASE_URL"),
             redis_url=os.environ.get("HEADGATE_REDIS_URL"),

@@ -19,7 +19,7 @@ from gateway.base.home import HomeError
 from gateway.cli.addresses import listen_from
 from gateway.cli.devices import Room, alone, free_bytes, in_gib, rooms, visible_devices, weight_bytes
 from gateway.cli.model import ServedModel
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
@@ -60,7 +60,13 @@ class Change:
 
 class ModelWorkers:
     def __init__(
-        self, supervisor: Supervisor, run_dir: Path, env: Env, num_ranks: int = 1, num_threads: int | None = None
+        self,
+        supervisor: Supervisor,
+        run_dir: Path,
+        env: Env,
+        num_ranks: int = 1,
+        num_threads: int | None = None,
+        stop_limit_s: float = STOP_LIMIT_S,
     ) -> None:
         """`env` adds what all processes have. Without `num_threads` the cores are shared among the workers."""
         self._supervisor = supervisor
@@ -68,6 +74,7 @@ class ModelWorkers:
         self._env = env
         self._num_ranks = num_ranks
         self._num_threads = num_threads
+        self._stop_limit_s = stop_limit_s
         self.places: list[Place] = []
 
     @property
@@ -169,6 +176,7 @@ class ModelWorkers:
             place.name,
             [sys.executable, "-m", "workers.engine"],
             {**env, **place.room.env},
+            stop_limit_s=self._stop_limit_s,
             pass_fds=(place.ops.fileno(),),
             restart_env={**env, **alone(place.room, self._share()).env},
         )

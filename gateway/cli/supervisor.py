@@ -31,6 +31,7 @@ from workers.process.forked import Forked, die_with_parent, ending, fork, may_fo
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
+STOP_LIMIT_S = 75.0
 SPAWN_AGAIN_S = 2.0
 """The time after which a process is tried again that the machine refused to start."""
 
@@ -55,7 +56,7 @@ class Spec:
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_limit_s: float = 75.0
+    stop_limit_s: float = STOP_LIMIT_S
     restart_env: Mapping[str, str] | None = None
     """The environment of a restart after the run is ready, if it differs."""
     entry: str = ""

@@ -30,7 +30,7 @@ from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWor
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
 from workers.process.forked import give_back, load, watch_without_threads
 
@@ -43,6 +43,7 @@ PREPARATION, PROBES = "gateway.cli.preparation", "gateway.cli.gateway_probes"
 """They are imported when workers have been started (ADR 117)."""
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
+AFTER_DRAIN_S = 15.0
 GATEWAYS_OPS_PORT = 9300
 """The port, or the next free one, of all gateways together; each gateway answers for all."""
 
@@ -63,6 +64,13 @@ class Options:
     tensor_parallel: int = 1
     num_threads: int | None = None
     """The threads of a worker. If it is None, the cores are shared among the workers."""
+    drain_s: float = 60.0
+    """The longest time for which gateways and workers drain."""
+
+    @property
+    def stop_limit_s(self) -> float:
+        """The time after which a gateway or worker is killed: its drain, and the settlements that follow."""
+        return max(STOP_LIMIT_S, self.drain_s + AFTER_DRAIN_S)
 
 
 class Up:
@@ -79,7 +87,9 @@ class Up:
         self.socket: socket.socket | None = None
         self.models: tuple[ServedModel, ...] = ()
         num_ranks, num_threads = options.tensor_parallel, options.num_threads
-        self.workers = self.workers_kind(self.supervisor, self.home.run, self._env, num_ranks, num_threads)
+        self.workers = self.workers_kind(
+            self.supervisor, self.home.run, self._env, num_ranks, num_threads, options.stop_limit_s
+        )
         self.credentials: Credentials | None = None
         self.gateways: GatewayProbes
         self.preparation: Preparation
@@ -292,7 +302,10 @@ class Up:
             HEADGATE_MODELS_FILE=str(self.home.models),
         )
         command = [sys.executable, "-m", "gateway"]
-        return Spec("gateway", f"gateway-{slot}", command, env, pass_fds=(fd, ops_fd), entry=GATEWAY)
+        limit_s = self.options.stop_limit_s
+        return Spec(
+            "gateway", f"gateway-{slot}", command, env, stop_limit_s=limit_s, pass_fds=(fd, ops_fd), entry=GATEWAY
+        )
 
     def _jobs(self) -> Spec:
         fd = self._jobs_ops[0].fileno()
