@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from gateway.base.home import HomeError
 from gateway.cli.addresses import listen_from
 from gateway.cli.devices import Room, alone, free_bytes, in_gib, rooms, visible_devices, weight_bytes
 from gateway.cli.model import ServedModel
+from gateway.cli.start_checks import LIMIT_S
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 
 OPS_HOST = "127.0.0.1"
@@ -134,12 +136,13 @@ class ModelWorkers:
 
     async def _until_loaded(self, place: Place) -> None:
         """Waits until the worker answers its probe, which is after it took its memory. Raises `HomeError` if it refuses
-        to start.
+        to start, or takes too long.
         """
         import aiohttp  # it takes long to load, and only a shared GPU asks for it
 
         url = f"http://{OPS_HOST}:{place.ops.getsockname()[1]}/livez"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            until = time.monotonic() + LIMIT_S
             while True:
                 try:
                     async with session.get(url) as answer:
@@ -148,6 +151,8 @@ class ModelWorkers:
                 except (aiohttp.ClientError, TimeoutError):
                     if refusal := self._supervisor.refusal(place.name):
                         raise HomeError(refusal) from None
+                    if time.monotonic() > until:
+                        raise HomeError(f"{place.name} has not loaded its model within {LIMIT_S:.0f} s.") from None
                     await asyncio.sleep(POLL_S)
 
     async def stop(self, places: Sequence[Place]) -> None:

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.faults import sentence
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
-from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, check_memory
+from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, Place, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
@@ -214,24 +215,28 @@ class Up:
     # --- models that come and go ---
 
     async def _reload_when_asked(self) -> None:
-        """Serves the models that the settings name now, after each signal for it. A fault changes nothing and is said."""
+        """Serves the models that the settings name now, after each signal for it. A fault is said, and what it left."""
         faults: tuple[type[Exception], ...] = (HomeError, SettingsError, OSError, *_faults_of_a_database())
         while True:
             await self.reload_asked.wait()
             self.reload_asked.clear()
-            fault = ""
+            began_at, fault = time.monotonic(), ""
+            reached = "The models stay as they were"
             try:
-                await self._reload()
+                gone = await self._publish()
+                reached = "The models are published, but the change is not complete"
+                await self._complete(gone)
             except faults as error:
-                fault = sentence(error)[0]
-                self._say([f"The models stay as they were: {fault}"])
-            outcome = {"error": fault, "models": [model.id for model in self.models]}
+                fault = f"{reached}: {sentence(error)[0]}"
+                self._say([fault])
+            outcome = {"error": fault, "models": [model.id for model in self.models], "began_at": began_at}
             try:
                 write_private(self.home.reloaded, msgspec.json.encode(outcome))
             except HomeError as error:  # the disk is full, which must not end what is served
                 self._say([str(error)])
 
-    async def _reload(self) -> None:
+    async def _publish(self) -> list[Place]:
+        """Starts new workers and writes the list of models. Returns the workers that are not wanted any more."""
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
         self.preparation.check_names(models, foreign(os.environ))
@@ -243,15 +248,19 @@ class Up:
         except BaseException:
             self.models = before
             raise
-        self._tell_gateways()
+        return change.gone
+
+    async def _complete(self, gone: Sequence[Place]) -> None:
         self.supervisor.signal("gateway", signal.SIGHUP)
         await self.gateways.wait(lambda slot: self.gateways.knows(slot, self.models))
-        await self.workers.stop(change.gone)
+        await self.workers.stop(gone)
         await self._write_ready()
         self._say(["The models are now:", *self.workers.told()])
 
     async def _add(self, change: Change) -> None:
-        """Starts workers and waits until every gateway sees them. One that refuses takes all of them back."""
+        """Starts workers, waits until every gateway sees them, and writes the list of models. One that refuses takes all
+        of them back.
+        """
         new = self.workers.place_change(change)
         try:
             check_room(self.home.root, [self.home.state / place.name / "journal" for place in new])
@@ -264,6 +273,7 @@ class Up:
                 return await self.gateways.serves(slot, self.workers.counts)
 
             await self.gateways.wait(serves)
+            self._tell_gateways()
         except BaseException:
             await self.workers.stop(new)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -151,6 +152,15 @@ async def test_a_worker_that_sees_all_gpus_uses_the_first_ones(served):
     workers = served(4, model("a", path="/a"), num_ranks=2)
     assert devices(workers.places) == [()]
     assert devices(await reload(workers, model("a", path="/b"))) == [("2", "3")]
+
+
+async def test_a_worker_that_does_not_load_its_model_is_not_waited_for_without_end(served, monkeypatch, tmp_path):
+    workers = served(1, model("a"), model("b"))
+    workers._supervisor = Supervisor(tmp_path, lambda: None)
+    monkeypatch.setattr(model_workers, "LIMIT_S", 0.2)
+    async with asyncio.timeout(10):
+        with pytest.raises(HomeError, match=r"worker-1 has not loaded its model within 0 s\."):
+            await workers._until_loaded(workers.places[1])
 
 
 async def test_a_worker_that_replaces_another_one_has_as_many_cores(served):
