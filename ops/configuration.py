@@ -58,7 +58,8 @@ COMMANDS = (
     (
         "HEADGATE_API_KEY",
         "the home's",
-        "The admin key (`hg_admin_...`) that these commands use. They ignore a key of a tenant, which is for clients.",
+        "The key that these commands use. Those of operators ignore a key of a tenant, and take the home's admin key"
+        " (`hg_admin_...`); `chat` and `batches` ignore an admin key, and take the key of the first start.",
     ),
     (
         "HEADGATE_MODEL",
@@ -79,8 +80,8 @@ COMMANDS = (
     (
         "HEADGATE_DATABASE_URL",
         "SQLite in the home",
-        "The database of `up` and `migrate`, and of the commands that read the books themselves: `export`, `rerate`,"
-        " `verify-books`, `journals`.",
+        "The database of `up`, `migrate`, `backup`, `restore` and `doctor`, and of the commands that open the books"
+        " themselves: `export`, `rerate`, `verify-books`, `journals`, `secrets`, `keys create --admin`.",
     ),
     (
         "HEADGATE_REDIS_URL",
@@ -188,7 +189,8 @@ Of each process the first table has what an operator must know. The settings "fo
 measurement says otherwise.
 
 Each served model is a table `[models.NAME]` with these settings, and with any setting of workers that begins with `engine_`, for its own
-workers; see [models](models.md).
+workers. There it wins over a variable, and over a flag of `headgate up`, which is for all models; a flag of `headgate worker` wins over it.
+See [models](models.md).
 """
 
 

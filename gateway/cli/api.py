@@ -72,6 +72,11 @@ class AdminApi:
         return given.rstrip("/").removesuffix("/v1")
 
     @cached_property
+    def _names(self) -> dict[str, str]:
+        """The names of the tenants that were asked for, by id."""
+        return {}
+
+    @cached_property
     def key(self) -> str:
         """`HEADGATE_API_KEY` if it is an admin key, otherwise the home's key. Raises ApiFailed."""
         return _key(Home(self.home))
@@ -128,12 +133,12 @@ class AdminApi:
     def named(self, answer: Any) -> Any:
         """Returns the answer with `tenant` next to each `project_id`: the name that people know. `every` stands for all."""
         found = [one for one in (answer if isinstance(answer, list) else [answer]) if "project_id" in one]
-        if any(one["project_id"] for one in found):
-            names = {one["id"]: one["name"] for one in self.read(PROJECTS, {"include_archived": "true"})}
-            for one in found:
-                one["tenant"] = names.get(one["project_id"], one["project_id"])
+        wanted = {one["project_id"] for one in found if one["project_id"]}
+        if not wanted <= self._names.keys():
+            read = {one["id"]: one["name"] for one in self.read(PROJECTS, {"include_archived": "true"})}
+            self._names.update({one: one for one in wanted} | read)
         for one in found:
-            one["tenant"] = one.get("tenant") or "every"
+            one["tenant"] = self._names.get(one["project_id"]) or "every"
         return answer
 
     async def _call(

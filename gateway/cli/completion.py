@@ -8,17 +8,13 @@ from click.shell_completion import get_completion_class
 from gateway.cli.common import example_text
 
 PROGRAM, VARIABLE = "headgate", "_HEADGATE_COMPLETE"
-PLACES = {
-    "bash": "echo 'eval \"$(headgate completion bash)\"' >> ~/.bashrc",
-    "zsh": "echo 'eval \"$(headgate completion zsh)\"' >> ~/.zshrc",
-    "fish": "headgate completion fish > ~/.config/fish/completions/headgate.fish",
-}
+SHELLS = ("bash", "zsh", "fish")
 
 
 @click.command(
     epilog=example_text("completion bash >> ~/.bashrc\ncompletion fish > ~/.config/fish/completions/headgate.fish")
 )
-@click.argument("shell", type=click.Choice(list(PLACES)))
+@click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
     """Print the script with which SHELL completes the words of this command."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -37,31 +38,41 @@ def visible_devices(environ: Mapping[str, str], directory: Path = Path("/dev")) 
     return [str(number) for number in sorted(int(match[1]) for match in found if match)]
 
 
-def rooms(devices: Sequence[str], weights: Sequence[int], num_ranks: int, share: float) -> list[Room]:
-    """Divides the GPUs among workers; `weights` has the bytes of each worker's weights. Where there are enough GPUs,
-    every worker has its own. Otherwise each GPU is shared: half of `share` by the size of the weights, half equally.
-    Workers of several ranks do not share a GPU: they take what they find, or report what they lack.
+def rooms(
+    devices: Sequence[str], weights: Sequence[int], ranks: Sequence[int], share: float, held: Mapping[str, int]
+) -> list[Room]:
+    """Divides the GPUs among new workers; `weights` has the bytes of each worker's weights, `ranks` the number of GPUs of
+    each, and `held` the bytes of weights on the GPUs that are in use. Where enough GPUs are free, every worker has its
+    own. Otherwise each GPU is shared: half of `share` by the size of the weights, half equally; of a GPU in use, what is
+    left. Workers of several ranks do not share a GPU: they take what they find, or report what they lack.
     """
-    number = len(weights)
-    if number <= 1 or not devices:
-        return [Room()] * number
-    if len(devices) >= number * num_ranks:
-        return [Room(tuple(devices[at * num_ranks : (at + 1) * num_ranks])) for at in range(number)]
-    return [Room()] * number if num_ranks > 1 else _shared(devices, weights, share)
+    if not devices or (len(weights) <= 1 and not held):
+        return [Room()] * len(weights)
+    free = iter([device for device in devices if device not in held])
+    own = [Room(tuple(islice(free, number))) for number in ranks]
+    if sum(len(room.devices) for room in own) == sum(ranks):
+        return own
+    return [Room()] * len(weights) if max(ranks) > 1 else _shared(devices, weights, share, held)
 
 
-def _shared(devices: Sequence[str], weights: Sequence[int], share: float) -> list[Room]:
+def _shared(devices: Sequence[str], weights: Sequence[int], share: float, held: Mapping[str, int]) -> list[Room]:
     """Gives each worker, the largest first, the GPU with the least weights."""
     on: dict[str, list[int]] = {device: [] for device in devices}
     for worker in sorted(range(len(weights)), key=lambda worker: (-weights[worker], worker)):
-        least = min(devices, key=lambda device: (sum(weights[one] for one in on[device]), len(on[device])))
+        least = min(
+            devices,
+            key=lambda device: (
+                held.get(device, 0) + sum(weights[one] for one in on[device]),
+                (device in held) + len(on[device]),
+            ),
+        )
         on[least].append(worker)
     found = [Room()] * len(weights)
     for device, workers in on.items():
         total, until = sum(weights[one] for one in workers) or 1, 0.0
         for worker in sorted(workers):
             until += share * (weights[worker] / total + 1 / len(workers)) / 2
-            found[worker] = Room((device,), until if len(workers) > 1 else None)
+            found[worker] = Room((device,), share if device in held else until if len(workers) > 1 else None)
     return found
 
 

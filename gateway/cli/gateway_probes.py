@@ -11,9 +11,8 @@ import aiohttp
 from gateway.base.checks import MODEL
 from gateway.base.home import Home, HomeError
 from gateway.cli.model import ServedModel
-from gateway.cli.start_checks import told
+from gateway.cli.start_checks import LIMIT_S, told
 
-LIMIT_S = 600.0
 POLL_S = 0.1
 
 
@@ -35,8 +34,7 @@ class GatewayProbes:
                         await asyncio.sleep(POLL_S)
         except TimeoutError:
             raise HomeError(
-                f"The start took more than {LIMIT_S:.0f} s. It waits for {self._awaited}. The logs are in"
-                f" {self._home.logs}."
+                f"This took more than {LIMIT_S:.0f} s. It waits for {self._awaited}. The logs are in {self._home.logs}."
             ) from None
 
     def _said(self) -> str:

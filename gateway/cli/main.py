@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from accounting.values import environment
 from gateway.base.home import Home, HomeError, default_home
@@ -240,7 +241,7 @@ def up(
     # What a start makes is kept: looking through it for garbage again and again finds little.
     gc.disable()
     try:
-        settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
+        told = settings.load({**os.environ, "HEADGATE_HOME": str(home)})  # a gateway would refuse them, but later
         options = Options(
             home=Home(home),
             host=host,
@@ -250,6 +251,7 @@ def up(
             num_threads=threads,
             tensor_parallel=tensor_parallel,
             num_gateways=gateways,
+            drain_s=told.drain_grace_s + told.drain_s,
             ready_file=ready_file,
             database_url=os.environ.get("HEADGATE_DATABASE_URL"),
             redis_url=os.environ.get("HEADGATE_REDIS_URL"),
@@ -346,9 +348,8 @@ def _process(name: str, module: str, summary: str) -> None:
 @click.option("--model", metavar="NAME", help="Model of headgate.toml, or a directory or hub id.")
 @tensor_parallel_option
 @draft_model_option
-def worker(home: Path, model: str | None, tensor_parallel: int, draft_model: str | None) -> None:
-    _propose_from(draft_model)
-    os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
+@click.pass_context
+def worker(ctx: click.Context, home: Path, model: str | None, tensor_parallel: int, draft_model: str | None) -> None:
     named = model or os.environ.get("HEADGATE_MODEL")
     if CONFIG in os.environ:
         from gateway.cli.configuration import current, worker_env
@@ -359,6 +360,10 @@ def worker(home: Path, model: str | None, tensor_parallel: int, draft_model: str
             fail(str(error), UNUSABLE)
     elif named:
         os.environ["HEADGATE_MODEL"] = named
+    _propose_from(draft_model)  # flags win over the model's own settings
+    if ctx.get_parameter_source("tensor_parallel") is ParameterSource.COMMANDLINE:
+        os.environ[TENSOR_PARALLEL] = str(tensor_parallel)
+    os.environ.setdefault(TENSOR_PARALLEL, str(tensor_parallel))
     _become("workers.engine", home)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,14 @@ from gateway.base.home import HomeError
 from gateway.cli.addresses import listen_from
 from gateway.cli.devices import Room, alone, free_bytes, in_gib, rooms, visible_devices, weight_bytes
 from gateway.cli.model import ServedModel
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.start_checks import LIMIT_S
+from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
 """The port of the first worker; the others have the ports after it (operations.md section 3.1)."""
 MEMORY_SHARE = "HEADGATE_ENGINE_MEMORY_SHARE"
+TENSOR_PARALLEL = "HEADGATE_ENGINE_TENSOR_PARALLEL"
 DEFAULT_SHARE = 0.9
 POLL_S = 0.2
 
@@ -40,6 +43,8 @@ class Place:
     room: Room
     ops: socket.socket
     """The socket for probes and metrics."""
+    num_threads: int = 1
+    num_ranks: int = 1
 
     @property
     def name(self) -> str:
@@ -57,7 +62,13 @@ class Change:
 
 class ModelWorkers:
     def __init__(
-        self, supervisor: Supervisor, run_dir: Path, env: Env, num_ranks: int = 1, num_threads: int | None = None
+        self,
+        supervisor: Supervisor,
+        run_dir: Path,
+        env: Env,
+        num_ranks: int = 1,
+        num_threads: int | None = None,
+        stop_limit_s: float = STOP_LIMIT_S,
     ) -> None:
         """`env` adds what all processes have. Without `num_threads` the cores are shared among the workers."""
         self._supervisor = supervisor
@@ -65,6 +76,7 @@ class ModelWorkers:
         self._env = env
         self._num_ranks = num_ranks
         self._num_threads = num_threads
+        self._stop_limit_s = stop_limit_s
         self.places: list[Place] = []
 
     @property
@@ -86,23 +98,34 @@ class ModelWorkers:
 
     def place(self, models: Iterable[ServedModel]) -> list[Place]:
         """Places every worker of these models. Raises `HomeError`."""
-        return self.place_copies([model for model in models for _ in range(model.wanted.num_workers)])
+        return self.place_change(Change([model for model in models for _ in range(model.wanted.num_workers)], []))
 
-    def place_copies(self, wanted: Sequence[ServedModel]) -> list[Place]:
-        """Gives each new worker a free slot, a socket and its part of the devices. Raises `HomeError`."""
-        used = {place.slot for place in self.places}
+    def place_change(self, change: Change) -> list[Place]:
+        """Gives each new worker a free slot, a socket, and its part of the devices and cores. Raises `HomeError`."""
+        wanted, used = change.new, {place.slot for place in self.places}
         slots = [slot for slot in range(len(used) + len(wanted)) if slot not in used]
-        everyone = [*(place.model for place in self.places), *wanted]
-        weights = {model.path: weight_bytes(model.path) for model in everyone}
-        found = rooms(
-            visible_devices(os.environ), [weights[model.path] for model in everyone], self._num_ranks, self._share()
-        )[len(self.places) :]
-        if self.places:  # the workers that run hold their memory already
-            found = [alone(room, self._share()) for room in found]
+        devices, ranks = visible_devices(os.environ), [self._ranks_of(model) for model in wanted]
+        weights = [weight_bytes(model.path) for model in wanted]
+        found = rooms(devices, weights, ranks, self._share(), self._held(devices))
+        num_workers = len(used) + len(wanted) - len(change.gone)
+        num_threads = self._num_threads or max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
         sockets = listen_from(OPS_HOST, OPS_FIRST_PORT, len(wanted)) if wanted else []
-        new = [Place(*one) for one in zip(slots, wanted, found, sockets, strict=False)]
+        parts = zip(slots, wanted, found, sockets, ranks, strict=False)
+        new = [Place(slot, model, room, ops, num_threads, number) for slot, model, room, ops, number in parts]
         self.places += new
         return new
+
+    def _held(self, devices: Sequence[str]) -> dict[str, int]:
+        """Returns the bytes of weights on each GPU that a worker uses. One that sees all GPUs uses the first ones."""
+        found = Counter[str]()
+        for place in self.places:
+            for device in place.room.devices or devices[: place.num_ranks]:
+                found[device] += weight_bytes(place.model.path) // place.num_ranks
+        return dict(found)
+
+    def _ranks_of(self, model: ServedModel) -> int:
+        told = model.wanted.env.get(TENSOR_PARALLEL, "")
+        return max(1, int(told)) if told.isdecimal() else self._num_ranks  # the worker refuses another value
 
     async def start(self, places: Sequence[Place]) -> None:
         """Starts workers. Those that share a GPU start one after the other, since each measures what is left."""
@@ -113,12 +136,13 @@ class ModelWorkers:
 
     async def _until_loaded(self, place: Place) -> None:
         """Waits until the worker answers its probe, which is after it took its memory. Raises `HomeError` if it refuses
-        to start.
+        to start, or takes too long.
         """
         import aiohttp  # it takes long to load, and only a shared GPU asks for it
 
         url = f"http://{OPS_HOST}:{place.ops.getsockname()[1]}/livez"
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as session:
+            until = time.monotonic() + LIMIT_S
             while True:
                 try:
                     async with session.get(url) as answer:
@@ -127,6 +151,8 @@ class ModelWorkers:
                 except (aiohttp.ClientError, TimeoutError):
                     if refusal := self._supervisor.refusal(place.name):
                         raise HomeError(refusal) from None
+                    if time.monotonic() > until:
+                        raise HomeError(f"{place.name} has not loaded its model within {LIMIT_S:.0f} s.") from None
                     await asyncio.sleep(POLL_S)
 
     async def stop(self, places: Sequence[Place]) -> None:
@@ -141,11 +167,8 @@ class ModelWorkers:
             place.ops.close()
 
     def spec(self, place: Place) -> Spec:
-        cores = max(1, (os.cpu_count() or 1) // max(1, len(self.places)))
         env = {
-            **self._env(
-                HEADGATE_THREADS=str(self._num_threads or cores), HEADGATE_ENGINE_TENSOR_PARALLEL=str(self._num_ranks)
-            ),
+            **self._env(**{"HEADGATE_THREADS": str(place.num_threads), TENSOR_PARALLEL: str(self._num_ranks)}),
             **place.model.wanted.env,
             "HEADGATE_SLOT": str(place.slot),
             "HEADGATE_MODEL": str(place.model.path),
@@ -158,6 +181,7 @@ class ModelWorkers:
             place.name,
             [sys.executable, "-m", "workers.engine"],
             {**env, **place.room.env},
+            stop_limit_s=self._stop_limit_s,
             pass_fds=(place.ops.fileno(),),
             restart_env={**env, **alone(place.room, self._share()).env},
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +23,8 @@ LIMIT_S = 900.0
 class _Outcome(msgspec.Struct, frozen=True):
     error: str
     models: list[str]
+    began_at: float
+    """The time of the monotonic clock, which all processes share, before the settings were read."""
 
 
 @click.command(epilog=example_text("reload"))
@@ -36,22 +39,30 @@ def reload(home: Path) -> None:
     if pid is None:
         fail(f"Nothing runs in {found.root}: start it with `headgate up`.")
     found.reloaded.unlink(missing_ok=True)
+    asked_at = time.monotonic()
     os.kill(pid, RELOAD)
-    outcome = _outcome(found)
+    outcome = _outcome(found, asked_at)
     if outcome.error:
-        fail(f"The models stay as they were: {outcome.error}")
+        fail(outcome.error)
     click.echo(f"Served now: {', '.join(outcome.models)}.")
 
 
-def _outcome(home: Home) -> _Outcome:
-    until = time.monotonic() + LIMIT_S
-    while not home.reloaded.exists():
+def _outcome(home: Home, asked_at: float) -> _Outcome:
+    """Waits for the outcome of a reload that began after the signal. One under way may have read older settings."""
+    until = asked_at + LIMIT_S
+    while (found := _last(home)) is None or found.began_at < asked_at:
         if home.runs_as() is None:
             fail("`headgate up` ended meanwhile.")
         if time.monotonic() > until:
             fail(f"No answer came within {LIMIT_S:.0f} s: the output of `headgate up` says what it waits for.")
         time.sleep(POLL_S)
-    return msgspec.json.decode(home.reloaded.read_bytes(), type=_Outcome)
+    return found
+
+
+def _last(home: Home) -> _Outcome | None:
+    with contextlib.suppress(FileNotFoundError):
+        return msgspec.json.decode(home.reloaded.read_bytes(), type=_Outcome)
+    return None
 
 
 COMMANDS = [reload]

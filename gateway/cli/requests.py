@@ -7,7 +7,6 @@ and JSON is plain ASCII: a client cannot control a terminal.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import json
 import time
@@ -119,17 +118,21 @@ def _params(api: AdminApi, tenant: str | None, asked: Mapping[str, Any]) -> dict
 
 def _as_they_end(api: AdminApi, params: Mapping[str, Any], interval: float) -> Iterator[dict[str, Any]]:
     """Yields requests once each, in the order in which they are logged. One that began before a look may be logged after
-    it, so each look goes back by the longest time that a request takes to appear.
+    it, so each look goes back by the longest time that a request takes to appear, and leaves out what the look before had.
     """
-    began, seen = int(time.time()), collections.deque[str](maxlen=4 * MOST_AT_ONCE)
-    seen.extend(one["id"] for one in _newest(api, params, PAGE))
+
+    def look() -> dict[str, dict[str, Any]]:
+        wanted = {**params, "start_time": int(time.time()) - LOGGED_WITHIN_S}
+        return {one["id"]: one for one in reversed(_newest(api, wanted, MOST_AT_ONCE))}
+
+    seen = look()
     while True:
-        wanted = {**params, "start_time": max(began, int(time.time())) - LOGGED_WITHIN_S}
-        for one in reversed(_newest(api, wanted, MOST_AT_ONCE)):
-            if one["id"] not in seen and one["project_id"] != OPERATOR_TENANT:
-                seen.append(one["id"])
-                yield one
         time.sleep(interval)
+        found = look()
+        for name, one in found.items():
+            if name not in seen and one["project_id"] != OPERATOR_TENANT:
+                yield one
+        seen = found
 
 
 def _line(one: Mapping[str, Any]) -> str:

@@ -20,6 +20,8 @@ from gateway.base.home import HomeError
 from gateway.base.settings import SettingsError
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
+LIMIT_S = 600.0
+"""The time that workers, and then gateways, have to get ready."""
 FIRST_WORD_S = 1.0
 NEXT_WORD_S = 5.0
 POLL_S = 0.1

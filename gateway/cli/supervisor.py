@@ -31,6 +31,7 @@ from workers.process.forked import Forked, die_with_parent, ending, fork, may_fo
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
+STOP_LIMIT_S = 75.0
 SPAWN_AGAIN_S = 2.0
 """The time after which a process is tried again that the machine refused to start."""
 
@@ -55,7 +56,7 @@ class Spec:
     env: Mapping[str, str]
     pass_fds: tuple[int, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
-    stop_limit_s: float = 75.0
+    stop_limit_s: float = STOP_LIMIT_S
     restart_env: Mapping[str, str] | None = None
     """The environment of a restart after the run is ready, if it differs."""
     entry: str = ""
@@ -74,6 +75,8 @@ class Child:
     deaths: deque[float] = field(default_factory=deque)
     refusal: str = ""
     """The child's sentence why it could not start, if its last end was that."""
+    failure: str = ""
+    """The sentence about a child that died at each start."""
     log_start: int = 0
     """The size of the log when the present process started: its last line is searched after it."""
 
@@ -138,8 +141,10 @@ class Supervisor:
         return {} if child is None or child.process is None else child.last_record()
 
     def refusal(self, name: str) -> str:
-        """Returns the sentence with which a child refused to start, or an empty text."""
-        return next((child.refusal for child in self._children if child.spec.name == name), "")
+        """Returns why a child that has not served yet does not start: its own sentence, or that it died several times.
+        The text is empty while it may start.
+        """
+        return next((child.refusal or child.failure for child in self._children if child.spec.name == name), "")
 
     async def start(self, spec: Spec) -> None:
         child = Child(spec, self._logs / f"{spec.name}.log")
@@ -223,12 +228,13 @@ class Supervisor:
         child.deaths.append(now)
         while child.deaths[0] < now - BREAKER_WINDOW_S:
             child.deaths.popleft()
-        if self.ready or len(child.deaths) < BREAKER_DEATHS:
+        if len(child.deaths) < BREAKER_DEATHS:
             return None
-        return ChildFailed(
+        child.failure = (
             f"{child.spec.name} died {BREAKER_DEATHS} times at start, "
             f"last with {ending(code)}: {child.last_line()} (see {child.log})"
         )
+        return None if self.ready else ChildFailed(child.failure)
 
     def begin_stop(self) -> None:
         """Ends restarts: from now on a child that ends is not restarted."""

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,11 +27,11 @@ from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.faults import sentence
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
-from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, check_memory
+from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, Place, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
-from gateway.cli.supervisor import Spec, Supervisor
+from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
 from workers.process.forked import give_back, load, watch_without_threads
 
@@ -43,6 +44,7 @@ PREPARATION, PROBES = "gateway.cli.preparation", "gateway.cli.gateway_probes"
 """They are imported when workers have been started (ADR 117)."""
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
+AFTER_DRAIN_S = 15.0
 GATEWAYS_OPS_PORT = 9300
 """The port, or the next free one, of all gateways together; each gateway answers for all."""
 
@@ -63,6 +65,13 @@ class Options:
     tensor_parallel: int = 1
     num_threads: int | None = None
     """The threads of a worker. If it is None, the cores are shared among the workers."""
+    drain_s: float = 60.0
+    """The longest time for which gateways and workers drain."""
+
+    @property
+    def stop_limit_s(self) -> float:
+        """The time after which a gateway or worker is killed: its drain, and the settlements that follow."""
+        return max(STOP_LIMIT_S, self.drain_s + AFTER_DRAIN_S)
 
 
 class Up:
@@ -79,7 +88,9 @@ class Up:
         self.socket: socket.socket | None = None
         self.models: tuple[ServedModel, ...] = ()
         num_ranks, num_threads = options.tensor_parallel, options.num_threads
-        self.workers = self.workers_kind(self.supervisor, self.home.run, self._env, num_ranks, num_threads)
+        self.workers = self.workers_kind(
+            self.supervisor, self.home.run, self._env, num_ranks, num_threads, options.stop_limit_s
+        )
         self.credentials: Credentials | None = None
         self.gateways: GatewayProbes
         self.preparation: Preparation
@@ -204,24 +215,28 @@ class Up:
     # --- models that come and go ---
 
     async def _reload_when_asked(self) -> None:
-        """Serves the models that the settings name now, after each signal for it. A fault changes nothing and is said."""
+        """Serves the models that the settings name now, after each signal for it. A fault is said, and what it left."""
         faults: tuple[type[Exception], ...] = (HomeError, SettingsError, OSError, *_faults_of_a_database())
         while True:
             await self.reload_asked.wait()
             self.reload_asked.clear()
-            fault = ""
+            began_at, fault = time.monotonic(), ""
+            reached = "The models stay as they were"
             try:
-                await self._reload()
+                gone = await self._publish()
+                reached = "The models are published, but the change is not complete"
+                await self._complete(gone)
             except faults as error:
-                fault = sentence(error)[0]
-                self._say([f"The models stay as they were: {fault}"])
-            outcome = {"error": fault, "models": [model.id for model in self.models]}
+                fault = f"{reached}: {sentence(error)[0]}"
+                self._say([fault])
+            outcome = {"error": fault, "models": [model.id for model in self.models], "began_at": began_at}
             try:
                 write_private(self.home.reloaded, msgspec.json.encode(outcome))
             except HomeError as error:  # the disk is full, which must not end what is served
                 self._say([str(error)])
 
-    async def _reload(self) -> None:
+    async def _publish(self) -> list[Place]:
+        """Starts new workers and writes the list of models. Returns the workers that are not wanted any more."""
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
         self.preparation.check_names(models, foreign(os.environ))
@@ -233,16 +248,20 @@ class Up:
         except BaseException:
             self.models = before
             raise
-        self._tell_gateways()
+        return change.gone
+
+    async def _complete(self, gone: Sequence[Place]) -> None:
         self.supervisor.signal("gateway", signal.SIGHUP)
         await self.gateways.wait(lambda slot: self.gateways.knows(slot, self.models))
-        await self.workers.stop(change.gone)
+        await self.workers.stop(gone)
         await self._write_ready()
         self._say(["The models are now:", *self.workers.told()])
 
     async def _add(self, change: Change) -> None:
-        """Starts workers and waits until every gateway sees them. One that refuses takes all of them back."""
-        new = self.workers.place_copies(change.new)
+        """Starts workers, waits until every gateway sees them, and writes the list of models. One that refuses takes all
+        of them back.
+        """
+        new = self.workers.place_change(change)
         try:
             check_room(self.home.root, [self.home.state / place.name / "journal" for place in new])
             await self.workers.start(new)
@@ -254,6 +273,7 @@ class Up:
                 return await self.gateways.serves(slot, self.workers.counts)
 
             await self.gateways.wait(serves)
+            self._tell_gateways()
         except BaseException:
             await self.workers.stop(new)
             raise
@@ -292,7 +312,10 @@ class Up:
             HEADGATE_MODELS_FILE=str(self.home.models),
         )
         command = [sys.executable, "-m", "gateway"]
-        return Spec("gateway", f"gateway-{slot}", command, env, pass_fds=(fd, ops_fd), entry=GATEWAY)
+        limit_s = self.options.stop_limit_s
+        return Spec(
+            "gateway", f"gateway-{slot}", command, env, stop_limit_s=limit_s, pass_fds=(fd, ops_fd), entry=GATEWAY
+        )
 
     def _jobs(self) -> Spec:
         fd = self._jobs_ops[0].fileno()

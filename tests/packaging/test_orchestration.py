@@ -137,6 +137,26 @@ def test_workers_of_all_models_have_slots_of_their_own_and_the_gpus_they_were_gi
     assert "worker-cuda" not in container["image"]
 
 
+@pytest.mark.parametrize(
+    ("first_slot", "replicas", "autoscaling", "told"),
+    [
+        (None, 1, False, "models large and small have slot 0"),
+        (1, 2, False, "models large and small have slot 1"),
+        (2, 2, False, ""),
+        (3, 1, True, "models large and small have slot 3"),
+        (4, 1, True, ""),
+    ],
+)
+def test_models_whose_workers_would_share_a_slot_are_refused(first_slot, replicas, autoscaling, told):
+    large = {"name": "large", "path": "/models/large", "replicas": replicas, "gpus": 0}
+    small = {"name": "small", "path": "/models/small", "gpus": 0}
+    if first_slot is not None:
+        small["firstSlot"] = first_slot
+    values = {"models": [large, small], "autoscaling": {"enabled": autoscaling, "maxReplicas": 4}}
+    done = helm(RENDER, str(CHART), json.dumps(values))
+    assert (done.returncode != 0, told in done.stderr) == (bool(told), True)
+
+
 def test_only_gateways_reach_workers():
     policies = {one["metadata"]["name"]: one["spec"] for one in rendered({}) if one["kind"] == "NetworkPolicy"}
     (rule,) = policies["demo-worker"]["ingress"]

@@ -124,4 +124,4 @@ def threads_of(given: int | None, num_ranks: int) -> int | None:
     """Returns the number of threads of one rank. The ranks of a CPU share its cores."""
     if num_ranks == 1:
         return given
-    return max(1, (given or os.cpu_count() or 1) // num_ranks)
+    return max(1, (given or len(os.sched_getaffinity(0))) // num_ranks)

@@ -15,24 +15,24 @@ def test_devices_are_those_of_the_variable_or_else_of_the_machine(tmp_path):
 
 def test_workers_have_devices_of_their_own_where_there_are_enough():
     devices = ["0", "1", "2", "3", "4"]
-    assert [room.env for room in rooms(devices, [1, 1], 2, 0.9)] == [
+    assert [room.env for room in rooms(devices, [1, 1], [2, 2], 0.9, {})] == [
         {"CUDA_VISIBLE_DEVICES": "0,1"},
         {"CUDA_VISIBLE_DEVICES": "2,3"},
     ]
-    assert rooms(devices, [1] * 5, 1, 0.9)[4].devices == ("4",)
-    nothing = [room.env for room in rooms(devices, [1] * 3, 2, 0.9) + rooms([], [1, 1], 1, 0.9)]
+    assert rooms(devices, [1] * 5, [1] * 5, 0.9, {})[4].devices == ("4",)
+    nothing = [room.env for room in rooms(devices, [1] * 3, [2] * 3, 0.9, {}) + rooms([], [1, 1], [1, 1], 0.9, {})]
     assert nothing == [{}] * 5
 
 
 def test_workers_that_share_a_gpu_have_growing_shares_that_end_at_the_whole():
-    first, second = rooms(["0"], [3000, 1000], 1, 0.8)
+    first, second = rooms(["0"], [3000, 1000], [1, 1], 0.8, {})
     assert first == Room(("0",), pytest.approx(0.8 * (0.75 + 0.5) / 2))
     assert second == Room(("0",), pytest.approx(0.8))
     assert alone(first, 0.8).env == {"CUDA_VISIBLE_DEVICES": "0", "HEADGATE_ENGINE_MEMORY_SHARE": "0.800"}
 
 
 def test_the_largest_model_has_a_gpu_to_itself_where_that_balances():
-    found = rooms(["0", "1"], [10, 90, 20], 1, 0.9)
+    found = rooms(["0", "1"], [10, 90, 20], [1] * 3, 0.9, {})
     assert [room.devices for room in found] == [("1",), ("0",), ("1",)]
     assert found[1].memory_share is None
     assert found[2].memory_share == pytest.approx(0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gateway.cli.gateway_probes import awaited, missing
 from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel, resolve_all, with_tool_formats
 from gateway.cli.model_workers import ModelWorkers, Place, check_memory, news
+from gateway.cli.supervisor import Supervisor
 
 
 def model(name: str, num_workers: int = 1, path: str = "/m", **env: str) -> ServedModel:
@@ -85,6 +87,86 @@ def test_free_slots_are_filled_first(monkeypatch, tmp_path):
     finally:
         for place in new:
             place.ops.close()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Makes workers on a machine with 8 cores and that number of GPUs."""
+    started = []
+
+    def make(num_devices: int, *models: ServedModel, num_ranks: int = 1) -> ModelWorkers:
+        monkeypatch.setattr(model_workers, "visible_devices", lambda _: [str(number) for number in range(num_devices)])
+        monkeypatch.setattr(model_workers.os, "sched_getaffinity", lambda _: range(8))
+        workers = ModelWorkers(None, Path("/run"), lambda **more: more, num_ranks)
+        workers.place(models)
+        started.append(workers)
+        return workers
+
+    yield make
+    for workers in started:
+        workers.close()
+
+
+async def reload(workers: ModelWorkers, *models: ServedModel) -> list[Place]:
+    change = workers.change(models)
+    new = workers.place_change(change)
+    workers._supervisor = Supervisor(Path("/logs"), lambda: None)
+    await workers.stop(change.gone)
+    return new
+
+
+def devices(places: list[Place]) -> list[tuple[str, ...]]:
+    return [place.room.devices for place in places]
+
+
+async def test_a_worker_that_replaces_another_one_has_the_gpu_on_which_none_runs(served):
+    workers = served(2, model("a", path="/a"))
+    assert devices(await reload(workers, model("a", path="/b"))) == [("1",)]
+    assert devices(await reload(workers, model("a", path="/c"))) == [("0",)]
+
+
+async def test_a_new_model_has_the_gpu_of_the_one_that_left(served):
+    workers = served(3, model("a"), model("b"), model("c"))
+    await reload(workers, model("b"), model("c"))
+    assert devices(await reload(workers, model("b"), model("c"), model("d"))) == [("0",)]
+
+
+async def test_a_new_model_shares_the_gpu_with_the_least_weights_and_takes_what_is_left_of_it(served, tmp_path):
+    for name, size in (("large", 900), ("small", 100)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"x" * size)
+    small, large = model("small", path=str(tmp_path / "small")), model("large", path=str(tmp_path / "large"))
+    workers = served(2, small, large)
+    (new,) = await reload(workers, small, large, model("new", path=str(tmp_path / "large")))
+    assert new.room == Room(("0",), 0.9)
+
+
+async def test_the_ranks_that_a_model_names_for_itself_are_gpus_of_its_workers(served):
+    large, small = model("large", HEADGATE_ENGINE_TENSOR_PARALLEL="2"), model("small")
+    workers = served(4, large, small)
+    assert devices(workers.places) == [("0", "1"), ("2",)]
+    assert devices(await reload(workers, large, small, model("third"))) == [("3",)]
+
+
+async def test_a_worker_that_sees_all_gpus_uses_the_first_ones(served):
+    workers = served(4, model("a", path="/a"), num_ranks=2)
+    assert devices(workers.places) == [()]
+    assert devices(await reload(workers, model("a", path="/b"))) == [("2", "3")]
+
+
+async def test_a_worker_that_does_not_load_its_model_is_not_waited_for_without_end(served, monkeypatch, tmp_path):
+    workers = served(1, model("a"), model("b"))
+    workers._supervisor = Supervisor(tmp_path, lambda: None)
+    monkeypatch.setattr(model_workers, "LIMIT_S", 0.2)
+    async with asyncio.timeout(10):
+        with pytest.raises(HomeError, match=r"worker-1 has not loaded its model within 0 s\."):
+            await workers._until_loaded(workers.places[1])
+
+
+async def test_a_worker_that_replaces_another_one_has_as_many_cores(served):
+    workers = served(0, model("a", path="/a"))
+    (new,) = await reload(workers, model("a", path="/b"))
+    assert workers.spec(new).env["HEADGATE_THREADS"] == "8"
 
 
 def test_what_a_start_waits_for_names_the_models():

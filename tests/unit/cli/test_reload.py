@@ -1,17 +1,25 @@
-"""A reload that fails leaves what is served as it is."""
+"""A reload that fails leaves what is served as it is, or says that it does not. Each that asks gets an outcome of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy.exc import OperationalError
 
 from accounting.database.db import DatabaseUnreachable
-from gateway.base.home import HomeError
-from gateway.cli.up import Up
+from gateway.base.home import Home, HomeError
+from gateway.cli import reload as command
+from gateway.cli import up as module
+from gateway.cli.main import main
+from gateway.cli.model_workers import Change
+from gateway.cli.up import Options, Up
 
 FAULTS = [
     HomeError("No such model."),
@@ -26,7 +34,7 @@ FAULTS = [
 async def test_a_fault_of_a_reload_is_said_and_the_next_one_is_heard(tmp_path, fault, is_writable):
     said: list[str] = []
 
-    async def reload() -> None:
+    async def publish() -> None:
         raise fault
 
     reloaded = tmp_path / ("." if is_writable else "missing") / "reloaded.json"
@@ -34,7 +42,7 @@ async def test_a_fault_of_a_reload_is_said_and_the_next_one_is_heard(tmp_path, f
         reload_asked=asyncio.Event(),
         models=(),
         home=SimpleNamespace(reloaded=reloaded),
-        _reload=reload,
+        _publish=publish,
         _say=said.extend,
     )
     task = asyncio.create_task(Up._reload_when_asked(up))
@@ -47,3 +55,99 @@ async def test_a_fault_of_a_reload_is_said_and_the_next_one_is_heard(tmp_path, f
     assert reloaded.exists() == is_writable
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+class Workers:
+    def __init__(self) -> None:
+        self.counts, self.stopped = {}, []
+
+    def change(self, models):
+        return Change(["new"], [SimpleNamespace(name="worker-0")])
+
+    def place_change(self, change):
+        return [SimpleNamespace(name="worker-1")]
+
+    async def start(self, places) -> None:
+        pass
+
+    async def stop(self, places) -> None:
+        self.stopped += [place.name for place in places]
+
+
+class Gateways:
+    fault: HomeError | None = None
+    """The end of the wait until the models are known, which is the second one."""
+    num_waits = 0
+
+    async def wait(self, _) -> None:
+        self.num_waits += 1
+        if self.num_waits == 2 and self.fault:
+            raise self.fault
+
+
+@pytest.fixture
+async def serving(tmp_path, monkeypatch):
+    """A run that serves the model `old` and is asked for `new`."""
+    home = Home(tmp_path / "home")
+    home.prepare()
+    up = Up(Options(home, "127.0.0.1", 0, 1, None))
+
+    async def prepared(_) -> None:
+        pass
+
+    old, new = [SimpleNamespace(id=name, source={}) for name in ("old", "new")]
+    monkeypatch.setattr(module, "resolve_all", lambda _: (new,))
+    monkeypatch.setattr(module, "check_room", lambda *_: None)
+    up.models, up.workers, up.gateways = (old,), Workers(), Gateways()
+    up.preparation = SimpleNamespace(check_names=lambda *_: None, prepare_database=prepared)
+    return up
+
+
+async def outcome(up: Up) -> dict[str, object]:
+    task = asyncio.create_task(up._reload_when_asked())
+    up.reload_asked.set()
+    async with asyncio.timeout(30):
+        while not up.home.reloaded.exists():
+            assert not task.done(), task.exception()
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return json.loads(up.home.reloaded.read_bytes())
+
+
+async def test_a_list_of_models_that_cannot_be_written_takes_the_new_workers_back(serving, monkeypatch):
+    def full() -> None:
+        raise HomeError("The disk is full.")
+
+    monkeypatch.setattr(serving, "_tell_gateways", full)
+    found = await outcome(serving)
+    assert (found["error"], found["models"]) == ("The models stay as they were: The disk is full.", ["old"])
+    assert serving.workers.stopped == ["worker-1"]
+
+
+async def test_a_gateway_that_does_not_read_the_new_models_is_no_reload_without_effect(serving):
+    serving.gateways.fault = HomeError("This took more than 600 s. It waits for gateway 0 to read its models.")
+    found = await outcome(serving)
+    assert str(found["error"]).startswith(
+        "The models are published, but the change is not complete: This took more than"
+    )
+    assert (found["models"], serving.workers.stopped) == (["new"], [])
+
+
+def test_the_outcome_of_a_reload_that_began_before_is_not_taken_for_the_own_one(tmp_path, monkeypatch):
+    home = Home(tmp_path)
+    home.prepare()
+    earlier = time.monotonic()
+
+    def write(model: str, began_at: float) -> None:
+        found = {"error": "", "models": [model], "began_at": began_at}
+        home.reloaded.write_text(json.dumps(found))
+
+    def asked(*_: object) -> None:
+        write("others", earlier)
+        threading.Timer(0.5, lambda: write("own", time.monotonic())).start()
+
+    monkeypatch.setattr(Home, "runs_as", lambda _: 1)
+    monkeypatch.setattr(command.os, "kill", asked)
+    done = CliRunner().invoke(main, ["reload", "--home", str(tmp_path)])
+    assert done.output == "Served now: own.\n"

@@ -75,6 +75,16 @@ async def test_once_ready_a_dying_child_never_ends_the_run(supervisor):
     assert not supervisor.failed.done()
 
 
+async def test_once_ready_a_child_that_dies_at_each_start_is_told_with_its_last_line(supervisor):
+    supervisor.ready = True
+    await supervisor.start(spec("echo first; echo no such instruction; exit 3"))
+    await until(lambda: supervisor.refusal("worker-0"), 15)
+    assert "worker-0 died 3 times at start, last with exit code 3: no such instruction" in supervisor.refusal(
+        "worker-0"
+    )
+    assert not supervisor.failed.done()
+
+
 async def test_a_stop_waits_for_the_child_to_finish_its_work(supervisor, tmp_path):
     done = tmp_path / "done"
     script = f"trap 'sleep 0.2; touch {done}; exit 0' TERM; echo up; while :; do sleep 0.01; done"

@@ -133,3 +133,10 @@ def test_the_ranks_of_a_cpu_divide_its_threads():
     assert [threads_of(8, 2), threads_of(1, 4), threads_of(3, 1)] == [4, 1, 3]
     assert threads_of(None, 1) is None  # torch's own default
     assert threads_of(None, 10_000) == 1
+
+
+def test_ranks_share_the_cores_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {5})
+    assert threads_of(None, 2) == 1
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(600))
+    assert threads_of(None, 2) == 300
