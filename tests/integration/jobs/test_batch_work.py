@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from lost_replies import lose_the_reply_to_a_files_commit, lost
 from money import posting
 from sqlalchemy import event, func, insert, select
+from sqlalchemy.exc import OperationalError
 
-from accounting.batches import batch_lines, batch_runs, batches, claims, files
+from accounting.batches import batch_lines, batch_runs, batches, claims, files, registration
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
@@ -193,6 +195,33 @@ async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, 
     num_written = len(slow_writing)
     await asyncio.sleep(CLAIM_MS / 1000)
     assert len(slow_writing) == num_written, "nothing is written any more"
+    assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_batch_whose_commit_lost_its_reply_keeps_its_files(home, settings, alone, monkeypatch, is_gone):
+    """They were deleted, and the answers are nowhere else then."""
+    held, data_key = await ended(home, settings, 2)
+    monkeypatch.setattr(registration, "WAITS_S", (0.01, 0.01))
+    with monkeypatch.context() as patch:
+        lose_the_reply_to_a_files_commit(patch, home.database, is_gone=is_gone)
+        with pytest.raises(OperationalError):
+            await Finaliser(settings, home.database, home.store, held, data_key).run()
+    batch = await home.get(held.batch_id)
+    assert batch.state == "completed"
+    assert [one["custom_id"] for one in await home.read(batch.error_file_id)] == ["line-1", "line-2"]
+
+
+async def test_a_batch_whose_end_was_rolled_back_leaves_no_file(home, settings, alone, monkeypatch):
+    held, data_key = await ended(home, settings, 2)
+    before = set(home.store._root.rglob("*"))
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise lost()
+
+    monkeypatch.setattr(batch_runs, "finish", failing)
+    with pytest.raises(OperationalError):
+        await Finaliser(settings, home.database, home.store, held, data_key).run()
     assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
 
 
