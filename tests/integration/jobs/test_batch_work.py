@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import msgspec
@@ -22,13 +23,15 @@ from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.order import Placed, pack
 from accounting.database import sealing
-from accounting.tables.batch_models import IdempotentReply
+from accounting.tables.batch_models import BatchLine, IdempotentReply, TenantTurn
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
+from workers.jobs.batches.line import Answered, Later, Outcome
+from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.tasks import Look, Turns
 from workers.jobs.batches.validation import Validation
 
@@ -54,18 +57,18 @@ async def alone(home):
             await conn.exec_driver_sql(f"DELETE FROM {table}")
 
 
-async def validated(home, num_chunks: int = 1) -> str:
-    """A batch in progress, with chunks of one line each."""
-    batch_id = await home.submit([f"say {number}" for number in range(num_chunks)])
+async def validated(home, num_chunks: int = 1, num_lines: int = 1) -> str:
+    """A batch in progress, with chunks of `num_lines` each."""
+    total = num_chunks * num_lines
+    batch_id = await home.submit([f"say {number}" for number in range(total)])
     async with home.database.write() as conn:
         now = await claims.now_ms(conn)
         held = await batch_runs.claim(conn, now, 60_000, 30_000)
         assert held.batch_id == batch_id
-        size = (await files.of_batch(conn, batch_id)).num_bytes // num_chunks
-        chunks = [Chunk(1, 1, pack([Placed(no, (no - 1) * size, size, b"", 1)])) for no in range(1, num_chunks + 1)]
-        await batch_runs.begin(
-            conn, held, now, model="demo", num_total=num_chunks, chunks=chunks, faulty=[], errors=None
-        )
+        size = (await files.of_batch(conn, batch_id)).num_bytes // total
+        placed = [Placed(no, (no - 1) * size, size, b"", 1) for no in range(1, total + 1)]
+        chunks = [Chunk(num_lines, num_lines, pack(placed[i : i + num_lines])) for i in range(0, total, num_lines)]
+        await batch_runs.begin(conn, held, now, model="demo", num_total=total, chunks=chunks, faulty=[], errors=None)
     return batch_id
 
 
@@ -279,3 +282,74 @@ async def test_a_stored_answer_is_paid_for_before_its_batch_ends(home, settings,
         row = (await conn.exec_driver_sql("SELECT kind, charge FROM ledger_entry WHERE request_id = 'req_owed'")).one()
         assert tuple(row) == ("settle", owed.charge.total)
         assert await conn.scalar(select(func.count()).select_from(IdempotentReply)) == 0
+
+
+class Answers:
+    """A sender that answers each line by a function, and keeps which lines were under way at once."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.sent: list[int] = []
+        self.beside: set[frozenset[int]] = set()
+        self._under_way: set[int] = set()
+
+    async def send(self, line_no: int, _body: bytes) -> Outcome:
+        self.sent.append(line_no)
+        self._under_way.add(line_no)
+        self.beside.add(frozenset(self._under_way))
+        try:
+            return await self._answer(line_no, self.sent.count(line_no))
+        finally:
+            self._under_way.discard(line_no)
+
+
+@asynccontextmanager
+async def runner_of(
+    home, settings, sender: Answers, num_lines: int, crashed: int | None = None
+) -> AsyncIterator[ChunkRunner]:
+    """The runner of a chunk, of which one line has crashed two runners."""
+    batch_id = await validated(home, 1, num_lines)
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        held = await claims.claim(conn, home.tenant_id, "me", await claims.now_ms(conn), 60_000)
+        if crashed is not None:
+            values = {"batch_id": batch_id, "line_no": crashed, "chunk_seq": 0, "custom_id": "x", "crashes": 2}
+            await conn.execute(insert(BatchLine).values(values))
+        source = await files.of_batch(conn, batch_id)
+    reader = home.store.open(source.storage_key, data_key)
+    as_it_is = settings.model_copy(update={"test_time_scale": 1.0})
+    with closing(reader):
+        yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: False)
+
+
+GOOD = Answered(200, "req_1", b"{}", Usage(1, 2, 3, 4))
+
+
+async def test_a_line_that_runs_alone_waits_as_it_is_told(home, settings, alone):
+    """It was sent again at once, with a transaction each time, hundreds of times a second."""
+
+    async def busy(_line_no: int, _try: int) -> Outcome:
+        return Later(1.0, busy=False)
+
+    sender = Answers(busy)
+    async with runner_of(home, settings, sender, 1, crashed=1) as runner:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await runner.run()
+    assert 1 <= len(sender.sent) <= 2
+
+
+async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
+    """Lines that were told to wait came back beside it."""
+
+    async def answer(line_no: int, try_no: int) -> Outcome:
+        if line_no == 1 and try_no == 1:
+            return Later(0.1, busy=False)
+        await asyncio.sleep(0.4 if line_no == 2 else 0)
+        return GOOD
+
+    sender = Answers(answer)
+    async with runner_of(home, settings, sender, 2, crashed=2) as runner:
+        assert await runner.run() == "done"
+    assert sorted(sender.sent) == [1, 1, 2]
+    assert frozenset({1, 2}) not in sender.beside

@@ -148,16 +148,19 @@ class ChunkRunner:
             await self._flush()
 
     def _startable(self) -> list[_Line]:
+        if any(line.crashes >= ALONE_CRASHES for line in self._tasks.values()):
+            return []
         now = time.monotonic()
         room = min(self._pace.limit - len(self._tasks), MAX_STARTED)
         ready: list[_Line] = []
         for line in self._pending:
             if len(ready) >= room:
                 break
+            if line.not_before > now:
+                continue
             if line.crashes >= ALONE_CRASHES:
                 return ready or ([] if self._tasks else [line])
-            if line.not_before <= now:
-                ready.append(line)
+            ready.append(line)
         return ready
 
     async def _start_lines(self) -> None:
