@@ -30,7 +30,7 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
-from workers.jobs.batches.line import Answered, Later, Outcome
+from workers.jobs.batches.line import Answered, Later, Outcome, Stopped
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.tasks import Look, Turns
 from workers.jobs.batches.validation import Validation
@@ -305,7 +305,7 @@ class Answers:
 
 @asynccontextmanager
 async def runner_of(
-    home, settings, sender: Answers, num_lines: int, crashed: int | None = None
+    home, settings, sender: Answers, num_lines: int, crashed: int | None = None, drains: bool = False
 ) -> AsyncIterator[ChunkRunner]:
     """The runner of a chunk, of which one line has crashed two runners."""
     batch_id = await validated(home, 1, num_lines)
@@ -319,7 +319,7 @@ async def runner_of(
     reader = home.store.open(source.storage_key, data_key)
     as_it_is = settings.model_copy(update={"test_time_scale": 1.0})
     with closing(reader):
-        yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: False)
+        yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: drains)
 
 
 GOOD = Answered(200, "req_1", b"{}", Usage(1, 2, 3, 4))
@@ -353,3 +353,43 @@ async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
         assert await runner.run() == "done"
     assert sorted(sender.sent) == [1, 1, 2]
     assert frozenset({1, 2}) not in sender.beside
+
+
+async def deficit(home) -> int:
+    async with home.database.read() as conn:
+        return await conn.scalar(select(TenantTurn.deficit_tokens).where(TenantTurn.tenant_id == home.tenant_id))
+
+
+async def saved_up(home, tokens: int) -> None:
+    async with home.database.write() as conn:
+        await claims.save_turns(conn, {home.tenant_id: tokens}, {home.tenant_id: 1})
+
+
+@pytest.mark.parametrize(
+    ("second", "left", "num_good"),
+    [(GOOD, "done", 2), (Later(60.0, busy=False), "given_back", 1), (Stopped("insufficient_quota"), "paused", 1)],
+)
+async def test_a_run_costs_its_tenant_what_was_measured(home, settings, alone, second, left, num_good):
+    """What was written to the cache counted as nothing, and a run that was cut off as its whole prediction."""
+    await saved_up(home, 100)
+
+    async def answer(line_no: int, _try: int) -> Outcome:
+        await asyncio.sleep(0.1 * line_no)
+        return GOOD if line_no == 1 else second
+
+    async with runner_of(home, settings, Answers(answer), 2, drains=left == "given_back") as runner:
+        assert await runner.run() == left
+    num_predicted, num_measured = 2, num_good * (2 + 3 + 4)
+    assert await deficit(home) == 100 + num_predicted - num_measured
+
+
+async def test_a_chunk_whose_input_cannot_be_read_costs_its_tenant_nothing(home, settings, alone):
+    batch_id = await validated(home)
+    async with home.database.read() as conn:
+        home.store.delete((await files.of_batch(conn, batch_id)).storage_key)
+    await saved_up(home, 100)
+    traces = provider()
+    assert await Look(settings, lambda: False, traces.get_tracer("test")).run() == 0
+    traces.shutdown()
+    assert (await home.get(batch_id)).paused_reason == "input_file_unreadable"
+    assert await deficit(home) == 100

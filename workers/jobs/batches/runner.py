@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batch_lines, batch_runs, batches, claims
 from accounting.batches.batch_lines import LineEnd
@@ -227,7 +228,7 @@ class ChunkRunner:
     def _add_end(self, line: _Line, answer: Answered) -> None:
         self._usage = Usage(
             self._usage.cache_read + answer.usage.cache_read,
-            0,
+            self._usage.cache_write + answer.usage.cache_write,
             self._usage.uncached + answer.usage.uncached,
             self._usage.output + answer.usage.output,
         )
@@ -370,17 +371,23 @@ class ChunkRunner:
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             await claims.renew(conn, self._held, now, self._claim_ms)
-            measured = fairness.cost(self._usage.cache_read, self._usage.uncached + self._usage.output)
             states = await batch_lines.line_states(conn, self._held)
             ended = sum(state.state != "started" for state in states.values())
             if ended == len(unpack(self._held.lines)):
                 await claims.finish_chunk(conn, self._held, now)
-                await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
+                await self._correct_turn(conn)
                 return "done"
             await batch_lines.note_failures(conn, self._held, self._failures)
             pause_ms = int(self._settings.pause_s * 1000) if self._must_leave == "paused" else 0
             await claims.release(conn, self._held, now + pause_ms if pause_ms else 0)
+            await self._correct_turn(conn)
         return "paused" if self._must_leave == "paused" else "given_back"
+
+    async def _correct_turn(self, conn: AsyncConnection) -> None:
+        """Charge the tenant's turn what this run measured, in place of what was predicted of the chunk."""
+        used = self._usage
+        measured = fairness.cost(used.cache_read, used.cache_write + used.uncached + used.output)
+        await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
 
     async def _wait_for_answers(self) -> None:
         """Give lines under way some time to finish, as answers are charged and should be delivered."""
