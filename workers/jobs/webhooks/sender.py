@@ -30,6 +30,8 @@ from workers.process.rounds import repeat, within
 logger = logging.getLogger(__name__)
 
 TIDY_S = 60.0
+PURGE_S = 20.0
+"""The most seconds of a round in which old deliveries are deleted."""
 TELL_S = 60.0
 """The least seconds between two log lines about one failing webhook. `headgate webhooks deliveries` shows every try."""
 MAX_TOLD = 1_000
@@ -157,6 +159,10 @@ class Sender:
     async def _tidy(self) -> None:
         async with self._database.write() as conn:
             await deliveries.tidy(conn, await claims.now_ms(conn))
+        until, may_be_more = time.monotonic() + PURGE_S, True
+        while may_be_more and time.monotonic() < until:
+            async with self._database.write() as conn:
+                may_be_more = await deliveries.purge(conn, await claims.now_ms(conn))
 
 
 def _not_tidy(error: Exception) -> None:
