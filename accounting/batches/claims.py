@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, func, literal_column, select, tuple_, update
+from sqlalchemy import and_, case, func, literal_column, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
@@ -191,10 +191,13 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
     return bool(moved.rowcount)
 
 
-async def expire(conn: AsyncConnection, now: int, own_prefix: str) -> int:
+async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0) -> int:
     """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
-    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash."""
-    over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < now)
+    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash. Claims of
+    other processes are left to them for `others_wait_ms`, since no other process counts their crashes."""
+    is_own = BatchChunk.claimed_by.startswith(own_prefix, autoescape=True)
+    until = case((is_own, now), else_=now - others_wait_ms)
+    over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < until)
     rows = (
         await conn.execute(
             update(BatchChunk)
