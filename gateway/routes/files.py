@@ -142,14 +142,9 @@ async def retrieve(request: web.Request) -> web.Response:
 
 async def content(request: web.Request) -> web.StreamResponse:
     """Sends the file's bytes unchanged, with headers that keep a browser from interpreting them."""
-    tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
-        file = await files.get(conn, tenant_id, request.match_info["file"], int(time.time()))
-    data_key = await request.app[DATA_KEYS].key(tenant_id)
-    try:
-        reader = await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
-    except FileNotFoundError:
-        raise errors.not_found() from None
+        file = await files.get(conn, request[PRINCIPAL].tenant_id, request.match_info["file"], int(time.time()))
+    reader = await downloads.opened(request, file)
     try:
         return await _send(request, reader, file.num_bytes)
     finally:

@@ -181,14 +181,9 @@ async def _send(request: web.Request, response: web.StreamResponse, chunks: Iter
 
 async def _open(request: web.Request, file_id: str) -> Reader:
     """Opens a file of the tenant. Raises `ApiError` 404 for one that has expired."""
-    tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
-        file = await files.get(conn, tenant_id, file_id, int(time.time()))
-    data_key = await request.app[DATA_KEYS].key(tenant_id)
-    try:
-        return await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
-    except FileNotFoundError:
-        raise errors.not_found() from None
+        file = await files.get(conn, request[PRINCIPAL].tenant_id, file_id, int(time.time()))
+    return await downloads.opened(request, file)
 
 
 async def _get(request: web.Request) -> BatchInfo:

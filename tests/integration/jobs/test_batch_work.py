@@ -116,7 +116,7 @@ async def done_by_a_child(settings, monkeypatch, num_looks: int) -> list[type]:
     traces, turns = provider(), Turns()
     slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
     for _ in range(num_looks):
-        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
+        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns, TimeLimit()).run()
     traces.shutdown()
     return done
 
@@ -136,7 +136,7 @@ async def test_a_child_does_what_waits_where_only_one_kind_does(home, settings, 
 
 async def test_a_finalisation_that_lasts_longer_than_a_claim_keeps_it(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
-    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run())
     others = []
     while not working.done():
         await asyncio.sleep(0.05)
@@ -189,7 +189,7 @@ async def test_a_validation_shows_progress_with_each_part(home, settings, alone)
 async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
     before = set(home.store._root.rglob("*"))
-    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run())
     await home.until(lambda: bool(slow_writing))
     async with home.database.write() as conn:
         await conn.exec_driver_sql("UPDATE batch SET fence = fence + 1")
@@ -209,7 +209,7 @@ async def test_a_batch_whose_commit_lost_its_reply_keeps_its_files(home, setting
     with monkeypatch.context() as patch:
         lose_the_reply_to_a_files_commit(patch, home.database, is_gone=is_gone)
         with pytest.raises(OperationalError):
-            await Finaliser(settings, home.database, home.store, held, data_key).run()
+            await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
     batch = await home.get(held.batch_id)
     assert batch.state == "completed"
     assert [one["custom_id"] for one in await home.read(batch.error_file_id)] == ["line-1", "line-2"]
@@ -224,7 +224,7 @@ async def test_a_batch_whose_end_was_rolled_back_leaves_no_file(home, settings, 
 
     monkeypatch.setattr(batch_runs, "finish", failing)
     with pytest.raises(OperationalError):
-        await Finaliser(settings, home.database, home.store, held, data_key).run()
+        await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
     assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
 
 
@@ -245,7 +245,7 @@ async def test_a_batch_is_cut_off_without_reading_the_answers(home, settings, al
 
     event.listen(engine, "before_cursor_execute", see)
     try:
-        await Finaliser(settings, home.database, home.store, held, data_key)._cut_off()
+        await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit())._cut_off()
     finally:
         event.remove(engine, "before_cursor_execute", see)
     of_lines = [one for one in statements if "FROM batch_line" in one]
@@ -277,7 +277,7 @@ async def test_a_stored_answer_is_paid_for_before_its_batch_ends(home, settings,
     }
     async with home.database.write() as conn:
         await conn.execute(insert(IdempotentReply).values(reply))
-    await Finaliser(settings, home.database, home.store, held, data_key).run()
+    await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
     async with home.database.read() as conn:
         row = (await conn.exec_driver_sql("SELECT kind, charge FROM ledger_entry WHERE request_id = 'req_owed'")).one()
         assert tuple(row) == ("settle", owed.charge.total)
@@ -389,7 +389,7 @@ async def test_a_chunk_whose_input_cannot_be_read_costs_its_tenant_nothing(home,
         home.store.delete((await files.of_batch(conn, batch_id)).storage_key)
     await saved_up(home, 100)
     traces = provider()
-    assert await Look(settings, lambda: False, traces.get_tracer("test")).run() == 0
+    assert await Look(settings, lambda: False, traces.get_tracer("test"), Turns(), TimeLimit()).run() == 0
     traces.shutdown()
     assert (await home.get(batch_id)).paused_reason == "input_file_unreadable"
     assert await deficit(home) == 100

@@ -22,8 +22,9 @@ from accounting.database.db import Database
 from accounting.tables.batch_models import Batch, BatchLine
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
+from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
-from workers.jobs.batches.tasks import Look
+from workers.jobs.batches.tasks import Look, Turns
 
 
 def custom_ids(results) -> list[str]:
@@ -236,7 +237,7 @@ async def look(home, gateway, jobs):
         test_time_scale=0.01,
     )
     traces = provider()
-    yield lambda: Look(settings, lambda: False, traces.get_tracer("test")).run()
+    yield lambda: Look(settings, lambda: False, traces.get_tracer("test"), Turns(), TimeLimit()).run()
     traces.shutdown()
 
 

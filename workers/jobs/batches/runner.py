@@ -345,10 +345,7 @@ class ChunkRunner:
             return
         self._looked = now
         if now - self._renewed >= self._settings.renew_s:
-            async with self._database.write() as conn:
-                at = await claims.now_ms(conn)
-                await claims.renew(conn, self._held, at, self._claim_ms)
-            self._renewed = now
+            await self._renew()
         if self._is_draining() or now - self._began >= self._settings.chunk_s:
             self._must_leave = self._must_leave or "given_back"
             return
@@ -361,6 +358,11 @@ class ChunkRunner:
             async with self._database.write() as conn:
                 await batches.stop(conn, self._held.batch_id, at // 1000)
             self._must_leave = self._must_leave or "given_back"
+
+    async def _renew(self) -> None:
+        async with self._database.write() as conn:
+            await claims.renew(conn, self._held, await claims.now_ms(conn), self._claim_ms)
+        self._renewed = time.monotonic()
 
     # The end
 
@@ -396,10 +398,7 @@ class ChunkRunner:
             await self._take_answers(min(self._settings.look_s, 1.0))
             await self._flush_if_due()
             if time.monotonic() - self._renewed >= self._settings.renew_s and not self._buffer:
-                async with self._database.write() as conn:
-                    at = await claims.now_ms(conn)
-                    await claims.renew(conn, self._held, at, self._claim_ms)
-                self._renewed = time.monotonic()
+                await self._renew()
 
 
 def delivered(line_no: int, custom_id: str | None, stored: idempotency_store.Stored) -> LineEnd:

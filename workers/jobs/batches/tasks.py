@@ -35,7 +35,6 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
-from workers.jobs.batches.renewal import NO_LIMIT
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.validation import Validation
 
@@ -56,17 +55,12 @@ class Look:
     """The work of one message."""
 
     def __init__(
-        self,
-        settings: JobsSettings,
-        is_draining: Callable[[], bool],
-        tracer: Tracer,
-        turns: Turns | None = None,
-        limit: TimeLimit = NO_LIMIT,
+        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer, turns: Turns, limit: TimeLimit
     ) -> None:
         self._settings = settings
         self._is_draining = is_draining
         self._tracer = tracer
-        self._turns = turns or Turns()
+        self._turns = turns
         self._limit = limit
         self._store = FileStore(settings.files_dir)
 

@@ -39,21 +39,16 @@ MAX_TOLD = 1_000
 
 class Sender:
     def __init__(
-        self,
-        settings: JobsSettings,
-        database: Database,
-        poster: Poster | None = None,
-        *,
-        registry: CollectorRegistry | None = None,
+        self, settings: JobsSettings, database: Database, *, registry: CollectorRegistry | None = None
     ) -> None:
-        """Make a sender. With `poster` None it has its own. `registry` is None if nobody reads metrics."""
+        """Make a sender. `registry` is None if nobody reads metrics."""
         self._database = database
         self._master = settings.secret("master.key")
         self._look_s = settings.look_s
         self._tidy_s = TIDY_S * settings.test_time_scale
         self._schedule = Schedule(random.random, settings.test_time_scale)
         self._threads = ThreadPoolExecutor(HELD, "lookup")
-        self._poster = poster or Poster(settings.egress, self._threads, settings.webhook_s)
+        self._poster = Poster(settings.egress, self._threads, settings.webhook_s)
         self._tries = Counter(
             "headgate_webhook_deliveries",
             "Attempts to deliver an event: delivered, failed (it is tried again), dead (it is not tried again).",
