@@ -2,7 +2,8 @@
 
 A claim is the time-limited right to run a chunk. Each claim raises the chunk's fence, and every write of a claimer
 names its fence: a claimer that has lost the claim changes no row and gets `ClaimLost`. Times are the database's. Locks
-are taken in this order: chunk, then batch.
+are taken in this order: chunk, then batch, then the round robin's memory. A claim, which holds that memory, waits for no
+locked row.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, func, literal_column, select, tuple_, update
+from sqlalchemy import and_, case, func, literal_column, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
 from accounting.tables.batch_models import Batch, BatchChunk, BatchLine, TenantTurn
 from accounting.tables.models import Tenant
 from accounting.values.errors import AccountingError
+
+_TURNS_LOCK = 0x7475726E73  # "turns"
 
 
 class ClaimLost(AccountingError):
@@ -60,7 +63,9 @@ async def now_ms(conn: AsyncConnection) -> int:
 
 
 async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
-    """Return every tenant with a chunk that could be claimed now."""
+    """Return every tenant with a chunk that could be claimed now. Until the transaction ends nobody else changes the
+    memory of the round robin."""
+    await _take_turn(conn)
     heads = (
         select(
             BatchChunk.tenant_id,
@@ -110,11 +115,18 @@ async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits:
 
 async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: int) -> None:
     """Take the tokens that a chunk used beyond its prediction from the tenant's deficit counter."""
+    await _take_turn(conn)
     await conn.execute(
         update(TenantTurn)
         .where(TenantTurn.tenant_id == tenant_id)
         .values(deficit_tokens=TenantTurn.deficit_tokens - surplus_tokens)
     )
+
+
+async def _take_turn(conn: AsyncConnection) -> None:
+    # `save_turns` writes whole numbers that `waiting` has read. On SQLite there is one writer.
+    if conn.dialect.name == "postgresql":
+        await conn.execute(select(func.pg_advisory_xact_lock(_TURNS_LOCK)))
 
 
 # The claim
@@ -179,10 +191,13 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
     return bool(moved.rowcount)
 
 
-async def expire(conn: AsyncConnection, now: int, own_prefix: str) -> int:
+async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0) -> int:
     """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
-    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash."""
-    over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < now)
+    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash. Claims of
+    other processes are left to them for `others_wait_ms`, since no other process counts their crashes."""
+    is_own = BatchChunk.claimed_by.startswith(own_prefix, autoescape=True)
+    until = case((is_own, now), else_=now - others_wait_ms)
+    over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < until)
     rows = (
         await conn.execute(
             update(BatchChunk)

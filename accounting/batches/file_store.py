@@ -4,7 +4,7 @@ A file appears whole or not at all: it is written under a temporary name, synced
 storage key; the name that a client gave it is not known here. Calls are synchronous: callers on an event loop use a
 thread. The module knows no SQL.
 
-A file consists of parts of `PART_BYTES` plain bytes. Each part has its own nonce and tag and is bound to (storage key,
+A file consists of parts of `PART_BYTES` plain bytes, the last of which has fewer, perhaps none. Each part has its own nonce and tag and is bound to (storage key,
 part number).
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import logging
 import os
 import secrets
@@ -107,7 +108,7 @@ class Writer:
 
 
 class Reader:
-    """Reads one file. Raises `SealBroken` if the bytes are not those that were written."""
+    """Reads one file. Raises `SealBroken` if the bytes are not those that were written, or if the last are missing."""
 
     def __init__(self, storage_key: str, data_key: bytes, path: Path) -> None:
         self._storage_key, self._data_key = storage_key, data_key
@@ -128,10 +129,11 @@ class Reader:
 
     def parts(self) -> Iterator[bytes]:
         """Yield the whole file in order, part by part."""
-        number = 0
-        while part := self._part(number):
-            yield part
-            number += 1
+        for number in itertools.count():
+            if part := self._part(number):
+                yield part
+            if len(part) < PART_BYTES:
+                return
 
     def close(self) -> None:
         self._file.close()
@@ -141,7 +143,7 @@ class Reader:
             self._file.seek(number * _SEALED_BYTES)
             sealed = self._file.read(_SEALED_BYTES)
             place = _place(self._storage_key, number)
-            self._cached = (number, unseal(self._data_key, sealed, place) if sealed else b"")
+            self._cached = (number, unseal(self._data_key, sealed, place))
         return self._cached[1]
 
 

@@ -17,6 +17,7 @@ from accounting.values.ids import new_id
 
 DEFAULT_EXPIRY_S = 30 * 86_400
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 2_592_000
+_REGISTRATION = 0x66696C65  # "file"
 ENDED = ("failed", "completed", "expired", "cancelled")
 """States of a batch that never change again."""
 
@@ -50,6 +51,7 @@ async def create(
     """Insert a file's row once its bytes are on disk, in the transaction that needs the file to exist. `actor` is None
     for a file that Headgate made. `most_bytes` bounds all files of the tenant: NoRoomError beyond it, however many are
     created at the same time."""
+    await _take_turn(conn, storage_key)
     if most_bytes is not None:
         await _check_room(conn, tenant_id, num_bytes, most_bytes)
     info = FileInfo(
@@ -75,6 +77,19 @@ async def create(
             detail={"purpose": purpose, "bytes": num_bytes},
         )
     return info
+
+
+async def is_registered(conn: AsyncConnection, storage_key: str) -> bool:
+    """Say whether those bytes have a row. A transaction that inserts it is waited for, even if its connection is gone:
+    call this in a transaction that may write."""
+    await _take_turn(conn, storage_key)
+    return (await conn.execute(select(File.id).where(File.storage_key == storage_key).limit(1))).first() is not None
+
+
+async def _take_turn(conn: AsyncConnection, storage_key: str) -> None:
+    # On SQLite every writer has the whole database.
+    if conn.dialect.name == "postgresql":
+        await conn.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(storage_key, _REGISTRATION))))
 
 
 async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, most_bytes: int) -> None:

@@ -85,9 +85,11 @@ async def claim(
     # The lanes are locked now, and each is read by its own statement: claims of another sender on it are seen
     # completely.
     for lane in chosen:
+        if len(rows) >= room:
+            break
         rows += await _next_of(conn, lane, now, min(PLACES, room - len(rows)))
-    if chosen:
-        served = update(OutboxLane).where(OutboxLane.tenant_id.in_(chosen))
+    if rows:
+        served = update(OutboxLane).where(OutboxLane.tenant_id.in_({row.lane for row in rows}))
         await conn.execute(served.values(last_turn_ms=now))
     claimed = [
         Delivery(
@@ -143,19 +145,25 @@ async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -
 
 
 async def tidy(conn: AsyncConnection, now: int) -> None:
-    """Delete deliveries that ended long ago, mark last tries of dead senders as dead, and set which webhooks are
-    full."""
+    """Mark last tries of dead senders as dead, and set which webhooks are full."""
     lost = update(Outbox).where(
         Outbox.ended_at_ms.is_(None), Outbox.attempts >= MAX_TRIES, Outbox.claimed_until_ms <= now
     )
     await conn.execute(lost.values(state="dead", ended_at_ms=now, last_error="lost", claimed_until_ms=0))
+    await _mark_full(conn)
+
+
+async def purge(conn: AsyncConnection, now: int) -> bool:
+    """Delete deliveries that ended long ago, `PURGED_AT_ONCE` of each state at most. Return whether more may be there."""
+    may_be_more = False
     for state, kept_ms in (("delivered", DELIVERED_KEPT_MS), ("dead", DEAD_KEPT_MS)):
         old = select(Outbox.event_id, Outbox.webhook_id).where(
             Outbox.state == state, Outbox.ended_at_ms < now - kept_ms
         )
         row = tuple_(Outbox.event_id, Outbox.webhook_id)
-        await conn.execute(delete(Outbox).where(row.in_(old.limit(PURGED_AT_ONCE))))
-    await _mark_full(conn)
+        purged = await conn.execute(delete(Outbox).where(row.in_(old.limit(PURGED_AT_ONCE))))
+        may_be_more |= purged.rowcount >= PURGED_AT_ONCE
+    return may_be_more
 
 
 async def _mark_full(conn: AsyncConnection) -> None:

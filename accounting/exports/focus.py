@@ -227,6 +227,8 @@ async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) 
         .order_by(Invoice.created_at, Invoice.number)
     )
     for document in (await conn.execute(query)).all():
+        if document.number not in names.issuers:  # it was issued since the export began
+            continue
         for line in await invoice_lines.of_invoice(conn, document.number):
             for row in _line(names, document, line):
                 yield row

@@ -17,8 +17,6 @@ from sqlalchemy import Row
 from accounting.batches import batches, files
 from accounting.batches.batches import BatchInfo
 from accounting.requests import batch_results
-from gateway.base import errors
-from gateway.base.app_keys import FILES
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading
@@ -38,7 +36,7 @@ async def results(request: web.Request) -> web.StreamResponse:
     async with reading(request) as conn:
         batch = await batches.get(conn, tenant_id, request.match_info["batch"])
     data_key = await request.app[DATA_KEYS].key(tenant_id)
-    parts = _of_files(request, batch, data_key) if batch.state in files.ENDED else _of_rows(request, batch, data_key)
+    parts = _of_files(request, batch) if batch.state in files.ENDED else _of_rows(request, batch, data_key)
     first = await anext(parts, b"")  # read before the head leaves, so that a database that is away is an error
     response = web.StreamResponse(headers={"content-type": "application/jsonl", "x-content-type-options": "nosniff"})
     await response.prepare(request)
@@ -64,7 +62,7 @@ async def _of_rows(request: web.Request, batch: BatchInfo, data_key: bytes) -> A
         yield await asyncio.to_thread(_lines, rows, data_key)
     if after:
         raise BatchEnded(batch.id)
-    async for part in _of_files(request, batch, data_key):
+    async for part in _of_files(request, batch):
         yield part
 
 
@@ -72,16 +70,13 @@ def _lines(rows: Sequence[Row[Any]], data_key: bytes) -> bytes:
     return b"".join(batch_results.result_line(row, data_key) for row in rows if row.state != "started")
 
 
-async def _of_files(request: web.Request, batch: BatchInfo, data_key: bytes) -> AsyncIterator[bytes]:
+async def _of_files(request: web.Request, batch: BatchInfo) -> AsyncIterator[bytes]:
     """Yields the file of answers, then the file of errors. Raises `ApiError` 404 if one of them was deleted."""
     made = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id is not None]
     async with reading(request) as conn:
         found = [await files.get(conn, batch.tenant_id, file_id, int(time.time())) for file_id in made]
     for file in found:
-        try:
-            reader = await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
-        except FileNotFoundError:
-            raise errors.not_found() from None
+        reader = await downloads.opened(request, file)
         try:
             num_sent = 0
             while part := await asyncio.to_thread(reader.read, num_sent, PART_BYTES):

@@ -6,10 +6,23 @@ import asyncio
 
 from aiohttp import web
 
-from gateway.base.app_keys import SETTINGS
+from accounting.batches.file_store import Reader
+from accounting.batches.files import FileInfo
+from gateway.base import errors
+from gateway.base.app_keys import FILES, SETTINGS
+from gateway.idempotency.data_keys import DATA_KEYS
 
 PIECE_BYTES = 64 * 1024
 """The bytes that a client has the whole write timeout for."""
+
+
+async def opened(request: web.Request, file: FileInfo) -> Reader:
+    """Opens a stored file. Raises `ApiError` 404 where its bytes are gone."""
+    data_key = await request.app[DATA_KEYS].key(file.tenant_id)
+    try:
+        return await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
+    except FileNotFoundError:
+        raise errors.not_found() from None
 
 
 async def send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:

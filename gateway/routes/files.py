@@ -10,11 +10,11 @@ import time
 
 from aiohttp import web
 
-from accounting.batches import files
+from accounting.batches import files, registration
 from accounting.batches.file_store import Reader, Writer
 from accounting.batches.files import DEFAULT_EXPIRY_S, MAX_EXPIRY_S, MIN_EXPIRY_S
 from gateway.base import errors
-from gateway.base.app_keys import FILES
+from gateway.base.app_keys import DATABASE, FILES
 from gateway.base.lifecycle import uninterrupted
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
@@ -67,9 +67,11 @@ async def _keep(
     request: web.Request, writer: Writer, upload: Upload, purpose: str, expires_after_s: int
 ) -> dict[str, object]:
     """Makes the bytes durable, then their row."""
+    may_be_registered = False
     try:
         sha256 = await asyncio.to_thread(writer.finish)
         async with writing(request, changes_identities=False) as conn:
+            may_be_registered = True
             info = await files.create(
                 conn,
                 request[PRINCIPAL].tenant_id,
@@ -85,7 +87,10 @@ async def _keep(
             )
     except BaseException:
         writer.abort()  # a thread that still finishes the file can do it no more
-        request.app[FILES].delete(writer.storage_key)
+        if may_be_registered:
+            await registration.discard(request.app[DATABASE], request.app[FILES], writer.storage_key)
+        else:
+            request.app[FILES].delete(writer.storage_key)
         raise
     return file_object(info)
 
@@ -137,14 +142,9 @@ async def retrieve(request: web.Request) -> web.Response:
 
 async def content(request: web.Request) -> web.StreamResponse:
     """Sends the file's bytes unchanged, with headers that keep a browser from interpreting them."""
-    tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
-        file = await files.get(conn, tenant_id, request.match_info["file"], int(time.time()))
-    data_key = await request.app[DATA_KEYS].key(tenant_id)
-    try:
-        reader = await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
-    except FileNotFoundError:
-        raise errors.not_found() from None
+        file = await files.get(conn, request[PRINCIPAL].tenant_id, request.match_info["file"], int(time.time()))
+    reader = await downloads.opened(request, file)
     try:
         return await _send(request, reader, file.num_bytes)
     finally:

@@ -12,11 +12,11 @@ from typing import Any
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batches import batches, files, message_batches
+from accounting.batches import batches, files, message_batches, registration
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader, Writer
 from gateway.base import errors
-from gateway.base.app_keys import FILES, SETTINGS
+from gateway.base.app_keys import DATABASE, FILES, SETTINGS
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
 from gateway.base.lifecycle import uninterrupted
 from gateway.http import body
@@ -55,18 +55,25 @@ async def _create(request: web.Request, data_key: bytes, lines: bytes) -> tuple[
     """Stores the lines and makes their batch, once for each Idempotency-Key."""
     writer, sha256 = await asyncio.to_thread(_stored, request, data_key, lines)
 
+    may_be_registered = False
+
     async def create_in(conn: AsyncConnection) -> dict[str, Any]:
+        nonlocal may_be_registered
+        may_be_registered = True
         return batch_object(await _register(request, conn, writer, sha256), lines.count(b"\n"), {})
 
-    is_needed = False
     try:
         known_by = partial(common.in_thread, request, shapes.fingerprint, lines)
         answer, is_replay = await creations.once(request, known_by, create_in)
-        is_needed = not is_replay
-        return answer, is_replay
-    finally:
-        if not is_needed:
+    except BaseException:
+        if may_be_registered:
+            await registration.discard(request.app[DATABASE], request.app[FILES], writer.storage_key)
+        else:
             request.app[FILES].delete(writer.storage_key)
+        raise
+    if is_replay:
+        request.app[FILES].delete(writer.storage_key)
+    return answer, is_replay
 
 
 def _stored(request: web.Request, data_key: bytes, lines: bytes) -> tuple[Writer, str]:
@@ -174,14 +181,9 @@ async def _send(request: web.Request, response: web.StreamResponse, chunks: Iter
 
 async def _open(request: web.Request, file_id: str) -> Reader:
     """Opens a file of the tenant. Raises `ApiError` 404 for one that has expired."""
-    tenant_id = request[PRINCIPAL].tenant_id
     async with reading(request) as conn:
-        file = await files.get(conn, tenant_id, file_id, int(time.time()))
-    data_key = await request.app[DATA_KEYS].key(tenant_id)
-    try:
-        return await asyncio.to_thread(request.app[FILES].open, file.storage_key, data_key)
-    except FileNotFoundError:
-        raise errors.not_found() from None
+        file = await files.get(conn, request[PRINCIPAL].tenant_id, file_id, int(time.time()))
+    return await downloads.opened(request, file)
 
 
 async def _get(request: web.Request) -> BatchInfo:

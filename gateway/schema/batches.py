@@ -113,7 +113,8 @@ def _progress(batch: BatchInfo, now: int) -> dict[str, Any]:
     began = batch.at["in_progress_at"]
     until = batch.at["finalizing_at"] or batch.at["cancelling_at"] or batch.at["expired_at"] or now
     num_ended = batch.num_completed + batch.num_failed - batch.num_invalid
-    rate = None if began is None else num_ended / max(1, until - began)
+    is_cut_off = batch.state in ("cancelling", "cancelled", "expired")  # lines that were never sent have ended, too
+    rate = None if began is None or is_cut_off else num_ended / max(1, until - began)
     num_left = batch.num_total - batch.num_completed - batch.num_failed
     eta_s = round(num_left / rate) if rate and batch.state == "in_progress" else None
     prompt = batch.usage.prompt

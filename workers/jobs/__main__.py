@@ -164,7 +164,8 @@ class Jobs:
             swept = await sweeper.sweep()
             self._metrics.num_expired += swept.num_expired
             for _ in range(swept.num_rings):
-                await asyncio.to_thread(ring, self._celery)
+                if not await asyncio.to_thread(ring, self._celery):
+                    break
             self._watch(swept.num_rings > 0 and not swept.is_busy)
             await sweeper.purge_files()
 

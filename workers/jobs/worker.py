@@ -61,7 +61,8 @@ def build(settings: JobsSettings) -> Celery:
             for _ in range(num_left):
                 headers: dict[str, Any] = {}
                 tracing.inject(headers, span)
-                ring(app, headers)
+                if not ring(app, headers):
+                    break
 
     return app
 

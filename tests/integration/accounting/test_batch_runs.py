@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import uuid
 
+from sqlalchemy import select
+
 from accounting.access import api_keys
-from accounting.batches import batch_runs, batches, files
+from accounting.batches import batch_runs, batches, claims, files
+from accounting.batches.batch_runs import Chunk
+from accounting.tables.batch_models import TenantTurn
 from accounting.tenants import tenants
 
 NOW_MS = 10_000_000
@@ -63,3 +68,29 @@ async def test_no_batch_is_claimed_where_none_is_due(conn, pepper):
     await tenant_with_batches(conn, pepper, 1, first_at=100)
     assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is not None
     assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is None
+
+
+async def test_turns_that_are_taken_at_once_all_count(db, pepper):
+    """On PostgreSQL each claim wrote over what the others had taken meanwhile."""
+    async with db.write() as conn:
+        tenant_id, _ = await tenant_with_batches(conn, pepper, 1, first_at=100)
+        held = await batch_runs.claim(conn, NOW_MS, 60_000, 30_000)
+        chunks = [Chunk(10, 1, b"")] * 2
+        await batch_runs.begin(conn, held, NOW_MS, model="m", num_total=2, chunks=chunks, faulty=[], errors=None)
+        await claims.save_turns(conn, {tenant_id: 100}, {tenant_id: 1})
+
+    async def take() -> None:
+        async with db.write() as conn:
+            [found] = await claims.waiting(conn, NOW_MS)
+            await asyncio.sleep(0.1)
+            assert await claims.claim(conn, tenant_id, "me", NOW_MS, 60_000)
+            await claims.save_turns(conn, {tenant_id: found.deficit_tokens - 10}, {tenant_id: 2})
+
+    async def correct() -> None:
+        async with db.write() as conn:
+            await asyncio.sleep(0.05)
+            await claims.correct_turn(conn, tenant_id, 5)
+
+    await asyncio.gather(take(), take(), correct())
+    async with db.read() as conn:
+        assert await conn.scalar(select(TenantTurn.deficit_tokens).where(TenantTurn.tenant_id == tenant_id)) == 75

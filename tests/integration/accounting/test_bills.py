@@ -262,6 +262,17 @@ async def test_focus_names_the_issuer_of_the_invoice_and_not_of_the_shell(db, mo
     assert {row["InvoiceIssuerName"] for row in rows} == {"Beispiel Rechenzentrum GmbH"}
 
 
+async def test_focus_leaves_out_a_document_that_is_issued_meanwhile(db):
+    """The export ended with a KeyError."""
+    await world.issuer(db)
+    owner = await world.tenant(db, "acme", "EUR")
+    pages = focus.rows(db, START, END)
+    rows = list(await anext(pages))
+    await world.close(db, owner)
+    rows += [row async for page in pages for row in page]
+    assert {row[focus.COLUMNS.index("InvoiceId")] for row in rows} == {None}
+
+
 async def test_rerating_adds_no_two_currencies(db):
     """M3: a sheet prices what was charged in its own currency, and nothing else."""
     from accounting.prices import rerating

@@ -76,6 +76,20 @@ async def test_with_little_room_lanes_take_turns(conn):
     assert served == set(lanes)
 
 
+async def test_lanes_behind_those_that_took_all_room_are_next(conn):
+    """Each claim noted a turn of every lane that it had looked at, and those at the end of the ids never had one."""
+    lanes = [await tenant(conn, str(n)) for n in range(8)]
+    for lane in lanes:
+        await fill(conn, lane, range(6))
+    now, served = await later(conn), set()
+    for turn in range(2):
+        claimed = await deliveries.claim(conn, now + turn, 8, STEADY)
+        served |= {one.lane for one in claimed}
+        for one in claimed:
+            await deliveries.delivered(conn, one, now + turn)
+    assert served == set(lanes)
+
+
 async def test_lanes_that_are_shut_out_keep_nobody_waiting(conn):
     slow = [await tenant(conn, f"slow {n}") for n in range(3)]
     for lane in slow:
@@ -152,7 +166,7 @@ async def test_what_ended_is_kept_for_a_while(conn):
         (deliveries.DELIVERED_KEPT_MS + 1, 1),
         (deliveries.DEAD_KEPT_MS + 1, 0),
     ):
-        await deliveries.tidy(conn, now + age)
+        await deliveries.purge(conn, now + age)
         assert await num_kept(conn) == left
 
 

@@ -40,6 +40,23 @@ async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):
         assert await files.tenant_bytes(conn, mine) == 900
 
 
+async def test_whoever_asks_for_a_row_waits_for_the_transaction_that_makes_it(db):
+    """A COMMIT whose answer was lost may still be under way."""
+
+    async def asked() -> bool:
+        async with db.write() as conn:
+            return await files.is_registered(conn, "k")
+
+    assert not await asked()
+    async with db.write() as conn:
+        tenant = (await tenants.create(conn, "a", now=1)).id
+        await files.create(conn, tenant, purpose="batch", name="x", num_bytes=1, sha256="0", storage_key="k", now=1)
+        asking = asyncio.create_task(asked())
+        await asyncio.sleep(0.2)
+        assert not asking.done()
+    assert await asking
+
+
 async def test_what_is_not_bounded_is_registered_whatever_there_is(conn):
     tenant = (await tenants.create(conn, "a", now=1)).id
     for number, most_bytes in enumerate((100, None)):

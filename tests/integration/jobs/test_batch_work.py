@@ -5,28 +5,33 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
+from lost_replies import lose_the_reply_to_a_files_commit, lost
 from money import posting
 from sqlalchemy import event, func, insert, select
+from sqlalchemy.exc import OperationalError
 
-from accounting.batches import batch_lines, batch_runs, batches, claims, files
+from accounting.batches import batch_lines, batch_runs, batches, claims, files, registration
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.order import Placed, pack
 from accounting.database import sealing
-from accounting.tables.batch_models import IdempotentReply
+from accounting.tables.batch_models import BatchLine, IdempotentReply, TenantTurn
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
+from workers.jobs.batches.line import Answered, Later, Outcome, Stopped
+from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.tasks import Look, Turns
 from workers.jobs.batches.validation import Validation
 
@@ -52,18 +57,18 @@ async def alone(home):
             await conn.exec_driver_sql(f"DELETE FROM {table}")
 
 
-async def validated(home, num_chunks: int = 1) -> str:
-    """A batch in progress, with chunks of one line each."""
-    batch_id = await home.submit([f"say {number}" for number in range(num_chunks)])
+async def validated(home, num_chunks: int = 1, num_lines: int = 1) -> str:
+    """A batch in progress, with chunks of `num_lines` each."""
+    total = num_chunks * num_lines
+    batch_id = await home.submit([f"say {number}" for number in range(total)])
     async with home.database.write() as conn:
         now = await claims.now_ms(conn)
         held = await batch_runs.claim(conn, now, 60_000, 30_000)
         assert held.batch_id == batch_id
-        size = (await files.of_batch(conn, batch_id)).num_bytes // num_chunks
-        chunks = [Chunk(1, 1, pack([Placed(no, (no - 1) * size, size, b"", 1)])) for no in range(1, num_chunks + 1)]
-        await batch_runs.begin(
-            conn, held, now, model="demo", num_total=num_chunks, chunks=chunks, faulty=[], errors=None
-        )
+        size = (await files.of_batch(conn, batch_id)).num_bytes // total
+        placed = [Placed(no, (no - 1) * size, size, b"", 1) for no in range(1, total + 1)]
+        chunks = [Chunk(num_lines, num_lines, pack(placed[i : i + num_lines])) for i in range(0, total, num_lines)]
+        await batch_runs.begin(conn, held, now, model="demo", num_total=total, chunks=chunks, faulty=[], errors=None)
     return batch_id
 
 
@@ -111,7 +116,7 @@ async def done_by_a_child(settings, monkeypatch, num_looks: int) -> list[type]:
     traces, turns = provider(), Turns()
     slow_claims = settings.model_copy(update={"test_time_scale": 1.0})
     for _ in range(num_looks):
-        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns).run()
+        await Look(slow_claims, lambda: False, traces.get_tracer("test"), turns, TimeLimit()).run()
     traces.shutdown()
     return done
 
@@ -131,7 +136,7 @@ async def test_a_child_does_what_waits_where_only_one_kind_does(home, settings, 
 
 async def test_a_finalisation_that_lasts_longer_than_a_claim_keeps_it(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
-    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run())
     others = []
     while not working.done():
         await asyncio.sleep(0.05)
@@ -184,7 +189,7 @@ async def test_a_validation_shows_progress_with_each_part(home, settings, alone)
 async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
     before = set(home.store._root.rglob("*"))
-    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key).run())
+    working = asyncio.create_task(Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run())
     await home.until(lambda: bool(slow_writing))
     async with home.database.write() as conn:
         await conn.exec_driver_sql("UPDATE batch SET fence = fence + 1")
@@ -193,6 +198,33 @@ async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, 
     num_written = len(slow_writing)
     await asyncio.sleep(CLAIM_MS / 1000)
     assert len(slow_writing) == num_written, "nothing is written any more"
+    assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_batch_whose_commit_lost_its_reply_keeps_its_files(home, settings, alone, monkeypatch, is_gone):
+    """They were deleted, and the answers are nowhere else then."""
+    held, data_key = await ended(home, settings, 2)
+    monkeypatch.setattr(registration, "WAITS_S", (0.01, 0.01))
+    with monkeypatch.context() as patch:
+        lose_the_reply_to_a_files_commit(patch, home.database, is_gone=is_gone)
+        with pytest.raises(OperationalError):
+            await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
+    batch = await home.get(held.batch_id)
+    assert batch.state == "completed"
+    assert [one["custom_id"] for one in await home.read(batch.error_file_id)] == ["line-1", "line-2"]
+
+
+async def test_a_batch_whose_end_was_rolled_back_leaves_no_file(home, settings, alone, monkeypatch):
+    held, data_key = await ended(home, settings, 2)
+    before = set(home.store._root.rglob("*"))
+
+    async def failing(*_: Any, **__: Any) -> None:
+        raise lost()
+
+    monkeypatch.setattr(batch_runs, "finish", failing)
+    with pytest.raises(OperationalError):
+        await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
     assert {path for path in home.store._root.rglob("*") if path.is_file()} <= before
 
 
@@ -213,7 +245,7 @@ async def test_a_batch_is_cut_off_without_reading_the_answers(home, settings, al
 
     event.listen(engine, "before_cursor_execute", see)
     try:
-        await Finaliser(settings, home.database, home.store, held, data_key)._cut_off()
+        await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit())._cut_off()
     finally:
         event.remove(engine, "before_cursor_execute", see)
     of_lines = [one for one in statements if "FROM batch_line" in one]
@@ -245,8 +277,119 @@ async def test_a_stored_answer_is_paid_for_before_its_batch_ends(home, settings,
     }
     async with home.database.write() as conn:
         await conn.execute(insert(IdempotentReply).values(reply))
-    await Finaliser(settings, home.database, home.store, held, data_key).run()
+    await Finaliser(settings, home.database, home.store, held, data_key, TimeLimit()).run()
     async with home.database.read() as conn:
         row = (await conn.exec_driver_sql("SELECT kind, charge FROM ledger_entry WHERE request_id = 'req_owed'")).one()
         assert tuple(row) == ("settle", owed.charge.total)
         assert await conn.scalar(select(func.count()).select_from(IdempotentReply)) == 0
+
+
+class Answers:
+    """A sender that answers each line by a function, and keeps which lines were under way at once."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self.sent: list[int] = []
+        self.beside: set[frozenset[int]] = set()
+        self._under_way: set[int] = set()
+
+    async def send(self, line_no: int, _body: bytes) -> Outcome:
+        self.sent.append(line_no)
+        self._under_way.add(line_no)
+        self.beside.add(frozenset(self._under_way))
+        try:
+            return await self._answer(line_no, self.sent.count(line_no))
+        finally:
+            self._under_way.discard(line_no)
+
+
+@asynccontextmanager
+async def runner_of(
+    home, settings, sender: Answers, num_lines: int, crashed: int | None = None, drains: bool = False
+) -> AsyncIterator[ChunkRunner]:
+    """The runner of a chunk, of which one line has crashed two runners."""
+    batch_id = await validated(home, 1, num_lines)
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        held = await claims.claim(conn, home.tenant_id, "me", await claims.now_ms(conn), 60_000)
+        if crashed is not None:
+            values = {"batch_id": batch_id, "line_no": crashed, "chunk_seq": 0, "custom_id": "x", "crashes": 2}
+            await conn.execute(insert(BatchLine).values(values))
+        source = await files.of_batch(conn, batch_id)
+    reader = home.store.open(source.storage_key, data_key)
+    as_it_is = settings.model_copy(update={"test_time_scale": 1.0})
+    with closing(reader):
+        yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: drains)
+
+
+GOOD = Answered(200, "req_1", b"{}", Usage(1, 2, 3, 4))
+
+
+async def test_a_line_that_runs_alone_waits_as_it_is_told(home, settings, alone):
+    """It was sent again at once, with a transaction each time, hundreds of times a second."""
+
+    async def busy(_line_no: int, _try: int) -> Outcome:
+        return Later(1.0, busy=False)
+
+    sender = Answers(busy)
+    async with runner_of(home, settings, sender, 1, crashed=1) as runner:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await runner.run()
+    assert 1 <= len(sender.sent) <= 2
+
+
+async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
+    """Lines that were told to wait came back beside it."""
+
+    async def answer(line_no: int, try_no: int) -> Outcome:
+        if line_no == 1 and try_no == 1:
+            return Later(0.1, busy=False)
+        await asyncio.sleep(0.4 if line_no == 2 else 0)
+        return GOOD
+
+    sender = Answers(answer)
+    async with runner_of(home, settings, sender, 2, crashed=2) as runner:
+        assert await runner.run() == "done"
+    assert sorted(sender.sent) == [1, 1, 2]
+    assert frozenset({1, 2}) not in sender.beside
+
+
+async def deficit(home) -> int:
+    async with home.database.read() as conn:
+        return await conn.scalar(select(TenantTurn.deficit_tokens).where(TenantTurn.tenant_id == home.tenant_id))
+
+
+async def saved_up(home, tokens: int) -> None:
+    async with home.database.write() as conn:
+        await claims.save_turns(conn, {home.tenant_id: tokens}, {home.tenant_id: 1})
+
+
+@pytest.mark.parametrize(
+    ("second", "left", "num_good"),
+    [(GOOD, "done", 2), (Later(60.0, busy=False), "given_back", 1), (Stopped("insufficient_quota"), "paused", 1)],
+)
+async def test_a_run_costs_its_tenant_what_was_measured(home, settings, alone, second, left, num_good):
+    """What was written to the cache counted as nothing, and a run that was cut off as its whole prediction."""
+    await saved_up(home, 100)
+
+    async def answer(line_no: int, _try: int) -> Outcome:
+        await asyncio.sleep(0.1 * line_no)
+        return GOOD if line_no == 1 else second
+
+    async with runner_of(home, settings, Answers(answer), 2, drains=left == "given_back") as runner:
+        assert await runner.run() == left
+    num_predicted, num_measured = 2, num_good * (2 + 3 + 4)
+    assert await deficit(home) == 100 + num_predicted - num_measured
+
+
+async def test_a_chunk_whose_input_cannot_be_read_costs_its_tenant_nothing(home, settings, alone):
+    batch_id = await validated(home)
+    async with home.database.read() as conn:
+        home.store.delete((await files.of_batch(conn, batch_id)).storage_key)
+    await saved_up(home, 100)
+    traces = provider()
+    assert await Look(settings, lambda: False, traces.get_tracer("test"), Turns(), TimeLimit()).run() == 0
+    traces.shutdown()
+    assert (await home.get(batch_id)).paused_reason == "input_file_unreadable"
+    assert await deficit(home) == 100

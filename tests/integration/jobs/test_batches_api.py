@@ -331,8 +331,9 @@ async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
     from accounting.access import api_keys
     from gateway.base.app_keys import DATABASE
     from workers.jobs.base import settings as jobs_settings
+    from workers.jobs.base.time_limit import TimeLimit
     from workers.jobs.base.tracing import provider
-    from workers.jobs.batches.tasks import Look
+    from workers.jobs.batches.tasks import Look, Turns
 
     tenant_id, key = await gateway.new_tenant("leaver")
     async with gateway.client(key) as leaver:
@@ -340,7 +341,7 @@ async def test_a_revoked_key_stops_its_batch(gateway, client, worker):
     settings = jobs_settings.JobsSettings(
         home=gateway.settings.home, url=gateway.url, broker_url="redis://", test_time_scale=0.01
     )
-    look = Look(settings, lambda: False, provider().get_tracer("test"))
+    look = Look(settings, lambda: False, provider().get_tracer("test"), Turns(), TimeLimit())
     assert await look.run() == 1  # validated
     async with gateway.app[DATABASE].write() as conn:
         (row,) = (await api_keys.list_keys(conn, tenant_id)).items

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
+import socket
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
+from sqlalchemy.exc import OperationalError
 
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_figures import batch_figures
-from accounting.tables.batch_models import Batch
+from accounting.database.db import Database
+from accounting.tables.batch_models import Batch, BatchLine
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
+from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
-from workers.jobs.batches.tasks import Look
+from workers.jobs.batches.tasks import Look, Turns
 
 
 def custom_ids(results) -> list[str]:
@@ -231,7 +237,7 @@ async def look(home, gateway, jobs):
         test_time_scale=0.01,
     )
     traces = provider()
-    yield lambda: Look(settings, lambda: False, traces.get_tracer("test")).run()
+    yield lambda: Look(settings, lambda: False, traces.get_tracer("test"), Turns(), TimeLimit()).run()
     traces.shutdown()
 
 
@@ -263,6 +269,33 @@ async def test_claims_of_a_dead_process_are_no_crashes(home, gateway, look):
             held = await claims.claim(conn, home.tenant_id, "another:", now, 1)
             await batch_lines.start_lines(conn, held, [(1, "line-0")], now, 1)
             await claims.expire(conn, now + 10, "me:")
+    await look()
+    await look()
+    assert (await home.get(batch_id)).num_completed == 1
+
+
+async def test_an_error_of_sql_is_no_crash_of_the_lines(home, gateway, look, monkeypatch):
+    """Three of them in any part of a run, and its lines were quarantined."""
+    batch_id = await home.submit(["say a"])
+    await look()
+    write = Database.write
+    for _ in range(3):
+        places = itertools.count(1)
+
+        @asynccontextmanager
+        async def failing(self, places=places):
+            async with write(self) as conn:
+                yield conn
+                if self is not home.database and next(places) == 4:  # the lines have been started and sent
+                    raise OperationalError("x", {}, OSError("the connection was reset"))
+
+        with monkeypatch.context() as patch:
+            patch.setattr("workers.jobs.batches.tasks.Database.write", failing)
+            assert await look() == 0
+        await asyncio.sleep(0.7)
+        async with home.database.write() as conn:
+            await claims.expire(conn, await claims.now_ms(conn), f"{socket.gethostname()}:me:")
+            assert await conn.scalar(select(BatchLine.crashes).where(BatchLine.batch_id == batch_id)) == 0
     await look()
     await look()
     assert (await home.get(batch_id)).num_completed == 1

@@ -13,9 +13,10 @@ import aiohttp
 import openai
 import pytest
 from gateways import RunningGateway, running_gateway, until
+from lost_replies import lose_the_reply_to_a_files_commit
 
 from accounting.batches.file_store import Writer
-from gateway.base.app_keys import LIFECYCLE
+from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.http.upload import MAX_PARTS, UNENDED
 from gateway.routes import files as routes
 
@@ -159,6 +160,17 @@ async def test_a_client_that_leaves_leaves_a_file_and_its_row_or_neither(gateway
     await until(lambda: not gateway.app[LIFECYCLE].num_running)
     await asyncio.sleep(0.1)
     assert len(on_disk(gateway)) == len(await gateway.sql("SELECT id FROM file"))
+
+
+async def test_an_upload_whose_commit_lost_its_reply_can_be_read(gateway, monkeypatch):
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 100))
+    with monkeypatch.context() as patch:
+        lose_the_reply_to_a_files_commit(patch, gateway.app[DATABASE])
+        status, _ = await post(gateway, body, MULTIPART)
+    assert status == 503
+    async with gateway.client() as client:
+        [made] = (await client.files.list()).data
+        assert (await client.files.content(made.id)).content == b"x" * 100
 
 
 async def test_the_bytes_are_not_readable_on_the_disk(gateway, client):

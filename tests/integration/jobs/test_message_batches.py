@@ -13,6 +13,7 @@ import anthropic
 import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
+from lost_replies import lose_the_reply_to_a_files_commit
 from sqlalchemy import text
 
 from accounting.batches.file_store import Reader
@@ -104,6 +105,21 @@ async def test_a_cancelled_batch_has_a_result_for_every_request(
     found = [line.result.type async for line in await client.messages.batches.results(made.id)]
     assert found.count("canceled") == counts.canceled
     assert found.count("succeeded") == counts.succeeded
+
+
+async def test_a_batch_whose_commit_lost_its_reply_has_its_requests(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its input was deleted. The client's retry got the stored answer of a batch that could never run."""
+    keyed = {"idempotency-key": "once"}
+    with monkeypatch.context() as patch:
+        lose_the_reply_to_a_files_commit(patch, gateway.app[DATABASE])
+        with pytest.raises(anthropic.InternalServerError):
+            await client.messages.batches.create(requests=[request(1), request(2)], extra_headers=keyed)
+    made = await client.messages.batches.create(requests=[request(1), request(2)], extra_headers=keyed)
+    assert (await client.messages.batches.retrieve(made.id)).request_counts.processing == 2
+    kept = [path for path in gateway.settings.files_dir.rglob("*") if path.is_file()]
+    assert len(kept) == len(await gateway.sql("SELECT id FROM file")) == 1
 
 
 async def test_another_tenants_batch_does_not_exist(gateway: RunningGateway, client: anthropic.AsyncAnthropic) -> None:

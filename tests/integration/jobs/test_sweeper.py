@@ -1,17 +1,19 @@
-"""One file that cannot be deleted ends neither the sweep nor what comes after it. No jobs process runs here."""
+"""The sweeper: no file, broker or other process ends a sweep or what comes after it. No jobs process runs here."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import insert, select, update
 
-from accounting.batches import files
+from accounting.batches import claims, files
 from accounting.batches.file_store import FileStore
-from accounting.tables.batch_models import File
+from accounting.tables.batch_models import BatchChunk, BatchLine, File
+from workers.jobs import __main__ as process
 from workers.jobs.base.settings import JobsSettings
-from workers.jobs.batches.sweeper import Sweeper
+from workers.jobs.batches.sweeper import Sweeper, Swept
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -69,3 +71,41 @@ async def test_many_files_that_cannot_be_deleted_keep_no_others(home, monkeypatc
         left = [file_id for file_id, _ in await files.purgeable(conn, int(time.time()))]
     assert [file_id for file_id in ids if file_id in left] == ids[:2]
     assert len(tried) >= 4, "they are tried again, in their turn"
+
+
+async def test_a_crash_is_counted_whichever_process_sweeps_first(home):
+    """A sweep of another process put the claim back and counted nothing."""
+    ours, theirs = (
+        JobsSettings(home=home.path, url="http://127.0.0.1:9", broker_url="redis://", jobs_process=name)
+        for name in ("one", "two")
+    )
+    batch_id = await home.submit(["say a"])
+    async with home.database.write() as conn:
+        over = await claims.now_ms(conn) - 1_000
+        values = {"batch_id": batch_id, "seq": 0, "tenant_id": home.tenant_id, "predicted_tokens": 1, "num_lines": 1}
+        claim = {"state": "claimed", "claimed_by": f"{ours.owner_prefix}7:x", "claimed_until_ms": over, "fence": 1}
+        await conn.execute(insert(BatchChunk).values(**values, **claim, lines=b"", not_before_ms=0))
+        await conn.execute(insert(BatchLine).values(batch_id=batch_id, line_no=1, chunk_seq=0, custom_id="a"))
+    assert (await Sweeper(theirs, home.database).sweep()).num_expired == 0
+    assert (await Sweeper(ours, home.database).sweep()).num_expired == 1
+    async with home.database.write() as conn:
+        assert await conn.scalar(select(BatchLine.crashes).where(BatchLine.batch_id == batch_id)) == 1
+        late = over - 60_000
+        await conn.execute(update(BatchChunk).values(state="claimed", claimed_until_ms=late))
+    assert (await Sweeper(theirs, home.database).sweep()).num_expired == 1, "the other process may be dead"
+
+
+async def test_a_broker_that_is_away_is_rung_once_in_a_sweep(home, monkeypatch):
+    """Each ring may take ten seconds."""
+    settings = JobsSettings(home=home.path, url="http://127.0.0.1:9", broker_url="redis://", jobs_pulse=home.path / "p")
+    rings: list[None] = []
+
+    async def sweep(_self: Sweeper) -> Swept:
+        return Swept(0, 4, False)
+
+    monkeypatch.setattr(Sweeper, "sweep", sweep)
+    monkeypatch.setattr(process, "ring", lambda _app: bool(rings.append(None)))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await process.Jobs(settings)._sweep(home.database)
+    assert len(rings) == 1

@@ -11,7 +11,7 @@ import time
 import pytest
 from load import stretched
 from prometheus_client import CollectorRegistry
-from sqlalchemy import delete, select
+from sqlalchemy import delete, func, select, update
 from webhook_receiver import DRIP, ENDLESS_BODY, ENDLESS_HEADERS, SILENT, Forged, Receiver, Verifier, hostile, receiving
 
 from accounting.database.db import Database
@@ -70,6 +70,17 @@ async def test_sql_is_not_read_again_while_no_delivery_waits_and_nobody_commits(
     async with home.database.write() as conn:
         await conn.execute(delete(Outbox))
     await database.close()
+
+
+async def test_a_round_deletes_all_that_ended_long_ago(settings, home):
+    """A thousand a minute were deleted, however many more ended."""
+    tenant_id, _ = await listen(home, "http://127.0.0.1:9999/")
+    await tell(home, tenant_id, *range(5_000))
+    async with home.database.write() as conn:
+        await conn.execute(update(Outbox).values(state="delivered", ended_at_ms=1))
+    await Sender(settings, home.database)._tidy()
+    async with home.database.read() as conn:
+        assert await conn.scalar(select(func.count()).select_from(Outbox)) == 0
 
 
 @contextlib.asynccontextmanager

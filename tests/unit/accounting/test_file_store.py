@@ -91,6 +91,9 @@ def test_another_key_a_changed_bit_or_a_moved_part_is_noticed(tmp_path: Path):
         sealed[:100] + bytes([sealed[100] ^ 1]) + sealed[101:],
         sealed[part : 2 * part] + sealed[:part] + sealed[2 * part :],
         sealed[:-1],
+        sealed[: 2 * part],
+        sealed[:part],
+        b"",
     ):
         path.write_bytes(damaged)
         with pytest.raises(SealBroken):

@@ -125,9 +125,17 @@ def test_an_answer_in_anthropics_shape_has_its_usage() -> None:
     assert answered.usage == Usage(cache_read=5, cache_write=2, uncached=3, output=7)
 
 
+def test_an_answer_of_chat_tells_what_was_written_to_the_cache() -> None:
+    details = b'"prompt_tokens_details":{"cached_tokens":5,"cache_write_tokens":2}'
+    told = b'{"object":"chat.completion","usage":{"prompt_tokens":8,' + details + b',"completion_tokens":7}}'
+    answered = judge(200, {}, told)
+    assert isinstance(answered, Answered)
+    assert answered.usage == Usage(cache_read=5, cache_write=2, uncached=1, output=7)
+
+
 def test_an_answer_in_the_shape_of_responses_has_its_usage() -> None:
     details = b'"input_tokens_details":{"cached_tokens":5,"cache_write_tokens":2}'
     told = b'{"object":"response","usage":{"input_tokens":8,' + details + b',"output_tokens":7,"total_tokens":15}}'
     answered = judge(200, {}, told)
     assert isinstance(answered, Answered)
-    assert answered.usage == Usage(cache_read=5, uncached=3, output=7)
+    assert answered.usage == Usage(cache_read=5, cache_write=2, uncached=1, output=7)

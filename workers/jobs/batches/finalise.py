@@ -16,13 +16,14 @@ import msgspec
 from sqlalchemy import Row
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batches import batch_lines, batch_runs, claims, files
+from accounting.batches import batch_lines, batch_runs, claims, files, registration
 from accounting.batches.batch_lines import LineEnd
 from accounting.batches.batch_runs import BatchClaim
 from accounting.batches.file_store import FileStore, Writer
 from accounting.batches.files import FileInfo
 from accounting.batches.order import PackedLine, unpack
 from accounting.batches.source import InputUnreadable, opened
+from accounting.database.db import Database
 from accounting.requests import batch_results, idempotency_store, request_postings
 from workers.jobs.batches.renewal import BatchWork
 from workers.jobs.batches.runner import InputLine, delivered
@@ -50,8 +51,8 @@ class Finaliser(BatchWork):
             num_lines = await self._under_claim(self._prepare(output, errors))
             await self._end(output, errors, num_lines)
         except BaseException:
-            output.discard()
-            errors.discard()
+            await output.discard(self._database)
+            await errors.discard(self._database)
             raise
 
     async def _prepare(self, output: _Part, errors: _Part) -> int:
@@ -171,6 +172,7 @@ class _Part:
     data_key: bytes
     writer: Writer | None = None
     sha256: str = ""
+    may_be_registered: bool = False
 
     def write(self, line: bytes) -> None:
         if self.writer is None:
@@ -181,10 +183,12 @@ class _Part:
         if self.writer is not None:
             self.sha256 = self.writer.finish()
 
-    def discard(self) -> None:
+    async def discard(self, database: Database) -> None:
         if self.writer is None:
             return
-        if self.sha256:
+        if self.may_be_registered:
+            await registration.discard(database, self.store, self.writer.storage_key)
+        elif self.sha256:
             self.store.delete(self.writer.storage_key)
         else:
             self.writer.abort()
@@ -194,6 +198,7 @@ class _Part:
     ) -> str | None:
         if self.writer is None:
             return None
+        self.may_be_registered = True
         info = await files.create(
             conn,
             held.tenant_id,

@@ -114,11 +114,12 @@ def judge(status: int, headers: Any, content: bytes) -> Outcome:
 
 class _Details(msgspec.Struct):
     cached_tokens: int | None = 0
+    cache_write_tokens: int | None = 0
 
 
 class _Usage(msgspec.Struct):
-    """The usage of an answer: of chat, of Responses, whose input includes what was cached, or of Messages, where the
-    three counts of the prompt are disjoint."""
+    """The usage of an answer: of chat or of Responses, whose prompt includes what was read from the cache and written to
+    it, or of Messages, where the three counts of the prompt are disjoint."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -131,11 +132,11 @@ class _Usage(msgspec.Struct):
 
     def counted(self) -> Usage:
         details = self.prompt_tokens_details or self.input_tokens_details or _Details()
-        cached = details.cached_tokens or 0
+        cached, written = details.cached_tokens or 0, details.cache_write_tokens or 0
         return Usage(
             cache_read=cached + self.cache_read_input_tokens,
-            cache_write=self.cache_creation_input_tokens,
-            uncached=self.prompt_tokens + self.input_tokens - cached,
+            cache_write=written + self.cache_creation_input_tokens,
+            uncached=self.prompt_tokens + self.input_tokens - cached - written,
             output=self.completion_tokens + self.output_tokens,
         )
 

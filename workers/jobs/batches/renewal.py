@@ -16,8 +16,6 @@ from workers.jobs.base.time_limit import TimeLimit
 
 T = TypeVar("T")
 
-NO_LIMIT = TimeLimit()
-
 
 @dataclass(frozen=True, slots=True)
 class BatchWork:
@@ -28,7 +26,7 @@ class BatchWork:
     _store: FileStore
     _held: BatchClaim
     _data_key: bytes
-    _limit: TimeLimit = NO_LIMIT
+    _limit: TimeLimit
 
     async def _under_claim(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` and renew the claim meanwhile. Raises `ClaimLost` when `work` has been cancelled for that."""

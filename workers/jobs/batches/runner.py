@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import batch_lines, batch_runs, batches, claims
 from accounting.batches.batch_lines import LineEnd
@@ -148,16 +149,19 @@ class ChunkRunner:
             await self._flush()
 
     def _startable(self) -> list[_Line]:
+        if any(line.crashes >= ALONE_CRASHES for line in self._tasks.values()):
+            return []
         now = time.monotonic()
         room = min(self._pace.limit - len(self._tasks), MAX_STARTED)
         ready: list[_Line] = []
         for line in self._pending:
             if len(ready) >= room:
                 break
+            if line.not_before > now:
+                continue
             if line.crashes >= ALONE_CRASHES:
                 return ready or ([] if self._tasks else [line])
-            if line.not_before <= now:
-                ready.append(line)
+            ready.append(line)
         return ready
 
     async def _start_lines(self) -> None:
@@ -224,7 +228,7 @@ class ChunkRunner:
     def _add_end(self, line: _Line, answer: Answered) -> None:
         self._usage = Usage(
             self._usage.cache_read + answer.usage.cache_read,
-            0,
+            self._usage.cache_write + answer.usage.cache_write,
             self._usage.uncached + answer.usage.uncached,
             self._usage.output + answer.usage.output,
         )
@@ -341,10 +345,7 @@ class ChunkRunner:
             return
         self._looked = now
         if now - self._renewed >= self._settings.renew_s:
-            async with self._database.write() as conn:
-                at = await claims.now_ms(conn)
-                await claims.renew(conn, self._held, at, self._claim_ms)
-            self._renewed = now
+            await self._renew()
         if self._is_draining() or now - self._began >= self._settings.chunk_s:
             self._must_leave = self._must_leave or "given_back"
             return
@@ -358,6 +359,11 @@ class ChunkRunner:
                 await batches.stop(conn, self._held.batch_id, at // 1000)
             self._must_leave = self._must_leave or "given_back"
 
+    async def _renew(self) -> None:
+        async with self._database.write() as conn:
+            await claims.renew(conn, self._held, await claims.now_ms(conn), self._claim_ms)
+        self._renewed = time.monotonic()
+
     # The end
 
     async def _leave(self) -> Left:
@@ -367,17 +373,23 @@ class ChunkRunner:
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             await claims.renew(conn, self._held, now, self._claim_ms)
-            measured = fairness.cost(self._usage.cache_read, self._usage.uncached + self._usage.output)
             states = await batch_lines.line_states(conn, self._held)
             ended = sum(state.state != "started" for state in states.values())
             if ended == len(unpack(self._held.lines)):
                 await claims.finish_chunk(conn, self._held, now)
-                await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
+                await self._correct_turn(conn)
                 return "done"
             await batch_lines.note_failures(conn, self._held, self._failures)
             pause_ms = int(self._settings.pause_s * 1000) if self._must_leave == "paused" else 0
             await claims.release(conn, self._held, now + pause_ms if pause_ms else 0)
+            await self._correct_turn(conn)
         return "paused" if self._must_leave == "paused" else "given_back"
+
+    async def _correct_turn(self, conn: AsyncConnection) -> None:
+        """Charge the tenant's turn what this run measured, in place of what was predicted of the chunk."""
+        used = self._usage
+        measured = fairness.cost(used.cache_read, used.cache_write + used.uncached + used.output)
+        await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
 
     async def _wait_for_answers(self) -> None:
         """Give lines under way some time to finish, as answers are charged and should be delivered."""
@@ -386,10 +398,7 @@ class ChunkRunner:
             await self._take_answers(min(self._settings.look_s, 1.0))
             await self._flush_if_due()
             if time.monotonic() - self._renewed >= self._settings.renew_s and not self._buffer:
-                async with self._database.write() as conn:
-                    at = await claims.now_ms(conn)
-                    await claims.renew(conn, self._held, at, self._claim_ms)
-                self._renewed = time.monotonic()
+                await self._renew()
 
 
 def delivered(line_no: int, custom_id: str | None, stored: idempotency_store.Stored) -> LineEnd:

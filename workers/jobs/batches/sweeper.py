@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 UNFINISHED_S = 86_400
 PURGED_PER_SWEEP = 100
+OTHERS_SWEEPS = 2
+"""The sweeps in which a jobs process that lives finds its own claims, before others put them back."""
 
 
 class Swept(msgspec.Struct, frozen=True):
@@ -43,7 +45,8 @@ class Sweeper:
         settings = self._settings
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
-            num_expired = await claims.expire(conn, now, settings.owner_prefix)
+            others_wait_ms = int(OTHERS_SWEEPS * settings.sweep_s * 1000)
+            num_expired = await claims.expire(conn, now, settings.owner_prefix, others_wait_ms)
             num_waiting = await claims.num_claimable(conn, now)
             num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
             is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +35,6 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches import fairness
 from workers.jobs.batches.finalise import Finaliser
 from workers.jobs.batches.line import Sender
-from workers.jobs.batches.renewal import NO_LIMIT
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.validation import Validation
 
@@ -55,17 +55,12 @@ class Look:
     """The work of one message."""
 
     def __init__(
-        self,
-        settings: JobsSettings,
-        is_draining: Callable[[], bool],
-        tracer: Tracer,
-        turns: Turns | None = None,
-        limit: TimeLimit = NO_LIMIT,
+        self, settings: JobsSettings, is_draining: Callable[[], bool], tracer: Tracer, turns: Turns, limit: TimeLimit
     ) -> None:
         self._settings = settings
         self._is_draining = is_draining
         self._tracer = tracer
-        self._turns = turns or Turns()
+        self._turns = turns
         self._limit = limit
         self._store = FileStore(settings.files_dir)
 
@@ -83,9 +78,13 @@ class Look:
             except ClaimLost:
                 Tally(self._settings.counts_file).add("fence_reject")
                 logger.info("claim_lost", extra={"batch": held.batch_id})
+            except (SQLAlchemyError, OSError):
+                if isinstance(held, ChunkClaim):
+                    await self._give_back(database, held)
+                raise
             return await self._num_left(database)
         except (SQLAlchemyError, OSError) as error:
-            # The claim runs out by itself, and nothing else is held.
+            # The claim on a batch runs out by itself, and nothing else is held.
             logger.error("look_failed", exc_info=error)
             return 0
         finally:
@@ -160,7 +159,23 @@ class Look:
                 until = await claims.now_ms(conn) + int(self._settings.pause_s * 1000)
                 await claims.release(conn, held, until)
                 await claims.postpone(conn, held.batch_id, until, UNREADABLE)
+                await claims.correct_turn(conn, held.tenant_id, -held.predicted_tokens)
             logger.error("batch_input_unreadable", extra={"batch": held.batch_id, "seq": held.seq})
+
+    async def _give_back(self, database: Database, held: ChunkClaim) -> None:
+        """Release the chunk after an error that is not its lines': a claim that runs out counts as a crash of each."""
+        until = time.monotonic() + self._settings.claim_s
+        while time.monotonic() < until:
+            try:
+                async with database.write() as conn:
+                    await claims.release(conn, held)
+                    await claims.correct_turn(conn, held.tenant_id, -held.predicted_tokens)
+            except ClaimLost:
+                return
+            except (SQLAlchemyError, OSError):
+                await asyncio.sleep(self._settings.look_s)
+            else:
+                return
 
     async def _num_left(self, database: Database) -> int:
         async with database.read() as conn:

@@ -30,6 +30,8 @@ from workers.process.rounds import repeat, within
 logger = logging.getLogger(__name__)
 
 TIDY_S = 60.0
+PURGE_S = 20.0
+"""The most seconds of a round in which old deliveries are deleted."""
 TELL_S = 60.0
 """The least seconds between two log lines about one failing webhook. `headgate webhooks deliveries` shows every try."""
 MAX_TOLD = 1_000
@@ -37,21 +39,16 @@ MAX_TOLD = 1_000
 
 class Sender:
     def __init__(
-        self,
-        settings: JobsSettings,
-        database: Database,
-        poster: Poster | None = None,
-        *,
-        registry: CollectorRegistry | None = None,
+        self, settings: JobsSettings, database: Database, *, registry: CollectorRegistry | None = None
     ) -> None:
-        """Make a sender. With `poster` None it has its own. `registry` is None if nobody reads metrics."""
+        """Make a sender. `registry` is None if nobody reads metrics."""
         self._database = database
         self._master = settings.secret("master.key")
         self._look_s = settings.look_s
         self._tidy_s = TIDY_S * settings.test_time_scale
         self._schedule = Schedule(random.random, settings.test_time_scale)
         self._threads = ThreadPoolExecutor(HELD, "lookup")
-        self._poster = poster or Poster(settings.egress, self._threads, settings.webhook_s)
+        self._poster = Poster(settings.egress, self._threads, settings.webhook_s)
         self._tries = Counter(
             "headgate_webhook_deliveries",
             "Attempts to deliver an event: delivered, failed (it is tried again), dead (it is not tried again).",
@@ -157,6 +154,10 @@ class Sender:
     async def _tidy(self) -> None:
         async with self._database.write() as conn:
             await deliveries.tidy(conn, await claims.now_ms(conn))
+        until, may_be_more = time.monotonic() + PURGE_S, True
+        while may_be_more and time.monotonic() < until:
+            async with self._database.write() as conn:
+                may_be_more = await deliveries.purge(conn, await claims.now_ms(conn))
 
 
 def _not_tidy(error: Exception) -> None:
