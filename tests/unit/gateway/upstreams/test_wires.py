@@ -12,6 +12,7 @@ from accounting.values.types import Usage
 from gateway.base.errors import ApiError
 from gateway.upstreams.outcomes import of_status
 from gateway.upstreams.wires import anthropic, kinds
+from gateway.upstreams.wires import events as wire_events
 from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
 from gateway.upstreams.wires.openai import _micro_units, _vector, stated_of
 from gateway.upstreams.wires.values import Ask, Garbage, Interval
@@ -74,6 +75,14 @@ async def test_a_line_without_end_and_a_line_of_no_stream_are_garbage():
         await found(b"data: " + b"x" * (MAX_LINE_BYTES + 1))
     with pytest.raises(Garbage):
         await found(b"<html>\n\n")
+
+
+async def test_a_line_of_an_event_is_measured_once(monkeypatch):
+    """Each one measured all before it."""
+    measured = []
+    monkeypatch.setattr(wire_events, "len", lambda value: measured.append(0) or len(value), raising=False)
+    assert await found(b"data: x\n" * 500 + b"\n") == [b"\n".join([b"x"] * 500)]
+    assert len(measured) < 1100
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
