@@ -49,10 +49,8 @@ def test_calls_come_one_after_the_other_and_are_bounded() -> None:
         [CallDelta(0, "c", "write"), CallDelta(2, "d", "write")],
         [CallDelta(0, "c", "write", "x" * MAX_CALL_BYTES), CallDelta(0, arguments="x")],
     ):
-        one = answer()
         with pytest.raises(Broken):
-            for call in calls:
-                one.add(Chunk(calls=(call,)))
+            answer().add(Chunk(calls=tuple(calls)))
 
 
 def test_a_piece_of_a_call_is_measured_once() -> None:
