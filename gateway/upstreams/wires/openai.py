@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -166,18 +167,18 @@ def _micro_units(cost: Any) -> int | None:
 
 
 def _vector(value: Any) -> bytes:
-    """Returns float32, little endian, of a list of numbers or of base64."""
-    if isinstance(value, str):
-        try:
-            return base64.b64decode(value, validate=True)
-        except ValueError:  # binascii.Error, or a letter beyond ASCII
-            raise Garbage("an embedding is not base64") from None
-    if not isinstance(value, list) or not value or not all(isinstance(one, int | float) for one in value):
-        raise Garbage("an embedding is not a list of numbers")
+    """Returns float32, little endian, of a list of numbers or of base64. Raises `Garbage` if they are none or not finite."""
+    found = array("f")
     try:
-        return array("f", value).tobytes()
-    except OverflowError:
-        raise Garbage("an embedding has a number out of range") from None
+        if isinstance(value, str):
+            found.frombytes(base64.b64decode(value, validate=True))
+        elif isinstance(value, list) and all(isinstance(one, int | float) for one in value):
+            found.extend(value)
+    except (ValueError, OverflowError):  # also binascii.Error, a letter beyond ASCII, and a part of a number
+        raise Garbage("an embedding is no base64 of numbers, or a number is out of range") from None
+    if not found or not math.isfinite(sum(found)):
+        raise Garbage("an embedding is not a list of finite numbers")
+    return found.tobytes()
 
 
 def _failure(error: Any) -> Failure:

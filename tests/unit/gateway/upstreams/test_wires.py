@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 
 import pytest
 from hypothesis import given
@@ -170,3 +171,52 @@ def test_what_messages_cannot_say_of_tools_is_refused():
         with pytest.raises(ApiError) as caught:
             anthropic.check(asked(**body))
         assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def anthropic_events(*events):
+    reader = kinds.of("anthropic").reader(ASK)
+    return [chunk for event in events for chunk in reader.read(json.dumps(event).encode())]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("tool_use", "tool_calls"),
+        ("refusal", "stop"),
+    ],
+)
+def test_a_stop_reason_of_messages_has_a_finish(reason, finish):
+    chunks = anthropic_events({"type": "message_delta", "delta": {"stop_reason": reason}})
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish]
+
+
+def test_an_event_that_messages_has_got_since_is_passed_over():
+    """Anthropic says that events may be added; the answer was garbage then, for each tenant."""
+    assert anthropic_events({"type": "new_event"}, {}) == []
+
+
+def test_a_count_that_messages_states_as_null_is_the_earlier_one():
+    start = {"type": "message_start", "message": {"id": "a", "usage": {"input_tokens": 50, "output_tokens": 1}}}
+    end = {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn"},
+        "usage": {"input_tokens": None, "output_tokens": 5},
+    }
+    stated = [chunk.stated for chunk in anthropic_events(start, end) if chunk.stated]
+    assert stated[-1].usage == Usage(uncached=50, output=5)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "AAAAAAA=", "AADAfw==", "AACAfw==", [], [float("nan")], [float("inf")], [1e39], [True, "a"]]
+)
+def test_a_vector_that_is_none_is_garbage(value):
+    """It was delivered and charged, and could not be written: no number of bytes that are floats, or not finite."""
+    with pytest.raises(Garbage):
+        _vector(value)
+
+
+def test_a_vector_of_a_stranger_is_its_floats():
+    assert _vector([1, 0.5]) == _vector("AACAPwAAAD8=") == array("f", [1, 0.5]).tobytes()
