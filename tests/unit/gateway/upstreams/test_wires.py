@@ -220,3 +220,31 @@ def test_a_vector_that_is_none_is_garbage(value):
 
 def test_a_vector_of_a_stranger_is_its_floats():
     assert _vector([1, 0.5]) == _vector("AACAPwAAAD8=") == array("f", [1, 0.5]).tobytes()
+
+
+def called(*deltas):
+    """Returns the calls that deltas of one choice become, as (index, id, name, arguments)."""
+    reader = kinds.of("openai").reader(ASK)
+    found = []
+    for delta in deltas:
+        event = {"choices": [{"index": 0, "delta": {"tool_calls": [delta]}}]}
+        found += [call for chunk in reader.read(json.dumps(event).encode()) for call in chunk.calls]
+    return [(one.index, one.id, one.name, one.arguments) for one in found]
+
+
+def test_a_call_has_its_name_once_however_often_the_provider_says_it():
+    """Each time was a call of its own for the client."""
+    first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x"'}}
+    rest = {"index": 0, "id": "a", "function": {"name": "f", "arguments": ": 1}"}}
+    assert called(first, rest) == [(0, "a", "f", '{"x"'), (0, "", "", ": 1}")]
+    with pytest.raises(Garbage):
+        called(first, {"index": 0, "function": {"name": "g"}})
+
+
+def test_calls_that_a_provider_does_not_number_are_told_apart():
+    """All of them were one, whose arguments were no JSON."""
+    whole = [{"id": name, "function": {"name": "f", "arguments": "{}"}} for name in ("a", "b")]
+    assert called(*whole) == [(0, "a", "f", "{}"), (1, "b", "f", "{}")]
+    assert called(*[{"function": one["function"]} for one in whole]) == [(0, "", "f", "{}"), (1, "", "f", "{}")]
+    pieces = [{"id": "a", "function": {"name": "f", "arguments": one}} for one in ("{", "}")]
+    assert called(*pieces, {"function": {"arguments": " "}}) == [(0, "a", "f", "{"), (0, "", "", "}"), (0, "", "", " ")]
