@@ -256,12 +256,12 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
     app[METRICS].registry.register(UpstreamMetrics(market))
     async with exchange.new_session() as session:
         market.open(session)
-        app[SERVE_UPSTREAMS] = lambda: foreign.serve(app)
-        await foreign.serve(app)
+        app[SERVE_UPSTREAMS] = serve = foreign.ForeignModels(app).serve
+        await serve()
         app[COST_PULLER] = puller = CostPuller(market, app[DATABASE])
         app[METRICS].registry.register(CostMetrics(puller))
         pulling = repeat(LOOK_EVERY_S, puller.look, forgives=(SQLAlchemyError, OSError), waits_first=True)
-        async with _background(app[AUTH_EPOCH].follow(lambda: foreign.serve(app))), _background(pulling):
+        async with _background(app[AUTH_EPOCH].follow(serve)), _background(pulling):
             yield
 
 

@@ -7,7 +7,7 @@ never under a quote, which names the price of our own. It then has its own model
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,10 +109,6 @@ class Capacity:
             return self.router.choose(self.fleet.links, prompt).placement.ttft_s
         except errors.ApiError:
             return None
-
-    @property
-    def states(self) -> Mapping[str, str]:
-        return {name: place.state for name, place in self.market.places.items()}
 
 
 def _bought(order: EngineRequest) -> EngineRequest:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from accounting.upstreams import upstreams
 from gateway.base.app_keys import DATABASE, SETTINGS, UPSTREAM_KEY
+from gateway.base.lifecycle import uninterrupted
 from gateway.generation.models import MODELS, ServedModel
 from gateway.schema.sampling import Defaults
 from gateway.telemetry.metrics import METRICS
@@ -26,15 +27,29 @@ from gateway.upstreams.wires.values import Counter
 logger = logging.getLogger(__name__)
 
 
-async def serve(app: web.Application) -> None:
-    """Reads the upstreams in force, and serves their models."""
-    async with app[DATABASE].read() as conn:
-        kept = await upstreams.all_stored(conn)
-    market, ours = app[MARKET], stored.declared(app[SETTINGS].upstreams)
-    if market.replace(stored.in_force(ours, kept, app[UPSTREAM_KEY])):
-        found = await asyncio.to_thread(served, market.links)
-        app[MODELS].serve_foreign(found)
-        app[METRICS].serve_models([*app[MODELS].served, *app[MODELS].foreign_ids])
+class ForeignModels:
+    """Serves the models of the upstreams in force. Readings wait for each other, so that the last change holds."""
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self._alone = asyncio.Lock()
+        self._served = app[MARKET].links
+        """The links whose models are served."""
+
+    async def serve(self) -> None:
+        """Reads the upstreams in force, and serves their models, also if the caller is cancelled meanwhile."""
+        await uninterrupted(self._serve())
+
+    async def _serve(self) -> None:
+        app, market = self._app, self._app[MARKET]
+        async with self._alone:
+            async with app[DATABASE].read() as conn:
+                kept = await upstreams.all_stored(conn)
+            market.replace(stored.in_force(stored.declared(app[SETTINGS].upstreams), kept, app[UPSTREAM_KEY]))
+            if (links := market.links) is not self._served:
+                app[MODELS].serve_foreign(await asyncio.to_thread(served, links))
+                app[METRICS].serve_models([*app[MODELS].served, *app[MODELS].foreign_ids])
+                self._served = links
 
 
 def served(links: Mapping[str, UpstreamLink]) -> dict[str, ServedModel]:
@@ -66,7 +81,7 @@ def _counter(directory: str) -> Counter | None:
         return None
     try:
         return ModelTokenizer.load(Path(directory)).count
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("upstream_tokenizer_unreadable", extra={"why": str(error)[:200]})
         return None
 

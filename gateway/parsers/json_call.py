@@ -65,9 +65,13 @@ def string(scan: Scan) -> Wait[str | None]:
 def decoded(text: str) -> Any:
     """Returns the value of a JSON text, or None."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 def arguments(scan: Scan, name: str) -> Wait[None]:
@@ -118,8 +122,8 @@ def call(scan: Scan) -> Wait[bool]:
 
 def _late(scan: Scan, name: str, text: str) -> bool:
     """Writes a call whose arguments came before its name, came as a text that holds JSON, or did not come at all."""
-    found = decoded(text) if text else {}
-    found = decoded(found) if isinstance(found, str) else {} if found is None else found
+    found = {} if text in ("", "null") else decoded(text)
+    found = decoded(found) if isinstance(found, str) else found
     if not name or not isinstance(found, dict):
         return False
     return scan.call(name, found)

@@ -147,8 +147,10 @@ def input_of(texts: ResponseTexts, before: Sequence[StoredResponse], row: Stored
 
 
 def page(items: Sequence[dict[str, Any]], *, newest_first: bool, after: str | None, most: int) -> dict[str, Any]:
-    """Returns a page of items as OpenAI's list. Raises `ApiError` 400 if no item has the id `after`."""
-    ordered = list(reversed(items)) if newest_first else list(items)
+    """Returns a page of items as OpenAI's list, each id once. Raises `ApiError` 400 if no item has the id `after`."""
+    ordered = list({item["id"]: item for item in items}.values())
+    if newest_first:
+        ordered.reverse()
     if after is not None:
         places = [place for place, item in enumerate(ordered) if item["id"] == after]
         if not places:

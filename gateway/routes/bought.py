@@ -54,7 +54,7 @@ PASSED: Mapping[Endpoint, frozenset[str]] = {
 OURS = frozenset(
     {
         *("model", "stream", "stream_options", "n", "max_tokens", "max_completion_tokens", "metadata", "service_tier"),
-        *("prompt_cache_key", "include_reasoning", "encoding_format", "truncate"),
+        *("prompt_cache_key", "include_reasoning", "encoding_format", "truncate", "modalities"),
     }
 )
 """The fields that the gateway itself honours, whoever answers."""
@@ -94,9 +94,13 @@ def chat_ask(
     _check_fields(fields, "chat")
     _refuse_custom(fields.tools or ())
     messages = chat.template_messages(fields.messages, lambda text, own: text)
-    body = _passed(value, "chat") | {"messages": [_message(message) for message in messages]}
+    body = _passed(value, fields, "chat") | {"messages": [_message(message) for message in messages]}
+    if not fields.tools:
+        body = {name: item for name, item in body.items() if name not in ("tool_choice", "parallel_tool_calls")}
     tools = msgspec.json.encode(fields.tools or [])
     overhead = PER_PROMPT + PER_MESSAGE * len(messages) + (OF_TOOLS if fields.tools else 0)
+    if "response_format" in body:  # some providers write it into the prompt
+        overhead += len(msgspec.json.encode(body["response_format"]))
     prompt = _interval(len(msgspec.json.encode(messages)) + len(tools), counted, overhead)
     most = _max_tokens(link, fields.max_output, fit=fit or bool(fields.truncate))
     ask = Ask("chat", body, fields.num_choices, most, prompt)
@@ -169,8 +173,9 @@ def _completion_ask(
 ) -> Ask:
     _check_fields(fields, "completions")
     prompt = _interval_of(model, [text], PER_PROMPT)
-    body = _passed(value, "completions") | {"prompt": text}
-    ask = Ask("completions", body, fields.num_choices, _max_tokens(link, fields.max_output), prompt)
+    body = _passed(value, fields, "completions") | {"prompt": text}
+    most = _max_tokens(link, fields.max_output, fit=bool(fields.truncate))
+    ask = Ask("completions", body, fields.num_choices, most, prompt)
     _check_kinds(link, ask)
     return ask
 
@@ -264,8 +269,9 @@ def _check_kinds(link: UpstreamLink, ask: Ask) -> None:
         anthropic.check(ask)
 
 
-def _passed(value: Mapping[str, Any], endpoint: Endpoint) -> dict[str, Any]:
-    return {name: value[name] for name in PASSED[endpoint] if value.get(name) is not None}
+def _passed(value: Mapping[str, Any], fields: SamplingFields, endpoint: Endpoint) -> dict[str, Any]:
+    """Returns the fields as they came, without those that are switched off: providers refuse some of these."""
+    return {name: value[name] for name in PASSED[endpoint] if getattr(fields, name) is not None}
 
 
 def _message(message: dict[str, Any]) -> dict[str, Any]:

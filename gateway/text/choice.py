@@ -93,7 +93,7 @@ class ChoiceText:
         self.num_tokens += len(tokens)
         return text
 
-    def end(self, hidden_token: int = -1, logprob: TokenLogprob | None = None) -> Piece:
+    def end(self, hidden_token: int = -1) -> Piece:
         """Ends the choice. `hidden_token` ended it and has no text: its entry only counts."""
         if hidden_token >= 0:
             self.num_tokens += 1

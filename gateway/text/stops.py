@@ -93,10 +93,6 @@ class StopMatcher:
         self._held = ""
         self._node = 0
 
-    @property
-    def num_held(self) -> int:
-        return len(self._held)
-
     def push(self, piece: str) -> tuple[str, str | None]:
         """Adds a piece. Returns (text that may go out, the stop string that ended it or None). After an end, push no
         more.

@@ -81,7 +81,11 @@ class ModelTokenizer:
     @classmethod
     def load(cls, directory: Path, template_source: str = "") -> ModelTokenizer:
         """Reads a tokenizer. Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
-        return cls(json.loads((directory / "tokenizer.json").read_bytes()), template_source)
+        spec = (directory / "tokenizer.json").read_bytes()
+        try:
+            return cls(json.loads(spec), template_source)
+        except Exception as error:  # the library raises nothing more special
+            raise ValueError(f"tokenizer.json: {error}") from error
 
     def count(self, text: str) -> int:
         """Counts the tokens of a plain text."""

@@ -5,6 +5,8 @@ pure.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from io import StringIO
 
 import msgspec
 
@@ -38,7 +40,8 @@ class Answer:
         self._name = their_name(served, self._model)
         self.seen = Seen(ask.num_choices, count)
         self._is_whole_statement = False
-        self._calls: dict[tuple[int, int], list[CallDelta]] = {}
+        self._calls: defaultdict[int, list[StringIO]] = defaultdict(list)
+        """The arguments of the calls of each choice."""
         self._num_reasoning_bytes = 0
         self._num_bytes = 0
         self._began, self._began_at_ms = time.monotonic(), now_ms()
@@ -62,12 +65,13 @@ class Answer:
         return bool(text or chunk.calls)
 
     def _add_call(self, index: int, call: CallDelta) -> None:
-        pieces = self._calls.setdefault((index, call.index), [])
-        is_next = not pieces and call.index == sum(1 for choice, _ in self._calls if choice == index) - 1
-        if not pieces and not (is_next and call.name):
+        calls = self._calls[index]
+        if call.index == len(calls) and call.name:
+            calls.append(StringIO())
+        if call.index >= len(calls):
             raise Broken("wrong_call")
-        pieces.append(call)
-        if sum(len(piece.arguments) for piece in pieces) > MAX_CALL_BYTES:
+        calls[call.index].write(call.arguments)
+        if calls[call.index].tell() > MAX_CALL_BYTES:
             raise Broken("wrong_call")
 
     def mark_first_token(self) -> None:
@@ -112,8 +116,10 @@ class Answer:
             return
         if len(self.finishes) < self._ask.num_choices:
             raise Broken("cut_short")
-        for pieces in self._calls.values():
-            if not _is_object("".join(piece.arguments for piece in pieces)):
+        for index, calls in self._calls.items():
+            finish = self.finishes[index]
+            is_cut = finish == "length" or (finish == "stop" and bool(self._ask.body.get("stop")))
+            if not is_cut and not all(_is_object(call.getvalue()) for call in calls):
                 raise Broken("wrong_call")
 
     def judge(self, bound: int) -> Judged:

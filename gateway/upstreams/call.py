@@ -204,10 +204,12 @@ class UpstreamCall:
 
     def _cut(self, why: str) -> None:
         """Ends an answer of which we take no more."""
-        if self._now is None or self._is_over:
+        if self._now is None:
             return
         place, answer = self._now
         place.cut(self._order.served)
+        if self._is_over:
+            return
         judged = answer.judge_cut(min(self._bound, self._wanted))
         self.num_reasoning = min(judged.usage.output, answer.num_reasoning)
         self._note(place, answer, "cut", judged)

@@ -7,6 +7,7 @@ Redirects are refused, nothing is unpacked, and no proxy of the environment is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
@@ -20,6 +21,8 @@ from gateway.upstreams.wires.values import Ask, Chunk, Garbage, Outgoing, Upstre
 from gateway.upstreams.wires.wire import Failure, Wire
 
 logger = logging.getLogger(__name__)
+END_S = 0.1
+"""The longest wait for the end of a body whose last event has come."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -62,6 +65,8 @@ async def chunks(
             left = source.idle_s
             yield _read(reader.read, event)
             if reader.has_ended:
+                with contextlib.suppress(AttemptFailed):  # behind the end of its body a connection is used again
+                    await _within(END_S, response.content.readany())
                 return
     finally:
         response.close()

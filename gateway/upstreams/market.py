@@ -116,11 +116,11 @@ class Market:
         assert self._session is not None
         return self._session
 
-    def replace(self, upstreams: Sequence[Upstream]) -> bool:
-        """Serves exactly these from now on; running requests go on. Returns whether anything changed."""
+    def replace(self, upstreams: Sequence[Upstream]) -> None:
+        """Serves exactly these from now on; running requests go on. The links stay the same if nothing changed."""
         before = {name: place.upstream for name, place in self.places.items()}
         if before == {upstream.name: upstream for upstream in upstreams}:
-            return False
+            return
         self.places = {
             upstream.name: self.places[upstream.name]
             if before.get(upstream.name) == upstream
@@ -135,7 +135,6 @@ class Market:
             name: UpstreamLink(name, _of_one_task(name, places), lambda: self.session)
             for name, places in served.items()
         }
-        return True
 
 
 def _of_one_task(served: str, places: Sequence[Place]) -> list[Place]:

@@ -19,6 +19,8 @@ Blame = Literal["client", "model", "no_model", "address", "credential", "rate"]
 fails, or the upstream does not know it) says nothing of the upstream's other models."""
 LONGEST_WAIT_S = 120.0
 TOO_LONG = ("context_length_exceeded", "context length", "maximum context", "too long", "too many tokens")
+FLAGGED = ("moderation", "input was flagged", "content_filter", "content_policy")
+NO_ACCESS = ("model_not_found", "access to model")
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,17 @@ def of_status(status: int, headers: Mapping[str, str], body: bytes) -> Fault:
     """Reads the answer of an upstream that did not begin to answer."""
     if 300 <= status < 400:
         return Fault("redirect")
+    said = _said(body)
+    if status == 404 or (status == 403 and any(mark in said for mark in NO_ACCESS)):
+        return Fault("unknown_model", "no_model")
+    if status == 403 and any(mark in said for mark in FLAGGED):
+        return Fault("refused", "client", error=_filtered())
     if status in (401, 402, 403):
         return Fault("credential", "credential")
-    if status == 404:
-        return Fault("unknown_model", "no_model")
     if status == 429:
         return Fault("rate_limited", "rate", retry_after_s(headers))
     if status in (400, 413, 422):
-        return Fault("refused", "client", error=_refusal(body))
+        return Fault("refused", "client", error=_refusal(said))
     if status in (503, 529):
         return Fault("overloaded", "model", retry_after_s(headers))
     return Fault("server_error" if status >= 500 else "status")
@@ -78,13 +83,16 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
     return 1.0
 
 
-def _refusal(body: bytes) -> errors.ApiError:
-    said = _said(body)
+def _refusal(said: str) -> errors.ApiError:
     if any(mark in said for mark in TOO_LONG):
         return errors.invalid("The prompt does not fit the model's context.", None, "context_length_exceeded")
     if "content" in said and ("filter" in said or "policy" in said):
-        return errors.invalid("The model's provider refuses this content.", None, "content_filter")
+        return _filtered()
     return errors.invalid("The model's provider does not accept this request.", None, "upstream_refused")
+
+
+def _filtered() -> errors.ApiError:
+    return errors.invalid("The model's provider refuses this content.", None, "content_filter")
 
 
 def _said(body: bytes) -> str:

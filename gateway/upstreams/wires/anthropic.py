@@ -13,7 +13,10 @@ from gateway.upstreams.wires.values import Ask, CallDelta, Chunk, Garbage, Outgo
 from gateway.upstreams.wires.wire import Failure, decoded, id_of, number_of, parts_of, text_of
 
 VERSION = "2023-06-01"
-FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
+FINISHES = {
+    **{"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"},
+    **{"max_tokens": "length", "model_context_window_exceeded": "length"},
+}
 PASSED = frozenset({"messages", "temperature", "top_p", "top_k", "stop", "tools", "tool_choice", "parallel_tool_calls"})
 """The fields of chat that have a word in Messages. Any other is refused."""
 
@@ -155,7 +158,8 @@ class AnthropicReader:
             case "content_block_delta":
                 return self._delta(number_of(event.get("index"), "index"), _object(event, "delta"))
             case "message_delta":
-                self._usage |= parts_of(event.get("usage"))
+                told = parts_of(event.get("usage"))
+                self._usage |= {name: count for name, count in told.items() if count is not None}
                 finish = FINISHES.get(text_of(_object(event, "delta").get("stop_reason"), "stop_reason"), "stop")
                 return [Chunk(stated=self._stated(), is_last_statement=True), Chunk(finish=finish)]
             case "message_stop":
@@ -164,10 +168,8 @@ class AnthropicReader:
             case "error":
                 kind = str(_object(event, "error").get("type"))
                 raise Failure("error in the stream", is_busy=kind in ("overloaded_error", "rate_limit_error"))
-            case "ping" | "content_block_stop":
-                return ()
             case _:
-                raise Garbage("an event of no known type")
+                return ()  # pings, ends of blocks, and events that are newer than this reader
 
     def _start(self, message: dict[str, Any]) -> list[Chunk]:
         usage = message.get("usage")

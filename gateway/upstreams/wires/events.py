@@ -17,14 +17,16 @@ Read = Callable[[], Awaitable[bytes]]
 async def events(read: Read) -> AsyncIterator[bytes]:
     """Yields the data of each event. Raises `Garbage` for a line or an answer that is too long."""
     data: list[bytes] = []
+    num_bytes = 0
     async for line in _lines(read):
         if not line:
             if data:
                 yield b"\n".join(data)
-                data = []
+                data, num_bytes = [], 0
         elif line.startswith(b"data:"):
             data.append(line[5:].removeprefix(b" "))
-            if sum(map(len, data)) > MAX_LINE_BYTES:
+            num_bytes += len(line)
+            if num_bytes > MAX_LINE_BYTES + len(b"data: "):
                 raise Garbage("an event is too long")
         elif not line.startswith((b":", b"event:", b"id:", b"retry:")):
             raise Garbage("a line is none of an event stream")

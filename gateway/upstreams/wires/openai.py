@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import math
 from array import array
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -86,6 +88,8 @@ class OpenAIReader:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._finished: set[int] = set()
+        self._calls: defaultdict[int, list[tuple[str, str]]] = defaultdict(list)
+        """The ids and names of the calls of each choice."""
         self.has_ended = False
 
     def read(self, data: bytes) -> Sequence[Chunk]:
@@ -125,16 +129,29 @@ class OpenAIReader:
         reasoning = text_of(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning")
         text = text_of(delta.get("content"), "content") + text_of(delta.get("refusal"), "refusal")
         calls = objects_of(delta.get("tool_calls"), "tool_calls")
-        return Chunk(index, text, reasoning, tuple(map(_call, calls)), ended)
+        return Chunk(index, text, reasoning, tuple(self._call(index, call) for call in calls), ended)
 
-
-def _call(call: dict[str, Any]) -> CallDelta:
-    index = number_of(call.get("index"), "index of a call")
-    function = call.get("function") or {}
-    if index >= MAX_CALLS or not isinstance(function, dict):
-        raise Garbage("a tool call has no function")
-    texts = (text_of(value, "tool call") for value in (call.get("id"), function.get("name"), function.get("arguments")))
-    return CallDelta(index, *texts)
+    def _call(self, choice: int, call: dict[str, Any]) -> CallDelta:
+        """Reads a piece of a call. Some providers number no calls, and some say id and name in each piece."""
+        function = call.get("function") or {}
+        if not isinstance(function, dict):
+            raise Garbage("a tool call has no function")
+        texts = (call.get("id"), function.get("name"), function.get("arguments"))
+        call_id, name, arguments = (text_of(value, "tool call") for value in texts)
+        begun = self._calls[choice]
+        if call.get("index") is not None:
+            index = number_of(call["index"], "index of a call")
+        else:
+            goes_on = bool(begun) and (not name or begun[-1] == (call_id or None, name))
+            index = len(begun) - goes_on
+        if index >= MAX_CALLS:
+            raise Garbage("too many tool calls")
+        if index >= len(begun):
+            begun.append((call_id, name))
+            return CallDelta(index, call_id, name, arguments)
+        if name not in ("", begun[index][1]):
+            raise Garbage("a tool call has two names")
+        return CallDelta(index, arguments=arguments)
 
 
 def stated_of(usage: Any) -> Stated | None:
@@ -166,18 +183,18 @@ def _micro_units(cost: Any) -> int | None:
 
 
 def _vector(value: Any) -> bytes:
-    """Returns float32, little endian, of a list of numbers or of base64."""
-    if isinstance(value, str):
-        try:
-            return base64.b64decode(value, validate=True)
-        except ValueError:  # binascii.Error, or a letter beyond ASCII
-            raise Garbage("an embedding is not base64") from None
-    if not isinstance(value, list) or not value or not all(isinstance(one, int | float) for one in value):
-        raise Garbage("an embedding is not a list of numbers")
+    """Returns float32, little endian, of a list of numbers or of base64. Raises `Garbage` if they are none or not finite."""
+    found = array("f")
     try:
-        return array("f", value).tobytes()
-    except OverflowError:
-        raise Garbage("an embedding has a number out of range") from None
+        if isinstance(value, str):
+            found.frombytes(base64.b64decode(value, validate=True))
+        elif isinstance(value, list) and all(isinstance(one, int | float) for one in value):
+            found.extend(value)
+    except (ValueError, OverflowError):  # also binascii.Error, a letter beyond ASCII, and a part of a number
+        raise Garbage("an embedding is no base64 of numbers, or a number is out of range") from None
+    if not found or not math.isfinite(sum(found)):
+        raise Garbage("an embedding is not a list of finite numbers")
+    return found.tobytes()
 
 
 def _failure(error: Any) -> Failure:

@@ -139,6 +139,32 @@ async def test_a_long_answer_is_counted_once_and_off_the_loop(
     await gateway.balanced()
 
 
+async def test_a_call_that_the_bound_cuts_is_paid_and_keeps_nobody_from_the_model(
+    gateway: RunningGateway, provider: Provider
+) -> None:
+    """It was a failure of the provider: free, and after five of them the model was closed to everybody."""
+    tool = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("chat/completions", {"messages": WORDS, "tools": [{"type": "function", "function": tool}]}),
+        ("responses", {"input": "Say something.", "tools": [{"type": "function", **tool}]}),
+        ("messages", {"messages": WORDS, "tools": [{"name": "look", "input_schema": tool["parameters"]}]}),
+    ]
+    ends = {"chat/completions": "length", "responses": "incomplete", "messages": "max_tokens"}
+    async with gateway.session() as session:
+        for path, body in asked * 2:
+            provider.scripts = [Script(text="", calls=[("look", '{"at": "the bro')], finish="length")]
+            bound = "max_output_tokens" if path == "responses" else "max_tokens"
+            async with session.post(f"/v1/{path}", json=body | {"model": "bought", bound: 8}) as answer:
+                found = await answer.json()
+            assert answer.status == 200, found
+            end = found.get("status") or found.get("stop_reason") or found["choices"][0]["finish_reason"]
+            assert end == ends[path]
+    assert gateway.app[MARKET].places["mock"].state == "closed"
+    await gateway.balanced()
+    [(charged,)] = await gateway.sql("SELECT sum(charge) FROM ledger_entry")
+    assert charged == sum(row["amount"] for row in provider.bills) > 0
+
+
 async def test_a_fault_of_ours_leaves_no_upstream_on_trial(
     gateway: RunningGateway, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

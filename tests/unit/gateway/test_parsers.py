@@ -311,6 +311,14 @@ def test_what_json_or_utf_8_cannot_say_ends_no_answer(dialect: str, output: str,
     assert [json.loads(text) for _, text in folded.calls] == ([] if arguments is None else [arguments])
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_arguments_that_no_client_can_read_are_no_whole_call(number: str) -> None:
+    one = OutputSyntax(DIALECTS["hermes"], STYLES["none"]).parser(TOOLS, False)()
+    one.push('<tool_call>{"name": "now", "arguments": {"a": ' + number + "}}</tool_call>")
+    one.end()
+    assert not one.has_calls
+
+
 def test_a_cut_in_what_was_no_call_begins_none() -> None:
     """The name of an offered tool is forgotten with the text that only looked like a call."""
     given = Transcript("", "hermes", '<tool_call>{"name": "now", "x": 1} and then')

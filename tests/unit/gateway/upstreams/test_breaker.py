@@ -69,7 +69,13 @@ def place() -> Place:
     return Place(Upstream("mock", UpstreamSource(url="http://127.0.0.1:1/v1", models=models)), clock=lambda: 0.0)
 
 
-@pytest.mark.parametrize("fault", [of_status(404, {}, b""), of_status(500, {}, b""), Fault("garbage")])
+NO_ACCESS = b'{"error": {"message": "Project `p` does not have access to model `m`", "code": "model_not_found"}}'
+FLAGGED = b'{"error": {"code": 403, "message": "The model requires moderation and your input was flagged"}}'
+
+
+@pytest.mark.parametrize(
+    "fault", [of_status(404, {}, b""), of_status(403, {}, NO_ACCESS), of_status(500, {}, b""), Fault("garbage")]
+)
 def test_attack_D17_a_model_that_fails_keeps_nobody_from_the_others(fault):
     """A tenant that asked for a model that the provider does not know closed the upstream for everybody."""
     one = place()
@@ -101,6 +107,7 @@ def test_what_is_wrong_with_the_address_or_the_credential_holds_for_all_models(f
         (302, "model", 503),
         (400, "client", 400),
         (401, "credential", 503),
+        (403, "credential", 503),
         (404, "no_model", 503),
         (413, "client", 400),
         (429, "rate", 503),
@@ -115,6 +122,21 @@ def test_each_status_has_one_outcome(status, blame, shown):
     assert (fault.blame, error.status) == (blame, shown)
     assert "secret" not in error.message
     assert "10.0.0.1" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "blame", "code"),
+    [
+        (403, FLAGGED, "client", "content_filter"),
+        (403, NO_ACCESS, "no_model", "upstream_unavailable"),
+        (403, b'{"error": {"message": "Your account has been flagged"}}', "credential", "upstream_unavailable"),
+        (401, FLAGGED, "credential", "upstream_unavailable"),
+    ],
+)
+def test_a_403_for_an_input_or_a_model_says_nothing_of_the_credential(status, body, blame, code):
+    """One input that a moderation flagged closed the upstream to everybody."""
+    fault = of_status(status, {}, body)
+    assert (fault.blame, client_error(fault).code) == (blame, code)
 
 
 def test_a_prompt_that_is_too_long_has_the_code_that_clients_know():

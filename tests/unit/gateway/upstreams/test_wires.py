@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from accounting.values.types import Usage
 from gateway.base.errors import ApiError
 from gateway.upstreams.outcomes import of_status
 from gateway.upstreams.wires import anthropic, kinds
+from gateway.upstreams.wires import events as wire_events
 from gateway.upstreams.wires.events import MAX_LINE_BYTES, events
 from gateway.upstreams.wires.openai import _micro_units, _vector, stated_of
 from gateway.upstreams.wires.values import Ask, Garbage, Interval
@@ -74,6 +76,14 @@ async def test_a_line_without_end_and_a_line_of_no_stream_are_garbage():
         await found(b"data: " + b"x" * (MAX_LINE_BYTES + 1))
     with pytest.raises(Garbage):
         await found(b"<html>\n\n")
+
+
+async def test_a_line_of_an_event_is_measured_once(monkeypatch):
+    """Each one measured all before it."""
+    measured = []
+    monkeypatch.setattr(wire_events, "len", lambda value: measured.append(0) or len(value), raising=False)
+    assert await found(b"data: x\n" * 500 + b"\n") == [b"\n".join([b"x"] * 500)]
+    assert len(measured) < 1100
 
 
 @pytest.mark.parametrize("kind", ["openai", "anthropic"])
@@ -161,3 +171,80 @@ def test_what_messages_cannot_say_of_tools_is_refused():
         with pytest.raises(ApiError) as caught:
             anthropic.check(asked(**body))
         assert (caught.value.status, caught.value.param) == (400, param)
+
+
+def anthropic_events(*events):
+    reader = kinds.of("anthropic").reader(ASK)
+    return [chunk for event in events for chunk in reader.read(json.dumps(event).encode())]
+
+
+@pytest.mark.parametrize(
+    ("reason", "finish"),
+    [
+        ("end_turn", "stop"),
+        ("max_tokens", "length"),
+        ("model_context_window_exceeded", "length"),
+        ("tool_use", "tool_calls"),
+        ("refusal", "stop"),
+    ],
+)
+def test_a_stop_reason_of_messages_has_a_finish(reason, finish):
+    chunks = anthropic_events({"type": "message_delta", "delta": {"stop_reason": reason}})
+    assert [chunk.finish for chunk in chunks if chunk.finish] == [finish]
+
+
+def test_an_event_that_messages_has_got_since_is_passed_over():
+    """Anthropic says that events may be added; the answer was garbage then, for each tenant."""
+    assert anthropic_events({"type": "new_event"}, {}) == []
+
+
+def test_a_count_that_messages_states_as_null_is_the_earlier_one():
+    start = {"type": "message_start", "message": {"id": "a", "usage": {"input_tokens": 50, "output_tokens": 1}}}
+    end = {
+        "type": "message_delta",
+        "delta": {"stop_reason": "end_turn"},
+        "usage": {"input_tokens": None, "output_tokens": 5},
+    }
+    stated = [chunk.stated for chunk in anthropic_events(start, end) if chunk.stated]
+    assert stated[-1].usage == Usage(uncached=50, output=5)
+
+
+@pytest.mark.parametrize(
+    "value", ["", "AAAAAAA=", "AADAfw==", "AACAfw==", [], [float("nan")], [float("inf")], [1e39], [True, "a"]]
+)
+def test_a_vector_that_is_none_is_garbage(value):
+    """It was delivered and charged, and could not be written: no number of bytes that are floats, or not finite."""
+    with pytest.raises(Garbage):
+        _vector(value)
+
+
+def test_a_vector_of_a_stranger_is_its_floats():
+    assert _vector([1, 0.5]) == _vector("AACAPwAAAD8=") == array("f", [1, 0.5]).tobytes()
+
+
+def called(*deltas):
+    """Returns the calls that deltas of one choice become, as (index, id, name, arguments)."""
+    reader = kinds.of("openai").reader(ASK)
+    found = []
+    for delta in deltas:
+        event = {"choices": [{"index": 0, "delta": {"tool_calls": [delta]}}]}
+        found += [call for chunk in reader.read(json.dumps(event).encode()) for call in chunk.calls]
+    return [(one.index, one.id, one.name, one.arguments) for one in found]
+
+
+def test_a_call_has_its_name_once_however_often_the_provider_says_it():
+    """Each time was a call of its own for the client."""
+    first = {"index": 0, "id": "a", "function": {"name": "f", "arguments": '{"x"'}}
+    rest = {"index": 0, "id": "a", "function": {"name": "f", "arguments": ": 1}"}}
+    assert called(first, rest) == [(0, "a", "f", '{"x"'), (0, "", "", ": 1}")]
+    with pytest.raises(Garbage):
+        called(first, {"index": 0, "function": {"name": "g"}})
+
+
+def test_calls_that_a_provider_does_not_number_are_told_apart():
+    """All of them were one, whose arguments were no JSON."""
+    whole = [{"id": name, "function": {"name": "f", "arguments": "{}"}} for name in ("a", "b")]
+    assert called(*whole) == [(0, "a", "f", "{}"), (1, "b", "f", "{}")]
+    assert called(*[{"function": one["function"]} for one in whole]) == [(0, "", "f", "{}"), (1, "", "f", "{}")]
+    pieces = [{"id": "a", "function": {"name": "f", "arguments": one}} for one in ("{", "}")]
+    assert called(*pieces, {"function": {"arguments": " "}}) == [(0, "a", "f", "{"), (0, "", "", "}"), (0, "", "", " ")]
