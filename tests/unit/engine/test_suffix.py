@@ -72,11 +72,11 @@ def test_what_may_not_be_written_teaches_nothing():
     assert proposed(drive, ask("r", A, "a")) == alone
 
 
-def test_a_dropped_region_is_forgotten():
+def test_what_a_tenant_that_is_purged_taught_is_forgotten():
     alone = proposed(driver(), ask("r", A, "a"))
     drive = driver()
     proposed(drive, ask("r1", A, "a"))
-    drive.send(CacheCommand("drop", A.id), link=LINK)
+    drive.send(CacheCommand("drop", tenant="tenant"), link=LINK)
     drive.step()
     assert proposed(drive, ask("r", A, "a")) == alone
 

@@ -159,8 +159,8 @@ class Speculation:
         """Forgets a sequence that ended."""
         self._draftings.pop(sequence, None)
 
-    def forget(self, region: bytes | None) -> None:
-        self._proposer.forget(region)
+    def forget(self) -> None:
+        self._proposer.forget()
 
     # --- the results of a plan ---
 

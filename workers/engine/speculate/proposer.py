@@ -76,6 +76,6 @@ class Proposer(Protocol[State]):
         """Learns from the outcome of a row. The drawn tokens are already appended to the sequence."""
         return
 
-    def forget(self, region: bytes | None) -> None:
-        """Forgets the texts of a namespace region, or those of every region if it is None."""
+    def forget(self) -> None:
+        """Forgets the texts of every namespace region."""
         return

@@ -111,12 +111,8 @@ class SuffixProposer(Proposer[Text]):
             region is not None and bool(region.find(sequence.tokens[-LONGEST_MATCH:])[0])
         )
 
-    def forget(self, region: bytes | None) -> None:
-        if region is None:
-            self._regions.clear()
-        else:
-            for gone in [known for known in self._regions if known.startswith(region)]:
-                del self._regions[gone]
+    def forget(self) -> None:
+        self._regions.clear()
 
     def region_of(self, sequence: Sequence) -> RegionIndex | None:
         return self._regions.get(_region(sequence))

@@ -270,16 +270,10 @@ class SharedTier:
 
     # --- dropping ---
 
-    def drop(self, region: bytes) -> None:
-        self._dropped(Drop(region=self._tag(region)))
-
     def purge(self, tenant: str) -> None:
-        self._dropped(Drop(owner=self._owner(tenant)))
-
-    def _dropped(self, drop: Drop) -> None:
         self._generation += 1
         self._sent.clear()
-        self.store_thread.drop(drop)
+        self.store_thread.drop(Drop(self._owner(tenant)))
 
     def close(self) -> None:
         """Ends the store's thread, because the process ends."""
