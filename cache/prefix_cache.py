@@ -111,6 +111,11 @@ class PrefixCache:
     def tenants(self) -> tuple[str, ...]:
         return self._usage.tenants()
 
+    def look(self) -> dict[str, TenantBlocks]:
+        """Return the usage of the tenants that have blocks or changed since the last look, and forget who has nothing
+        left. O(what is returned)."""
+        return self._usage.look()
+
     def watch_groups(self, secret: bytes, root: str) -> GroupWatch:
         """Follow from now on which whole groups of tokens are in the tree; there is one watch at a time. O(tree)."""
         return GroupWatch(self._tree, secret, root.encode())
