@@ -162,9 +162,8 @@ class Usage:
         self.counts.num_evicted[cause] += num_blocks
         if cause != "idle":
             self._tenants[tenant].num_evicted += num_blocks
-            if (for_whom := self._tenants.get(needed_by)) is None:
-                for_whom = self._up_to_now(needed_by)
-            for_whom.num_evicted_for += num_blocks
+            if needed_by:
+                self._up_to_now(needed_by).num_evicted_for += num_blocks
 
     def available(self, reach: Reach) -> int:
         """Return the evictable blocks within that reach. O(1)."""

@@ -150,6 +150,22 @@ def test_nobody_loses_blocks_for_a_proposal():
     assert proposer.num_asked
 
 
+def test_guesses_take_no_block_that_a_chat_used_just_now():
+    request = generate_request("r", encode("hello"), 14, tenant="batch", tier="batch")
+    drive, proposer = driven([request], runner=ScriptedRunner(num_blocks=9, block_size=4))
+    waiting, drive.inbox[:] = drive.inbox[:], []
+    drive.send(generate_request("chat", encode("c" * 24), 1, tenant="chat"))
+    drive.run()
+    drive.inbox[:] = waiting
+    while not proposer.num_asked:
+        drive.step()
+    assert drive.cache.num_free == 0
+    assert drive.cache.usage("chat").num_recent == 6
+    assert set(drive.cache.tenants()) == {"chat", "batch"}, "nothing is on nobody's account"
+    drive.run().check_idle()
+    drive.check_alone(request)
+
+
 def test_many_rows_are_left_without_proposals():
     requests = [generate_request(f"r{i}", (*encode("hello"), i), 20) for i in range(1, 9)]
     drive, proposer = driven(requests, options={"max_step_tokens": 15})
