@@ -65,6 +65,7 @@ class Speculation:
         """Extends decode rows by the tokens that are proposed for them."""
         if not plan.work:
             return
+        self._proposer.begin_plan()
         most = min(self._max_proposals, self._max_step_tokens // len(plan.work) - 1)
         if most < 1:
             return

@@ -63,6 +63,10 @@ class Proposer(Protocol[State]):
         """Returns the state of a new sequence."""
         ...
 
+    def begin_plan(self) -> None:
+        """Hears that another plan begins, before it is asked anything for it."""
+        return
+
     def propose(self, asks: Seq[Ask[State]]) -> list[Guess]:
         """Returns for each ask the tokens that may come next, or nothing if nothing is worth a try."""
         ...
