@@ -73,10 +73,6 @@ class PrefixCache:
     def num_evictable(self) -> int:
         return self._usage.num_evictable
 
-    @property
-    def num_available(self) -> int:
-        return self.available(SHARED)
-
     def available(self, reach: Reach) -> int:
         """Return how many blocks `allocate` can give within that reach. An acquired match is no longer part of it.
         O(1)."""
