@@ -73,10 +73,6 @@ class PrefixCache:
     def num_evictable(self) -> int:
         return self._usage.num_evictable
 
-    @property
-    def num_available(self) -> int:
-        return self.available(SHARED)
-
     def available(self, reach: Reach) -> int:
         """Return how many blocks `allocate` can give within that reach. An acquired match is no longer part of it.
         O(1)."""
@@ -110,6 +106,11 @@ class PrefixCache:
 
     def tenants(self) -> tuple[str, ...]:
         return self._usage.tenants()
+
+    def look(self) -> dict[str, TenantBlocks]:
+        """Return the usage of the tenants that have blocks or changed since the last look, and forget who has nothing
+        left. O(what is returned)."""
+        return self._usage.look()
 
     def watch_groups(self, secret: bytes, root: str) -> GroupWatch:
         """Follow from now on which whole groups of tokens are in the tree; there is one watch at a time. O(tree)."""

@@ -9,6 +9,7 @@ from lagged_runner import LaggedRunner, watch
 from scripted_host import ScriptedHost
 
 from cache import invariants
+from cache.blocks.usage import SHARED
 from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import Failed, Finished, GenerateRequest, StepFrame
 from workers.protocol.prompt_logprobs import unpack
@@ -171,7 +172,7 @@ class Driver:
         assert not getattr(self.scheduler.speculation, "_draftings", None), "the state of a draft leaked"
         invariants.check(self.cache, [])
         pinned = self.cache.num_pinned
-        assert self.cache.num_available + pinned == self.cache.num_blocks - 1, "a block leaked"
+        assert self.cache.available(SHARED) + pinned == self.cache.num_blocks - 1, "a block leaked"
         self.check_books()
         return self
 

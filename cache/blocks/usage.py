@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from cache.blocks.ages import Ages
@@ -71,6 +72,14 @@ class TenantBlocks:
     def num_above_floor(self) -> int:
         return max(0, self.num_blocks - self.floor)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the tenant has no block and no share, and is forgotten once its integrals were looked at."""
+        return not (self.num_held or self.num_retained or self.floor) and self.quota == UNLIMITED
+
+
+_values = attrgetter(*(one.name for one in fields(TenantBlocks)))
+
 
 @dataclass(slots=True)
 class CacheCounts:
@@ -108,6 +117,8 @@ class Usage:
         self._floor_limit = floor_limit
         self._sum_of_floors = 0
         self._tenants: dict[str, TenantBlocks] = {}
+        self._unseen: dict[str, None] = {}
+        """The tenants that changed since the last look, and those that had blocks in it."""
 
     def change(self, tenant: str, *, held: int = 0, retained: int = 0, recent: int = 0) -> None:
         blocks = self._up_to_now(tenant)
@@ -127,11 +138,9 @@ class Usage:
 
     def set_share(self, tenant: str, floor: int, quota: int) -> bool:
         """Set floor and quota. Returns True if they changed."""
-        blocks = self._tenants.get(tenant)
-        if blocks is None:
-            if floor == 0 and quota == UNLIMITED:
-                return False
-            blocks = self._up_to_now(tenant)
+        if tenant not in self._tenants and floor == 0 and quota == UNLIMITED:
+            return False
+        blocks = self._up_to_now(tenant)
         floor = min(floor, quota, self._floor_limit - self._sum_of_floors + blocks.floor)
         if (blocks.floor, blocks.quota) == (floor, quota):
             return False
@@ -153,9 +162,8 @@ class Usage:
         self.counts.num_evicted[cause] += num_blocks
         if cause != "idle":
             self._tenants[tenant].num_evicted += num_blocks
-            if (for_whom := self._tenants.get(needed_by)) is None:
-                for_whom = self._up_to_now(needed_by)
-            for_whom.num_evicted_for += num_blocks
+            if needed_by:
+                self._up_to_now(needed_by).num_evicted_for += num_blocks
 
     def available(self, reach: Reach) -> int:
         """Return the evictable blocks within that reach. O(1)."""
@@ -174,7 +182,17 @@ class Usage:
         """Return a copy, integrated up to now; zeros for a tenant that is not known."""
         if tenant not in self._tenants:
             return TenantBlocks(since_ms=self.now_ms())
-        return replace(self._up_to_now(tenant))
+        return TenantBlocks(*_values(self._up_to_now(tenant)))
+
+    def look(self) -> dict[str, TenantBlocks]:
+        """Return copies, integrated up to now, of the tenants that have blocks or changed since the last look. Those
+        that are over are forgotten: one that comes back begins at zero. O(what is returned)."""
+        found = {tenant: self.of(tenant) for tenant in list(self._unseen)}
+        self._unseen = {tenant: None for tenant, blocks in found.items() if blocks.num_blocks}
+        for tenant, blocks in found.items():
+            if blocks.is_over:
+                del self._tenants[tenant]
+        return found
 
     def peek(self, tenant: str) -> TenantBlocks | None:
         """Return the live counts, which must not be changed, or None for a tenant that is not known."""
@@ -213,4 +231,5 @@ class Usage:
             blocks.retained_block_ms += elapsed * blocks.num_retained
             blocks.pinned_block_ms += elapsed * blocks.num_pinned
             blocks.since_ms = now
+        self._unseen[tenant] = None
         return blocks

@@ -27,7 +27,7 @@ def store_tag(secret: bytes, *parts: bytes) -> str:
 
 
 def identity(secret: bytes, *parts: bytes) -> bytes:
-    """Return 16 bytes that name a kind of KV: model, adapter, layout of a block."""
+    """Return 16 bytes that name a kind of KV: model and layout of a block. An adapter is part of the regions."""
     return _keyed(secret, b"hg-identity", b"".join(_framed(part) for part in parts))
 
 

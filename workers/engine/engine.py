@@ -288,7 +288,7 @@ class Engine:
             case CacheCommand(action="unpin"):
                 self.cache.unpin(message.region)
             case CacheCommand(action="drop"):
-                self._drop(message)
+                self._purge(message.tenant)
             case AdapterCommand(action="unload"):
                 self._adapters.unload(message.name)
             case _:
@@ -303,18 +303,13 @@ class Engine:
         answer = peek(message, self.runner.root, identity, self.cache, wait_s)
         self._outbox.tell(link, answer)
 
-    def _drop(self, command: CacheCommand) -> None:
-        """Drops a region or a tenant in every tier. The cache drops it from the device and the host."""
-        region: bytes | None = None  # only the tree knows which regions are a tenant's
-        if command.tenant:
-            self.cache.purge(command.tenant)
-        else:
-            region = command.region
-            self.cache.drop(region)
+    def _purge(self, tenant: str) -> None:
+        """Drops what a tenant has in every tier. The cache drops it from the device and the host."""
+        self.cache.purge(tenant)
         if (shared := self._attempts.shared) is not None:
-            shared.purge(command.tenant) if region is None else shared.drop(region)
+            shared.purge(tenant)
         if self.scheduler.speculation is not None:
-            self.scheduler.speculation.forget(region)
+            self.scheduler.speculation.forget()
 
     # --- one step ---
 

@@ -218,8 +218,9 @@ class Cancel(Frame, frozen=True, tag="cancel"):
 class CacheCommand(Frame, frozen=True, tag="cache_command"):
     action: Literal["snapshot", "unpin", "drop"]
     region: bytes = b""
+    """The region of an `unpin`."""
     tenant: str = ""
-    """The tenant of a `drop` that names no region: all that this tenant has in the tree is dropped."""
+    """The tenant of a `drop`: all that this tenant has in any tier is dropped."""
     key: bytes = b""
     """The key of group hashes for a `snapshot` (cache/tree/hashing.py). From then on the link gets every `CacheEvent`, the
     snapshot first."""

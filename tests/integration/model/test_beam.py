@@ -12,6 +12,7 @@ from engine_driver import LINK, Driver
 from fakes import generate_request
 from tiny_models import TinyModel
 
+from cache.blocks.usage import SHARED
 from workers.protocol.messages import BeamParams, SamplingParams
 
 pytestmark = pytest.mark.rest
@@ -107,7 +108,7 @@ def test_a_search_that_loses_its_blocks_at_any_step_finds_the_same(tiny_model: T
         if running and source.random() < 0.3:
             drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
         if source.random() < 0.3:
-            drive.cache.free(drive.cache.allocate(drive.cache.num_available))
+            drive.cache.free(drive.cache.allocate(drive.cache.available(SHARED)))
     drive.check_idle()
     assert drive.engine.totals.num_recomputed > 0
     for key, (prompt, ends) in _cases().items():

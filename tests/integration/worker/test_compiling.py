@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+import resource
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 
 import pytest
 from load import stretched
@@ -197,6 +202,36 @@ def test_the_worker_follows_what_its_child_came_through(grammars):
     assert isinstance(bad, GrammarError)
 
 
+DEEPEST = """
+from test_compiling import Grammars, GrammarError, VOCABULARY, of_rules, wait
+
+ours, deepest, refused = Grammars(lambda: VOCABULARY), 50, 4000
+while refused - deepest > 16:
+    depth = (deepest + refused) // 2
+    (outcome,) = wait(ours, of_rules(chain := "\\n".join(
+        f'{"root" if i == 0 else f"r{i}"} ::= "a" r{i + 1} | "b" r{i + 1}' for i in range(depth)
+    ) + f'\\nr{depth} ::= "c" | root'))
+    deepest, refused = (deepest, depth) if isinstance(outcome, GrammarError) else (depth, refused)
+ours.close()
+print(deepest)
+"""
+
+
+@pytest.mark.parametrize("stack_bytes", [resource.RLIM_INFINITY, 8 << 20], ids=["unlimited", "8MiB"])
+def test_a_grammar_too_deep_for_a_stack_ends_the_child_and_never_the_worker(stack_bytes):
+    limit = partial(resource.setrlimit, resource.RLIMIT_STACK, (stack_bytes, resource.RLIM_INFINITY))
+    folders = [str(Path(__file__).parent), *sys.path]
+    worker = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {folders}\n{DEEPEST}"],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=stretched(60),
+    )
+    assert worker.returncode == 0, worker.stderr[-2000:]
+    assert 300 < int(worker.stdout) < 3900, "the depth does not depend on the limits of the process"
+
+
 def test_a_grammar_whose_states_are_many_is_compiled_anew_for_the_next_choice(grammars, monkeypatch):
     monkeypatch.setattr(library_module, "_MAX_MASKS", 3)
     ours, text = grammars(), "start: /[a-z]+/"
@@ -307,6 +342,7 @@ def test_closing_ends_the_thread_and_the_child(grammars):
     wait(ours, 'start: "yes"')
     child = ours._child
     ours.close()
+    assert threading.stack_size() == 0, "other threads have the stack of the system"
     assert child.poll() is not None
     assert not any(thread.name == "grammars" for thread in threading.enumerate())
 

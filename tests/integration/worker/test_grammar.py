@@ -418,14 +418,14 @@ def test_drafts_are_masked_each_at_its_place_and_leave_the_automaton_alone(gramm
     automaton = begin(grammars.library.compile(grammar(choice=["yes", "year"])), (EOS,))
     y, e, s, a = (3 + ord(char) for char in "yesa")
     before = automaton.mask
-    masks = automaton.masks([y, e, s, a])
+    masks = automaton.tree_masks([y, e, s, a], [-1, 0, 1, 2])
     assert masks[0] == automaton.mask == before
     assert set(tokens_of(masks[1])) == {e}
     assert set(tokens_of(masks[2])) == {s, a}
-    assert len(masks) == 3, "behind 'yes' nothing but the end can follow"
+    assert masks[3:] == [None, None], "behind 'yes' nothing but the end can follow"
     tree = automaton.tree_masks([y, e, s, a, y, e], [-1, 0, 1, 1, 0, 4])
     assert tree == [before, masks[1], masks[2], None, automaton.tree_masks([y, e, a], [-1, 0, 1])[3], None, None]
-    assert len(automaton.masks([y, y])) == 2, "the second draft is outside of the grammar"
+    assert automaton.tree_masks([y, y], [-1, 0])[2] is None, "the second draft is outside of the grammar"
     for token in (y, e):
         automaton.advance(token)
     assert automaton.mask == masks[2]

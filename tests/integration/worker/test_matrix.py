@@ -14,6 +14,7 @@ from inline_grammars import InlineGrammars
 from proposing import speculating
 from tiny_models import GREEDY, TinyModel
 
+from cache.blocks.usage import SHARED
 from workers.engine.speculate.lookup import NgramProposer
 from workers.protocol.messages import BeamParams, SamplingParams
 
@@ -147,7 +148,7 @@ def check_together(model, alone, num_batch_tokens, preempts, speculates, **setti
         running = drive.scheduler.running["interactive"]
         if preempts and running and source.random() < 0.3:
             drive.scheduler.ranks.preempt(source.choice(running), drive.now, "blocks")
-            drive.cache.free(drive.cache.allocate(drive.cache.num_available // 2))
+            drive.cache.free(drive.cache.allocate(drive.cache.available(SHARED) // 2))
     drive.check_idle()
     for name, (kind, _) in names.items():
         assert choices(drive, name, kind) == alone[kind], name

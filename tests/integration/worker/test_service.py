@@ -13,6 +13,7 @@ from fakes import MODEL, ROOT, Fault, ScriptedWorker, encode, expected_output, g
 from gateway_link import GatewayLink, until
 from load import stretched
 
+from cache.blocks.usage import SHARED
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.service import Service
 from workers.protocol import registry
@@ -36,7 +37,7 @@ def alone(request):
 async def quiet(worker, limit_s=5):
     """Until nothing runs in the worker; its blocks must all be back."""
     await until(lambda: not worker.engine.attempts, limit_s)
-    assert worker.engine.cache.num_available == worker.runner.num_blocks - 1
+    assert worker.engine.cache.available(SHARED) == worker.runner.num_blocks - 1
 
 
 async def test_a_request_is_served_from_hello_to_finished(worker):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cache import invariants
+from cache.blocks.usage import SHARED
 from cache.prefix_cache import PrefixCache
 from cache.tree import radix
 from cache.tree.handle import CommitResult, Handle
@@ -94,7 +95,7 @@ def test_allocation_evicts_what_is_cold_and_never_what_is_held(serve: Serve, sta
     cache = PrefixCache(8, 2)
     serve(cache, PATH, [1, 1, 1, 1])
     held, result = start(cache, PATH, [2, 2, 2, 2])
-    assert cache.num_available == 5
+    assert cache.available(SHARED) == 5
     assert cache.allocate(6) is None
     assert cache.match(PATH, [1, 1, 1, 1, 0]) == 4, "a refused allocation evicted something"
     blocks = cache.allocate(5)

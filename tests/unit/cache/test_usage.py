@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cache import invariants
-from cache.blocks.usage import TenantBlocks, Usage
+from cache.blocks.usage import UNLIMITED, TenantBlocks, Usage
 from cache.prefix_cache import PrefixCache
 from cache.tree.handle import CommitResult, Handle
 from cache.tree.namespaces import PathEntry
@@ -32,6 +32,28 @@ def test_block_milliseconds_are_integrated_at_each_change() -> None:
     assert usage.of("anna") == TenantBlocks(0, 3, 30, 15, 15)
     assert usage.of("nobody") == TenantBlocks(since_ms=15)
     assert usage.tenants() == ("anna",)
+
+
+def test_a_look_takes_who_has_blocks_or_changed_and_forgets_who_has_nothing_left() -> None:
+    clock = Clock()
+    usage = Usage(clock)
+    usage.set_share("quota", 0, 5)
+    for number in range(1000):
+        usage.change(f"t{number}", retained=2)
+    clock.now = 10
+    for number in range(1, 1000):
+        usage.change(f"t{number}", retained=-2)
+    first = usage.look()
+    assert len(first) == 1001
+    assert first["t7"] == TenantBlocks(0, 0, 0, 20, 10) and first["t7"].is_over
+    assert not (first["t0"].is_over or first["quota"].is_over)
+    assert usage.tenants() == ("quota", "t0")
+    clock.now = 15
+    usage.change("t7", held=1)
+    assert usage.look() == {"t0": TenantBlocks(0, 2, 0, 30, 15), "t7": TenantBlocks(1, 0, 0, 0, 15)}
+    usage.set_share("quota", 0, UNLIMITED)
+    assert usage.look()["quota"].is_over
+    assert usage.tenants() == ("t0", "t7")
 
 
 def test_what_is_read_does_not_change_with_the_tree() -> None:

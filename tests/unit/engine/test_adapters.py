@@ -55,11 +55,10 @@ def test_equal_weights_share_kv_whatever_they_are_called(drive):
     assert drive.endings[LINK, "two"].usage.cache_read > 0
 
 
-def test_a_region_is_dropped_with_what_adapters_have_of_it(drive):
-    region = generate_request("r", LONG).namespace[0].id
+def test_a_tenant_is_purged_with_what_adapters_have_of_it(drive):
     drive.send(generate_request("one", LONG, 4, adapter="poet"))
     drive.run()
-    drive.send(CacheCommand("drop", region))
+    drive.send(CacheCommand("drop", tenant="tenant"))
     drive.run()
     drive.step()
     drive.send(generate_request("two", LONG, 4, adapter="poet"))

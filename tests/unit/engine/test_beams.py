@@ -6,6 +6,7 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
+from cache.blocks.usage import SHARED
 from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import BeamParams, Cancel, ExtendLease, Failed, SamplingParams
 
@@ -191,7 +192,7 @@ def test_a_search_that_fills_the_pool_alone_comes_to_its_end():
         running = drive.scheduler.running["interactive"]
         if running and step % 2:
             drive.scheduler.ranks.preempt(running[-1], drive.now, "blocks")
-            drive.cache.free(drive.cache.allocate(drive.cache.num_available))
+            drive.cache.free(drive.cache.allocate(drive.cache.available(SHARED)))
     drive.run()
     drive.check_idle()
     assert drive.endings[LINK, "s"].reason == "length"

@@ -74,6 +74,27 @@ def test_figures_reach_the_metrics_by_reason_and_by_tenant():
     assert value("headgate_cache_broken_laws_total", {}) == 0
 
 
+def test_a_look_and_what_is_remembered_go_by_the_tenants_that_have_blocks():
+    drive = Driver(ScriptedRunner(num_blocks=24, block_size=4), max_batch_tokens=64, max_running=4)
+    metrics, looked = Metrics("m", 0, 4, 24, by_tenant=True), []
+    for number in range(200):
+        drive.send(generate_request(f"r{number}", [number % 250] * 30, 2, tenant=f"t{number}"))
+        drive.run()
+        drive.engine._watch._figures_due = 0.0
+        metrics.observe(out := drive.step())
+        looked.append(len(out.cache.tenants))
+    assert max(looked) < 10
+    assert len(drive.cache.tenants()) < 10
+    value = metrics.registry.get_sample_value
+    lost = [
+        value("headgate_cache_tenant_evicted_blocks_total", {"tenant": tenant, "side": "suffered"})
+        for tenant in ("_other", *(f"t{number}" for number in range(100)))
+    ]
+    assert sum(lost) == value("headgate_cache_evicted_blocks_total", {"reason": "capacity"})
+    kept = value("headgate_cache_tenant_blocks", {"tenant": "_other", "state": "retained"})
+    assert kept == sum(drive.cache.usage(tenant).num_retained for tenant in drive.cache.tenants())
+
+
 def test_finished_tells_how_long_blocks_were_held_shared_ones_once():
     clock = [100.0]
     runner = ScriptedRunner(num_blocks=64, block_size=4)

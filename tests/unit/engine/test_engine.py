@@ -5,6 +5,7 @@ import pytest
 from engine_driver import EOS, LINK, Driver
 from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
+from cache.blocks.usage import SHARED
 from workers.engine.engine import Drain, LinkClosed
 from workers.engine.sequences.sequence import Attempt, Status
 from workers.engine.step.deadlines import Deadlines
@@ -518,7 +519,7 @@ def test_a_parked_sequence_loses_its_blocks_then_resumes_exactly():
         drive.step()
     drive.step(after_s=2.1)
     assert drive.scheduler.num_running == 0
-    assert drive.cache.num_available == drive.cache.num_blocks - 1
+    assert drive.cache.available(SHARED) == drive.cache.num_blocks - 1
     other = generate_request("other", encode("somebody else"), 5)
     drive.send(other)
     for _ in range(8):

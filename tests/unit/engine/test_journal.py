@@ -127,6 +127,23 @@ def test_rotation_carries_everything_open_into_the_new_segment(tmp_path, monkeyp
     assert records["done"].usage == drive.endings[LINK, "done"].usage
 
 
+def test_a_segment_whose_checkpoint_is_large_takes_as_much_again_before_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 700)
+    journal = open_journal(tmp_path)
+    drive = driver(journal)
+    for number in range(40):
+        drive.send(generate_request(f"r{number}", PROMPT, 1))
+        drive.run()
+    journal._rotate()
+    begun, rotate = [], journal._rotate
+    monkeypatch.setattr(journal, "_rotate", lambda: begun.append(rotate()))
+    assert journal._log.num_bytes > 700
+    for seq in range(20):
+        journal.ack(journal.unacked[seq % 2].seq)
+        journal.flush()
+    assert not begun, "each tiny flush wrote all again that nobody had acknowledged"
+
+
 def test_a_torn_last_write_counts_as_not_written(tmp_path):
     journal = open_journal(tmp_path)
     drive = driver(journal)

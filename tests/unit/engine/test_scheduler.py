@@ -2,6 +2,7 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
+from cache.blocks.usage import SHARED
 from workers.engine.scheduling.step_plan import Limits
 from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import ExtendLease
@@ -110,7 +111,7 @@ def test_a_step_that_preempted_for_a_running_sequence_admits_nobody_either():
     assert running(drive, "batch") == ["batch"]
     chat = drive.attempt("chat").sequences[0]
     assert chat.num_computed == 4 * len(chat.block_ids), "the next token needs a block"
-    taken = drive.cache.allocate(drive.cache.num_available)
+    taken = drive.cache.allocate(drive.cache.available(SHARED))
     drive.send(generate_request("small", prompt(4, 2), 2))
     drive.step()
     assert (running(drive), running(drive, "batch")) == (["chat"], [])

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinned_runner import ThinnedRunner, check_tree
 
+from cache.blocks.usage import SHARED
 from workers.engine import settings
 from workers.engine.__main__ import build_engine
 from workers.engine.journal.journal import EngineJournal
@@ -179,7 +180,7 @@ def test_while_it_decodes_its_prompt_may_be_evicted():
     drive.send(ask("long", prompt=PROMPT, max_tokens=40))
     for _ in range(6):
         drive.step()
-    held = 32 - 1 - drive.cache.num_available
+    held = 32 - 1 - drive.cache.available(SHARED)
     assert held == BUDGET
     run(drive, ask("other", prompt=encode("x" * 40), max_tokens=4, tenant="other"))
     assert drive.engine.totals.num_recomputed == 0

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from array import array
+from itertools import pairwise
 
 import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, expected_output, generate_request
 from proposing import Informed, speculating
 
+from workers.engine.speculate import ngram
 from workers.engine.speculate.acceptance import RETRY_TOKENS, Acceptance
-from workers.engine.speculate.ngram import LONGEST_MATCH, MAX_PLACES, NgramIndex, continuation
+from workers.engine.speculate.lookup import NgramProposer
+from workers.engine.speculate.ngram import LONGEST_MATCH, MAX_PLACES, PLAN_TOKENS, NgramIndex, Room, continuation
 from workers.engine.speculate.verify import own_path
 from workers.engine.values.plan import SampledToken
 from workers.engine.values.token_tree import Proposal
@@ -40,6 +43,41 @@ def test_the_longest_latest_match_is_found_however_the_text_arrives(num_ids):
             index.extend(tokens)
             match = index.find(tokens)
             assert (-1 if match is None else match.place) == searched(tokens)
+
+
+def test_a_long_text_is_indexed_over_several_plans_and_a_short_one_beside_it_does_not_wait():
+    text = array("i", range(3 * PLAN_TOKENS))
+    text.extend(text[:9])
+    room = Room()
+    long, short = NgramIndex(room), NgramIndex(room)
+    for num_plans in range(1, 100):
+        room.refill()
+        long.extend(text)
+        short.extend(array("i", [1, 2, 3, 1, 2]))
+        assert len(long._before) <= num_plans * PLAN_TOKENS
+        assert short.find(array("i", [1, 2, 3, 1, 2])).place == 2
+        if len(long._before) == len(text):
+            break
+        assert long.find(text) is None
+    assert 3 < num_plans < 20
+    assert long.find(text).place == 9
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_each_plan_takes_some_more_of_a_long_prompt_into_its_index(monkeypatch, lag):
+    monkeypatch.setattr(ngram, "PLAN_TOKENS", 80)
+    proposer, sizes = NgramProposer(), []
+    index = proposer.begin()
+    monkeypatch.setattr(proposer, "begin", lambda: index)
+    runner = ScriptedRunner(num_blocks=400, block_size=4)
+    drive = Driver(runner, lag=lag, speculate=speculating(proposer), max_batch_tokens=400)
+    drive.send(generate_request("r", encode("abcdefgh" * 30), 60))
+    while not drive.idle:
+        drive.step()
+        sizes.append(len(index._before))
+    assert max(after - before for before, after in pairwise(sizes)) == 40
+    assert sizes[-1] > 280
+    drive.check_alone(drive.requests[LINK, "r"])
 
 
 def test_a_text_that_ends_in_a_repetition_is_repeated_on():
@@ -148,6 +186,22 @@ def test_nobody_loses_blocks_for_a_proposal():
     for request in requests:
         drive.check_alone(request)
     assert proposer.num_asked
+
+
+def test_guesses_take_no_block_that_a_chat_used_just_now():
+    request = generate_request("r", encode("hello"), 14, tenant="batch", tier="batch")
+    drive, proposer = driven([request], runner=ScriptedRunner(num_blocks=9, block_size=4))
+    waiting, drive.inbox[:] = drive.inbox[:], []
+    drive.send(generate_request("chat", encode("c" * 24), 1, tenant="chat"))
+    drive.run()
+    drive.inbox[:] = waiting
+    while not proposer.num_asked:
+        drive.step()
+    assert drive.cache.num_free == 0
+    assert drive.cache.usage("chat").num_recent == 6
+    assert set(drive.cache.tenants()) == {"chat", "batch"}, "nothing is on nobody's account"
+    drive.run().check_idle()
+    drive.check_alone(request)
 
 
 def test_many_rows_are_left_without_proposals():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 
 import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 from proposing import speculating
 
+from workers.engine.speculate import suffix
 from workers.engine.speculate.suffix import RegionIndex, SuffixProposer
 from workers.protocol.messages import CacheCommand, Region
 
@@ -72,13 +74,28 @@ def test_what_may_not_be_written_teaches_nothing():
     assert proposed(drive, ask("r", A, "a")) == alone
 
 
-def test_a_dropped_region_is_forgotten():
+def test_what_a_tenant_that_is_purged_taught_is_forgotten():
     alone = proposed(driver(), ask("r", A, "a"))
     drive = driver()
     proposed(drive, ask("r1", A, "a"))
-    drive.send(CacheCommand("drop", A.id), link=LINK)
+    drive.send(CacheCommand("drop", tenant="tenant"), link=LINK)
     drive.step()
     assert proposed(drive, ask("r", A, "a")) == alone
+
+
+def test_what_regions_keep_is_bounded_in_each_and_in_all(monkeypatch):
+    monkeypatch.setattr(suffix, "MAX_TOKENS", 20)
+    monkeypatch.setattr(suffix, "ALL_TOKENS", 30)
+    proposer, most = SuffixProposer(4), Counter()
+    drive = Driver(ScriptedRunner(num_blocks=400, block_size=4), speculate=speculating(proposer))
+    for number in range(8):
+        drive.send(ask(f"r{number}", region := Region(bytes([number]) * 16), f"t{number}"))
+        while not drive.idle:
+            drive.step()
+            sizes = [len(known.tokens) for known in proposer._regions.values()]
+            most |= Counter(each=max(sizes, default=0), all=sum(sizes))
+        assert region.id in proposer._regions, "those that were taught longest ago go first"
+    assert 15 < most["each"] <= 20 < most["all"] <= 30
 
 
 def test_most_of_the_latest_longest_matches_decide():

@@ -9,7 +9,7 @@ import pytest
 from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, encode, generate_request
 
-from workers.protocol.messages import ExtendLease
+from workers.protocol.messages import Cancel, ExtendLease
 
 LONG = encode("abcdefghijklmnopqrstuvwxyz")
 
@@ -70,6 +70,19 @@ def test_the_wait_for_a_grammar_has_a_beginning_and_an_end():
     assert names(drive, "again")[:3] == ["queued", "compiled", "matched"], "it was compiled already"
     timeline = {event.name: event.offset_us for event in drive.endings[LINK, "first"].timeline}
     assert timeline["compiled"] - timeline["compiling"] == pytest.approx(20_000, abs=2), "two steps of 10 ms"
+
+
+@pytest.mark.usefixtures("any_text")
+def test_a_choice_that_was_cancelled_while_it_waited_for_its_grammar_does_not_come_back():
+    drive = Driver(grammars=Compiler(num_looks=3))
+    resume = ((0, (97,)), (1, (98,)))
+    request = generate_request("r", LONG, 6, num_choices=2, grammar="start: /.*/", resume=resume, num_output_spent=2)
+    drive.send(request)
+    drive.step()
+    drive.send(Cancel("r", 0))
+    drive.run().check_idle()
+    assert not drive.tokens[LINK, "r", 0] and len(drive.tokens[LINK, "r", 1]) == 5
+    assert drive.endings[LINK, "r"].usage.output == 5
 
 
 def test_the_wait_for_a_lease_ends_with_the_extension():

@@ -13,8 +13,9 @@ import random
 import resource
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -29,6 +30,9 @@ LIMIT_BYTES = 512 << 20
 MAX_COMPILED_BYTES = 64 << 20
 NUM_STEPS = 48
 """Number of tokens of the walk."""
+STACK_BYTES = 4 << 20
+"""Stack of the thread that tries grammars. The library recurses for each nested rule. The worker compiles with a larger
+stack, so a grammar that is too deep ends this process alone, whatever the limits that both were started with."""
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -58,9 +62,11 @@ def main() -> int:
     library = Library(start.vocabulary)
     _limit_memory(start.limit_bytes)
     answers.write(VERDICTS.encode(Verdict("")))
-    while isinstance(text := QUESTIONS.read(given), str):
-        fault = _timed(start.limit_s, partial(try_out, library, text))
-        answers.write(VERDICTS.encode(Verdict(fault)))
+    threading.stack_size(STACK_BYTES)
+    with ThreadPoolExecutor(1) as thread:
+        while isinstance(text := QUESTIONS.read(given), str):
+            fault = _timed(start.limit_s, thread.submit(try_out, library, text).result)
+            answers.write(VERDICTS.encode(Verdict(fault)))
     return 0
 
 

@@ -37,6 +37,8 @@ TRIM_EVERY = 256
 START_S, ANSWER_S = 120.0, 20.0
 """Seconds of wall time for the child to be ready, and to answer. The latter is above the child's own limit, for a
 machine that is busy."""
+STACK_BYTES = 4 * compile_child.STACK_BYTES
+"""Stack of the compiling thread. What the child came through must not overflow it."""
 _TOO_MUCH = "the grammar takes too much time or memory to compile"
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 """Exit statuses that say nothing about the grammar: the child gave no answer in wall time, the machine had no memory,
@@ -188,7 +190,11 @@ class Grammars:
         with self._condition:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, args=(warm,), name="grammars", daemon=True)
-                self._thread.start()
+                others = threading.stack_size(STACK_BYTES)
+                try:
+                    self._thread.start()
+                finally:
+                    threading.stack_size(others)
 
     # --- the compiling thread ---
 

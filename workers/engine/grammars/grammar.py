@@ -67,31 +67,10 @@ class Automaton:
             logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
             self.fault = self.fault or LOST
 
-    def masks(self, drafts: Sequence[int]) -> list[bytes]:
-        """Returns the masks at the next token and after each of the drafts, up to the first draft that the grammar or
-        an end token forbids. The automaton's state does not change: accepted drafts are passed to `advance` later. Only
-        a panic of the library sets `fault`, and ends the masks there."""
-        here = (self._matcher, self.mask, self.ended, self.fault)
-        found = [self.mask]
-        try:
-            self._matcher = self._matcher.fork()
-            for token in drafts:
-                if self._end_bits >> token & 1 or not self._matcher.accept(token):
-                    break
-                self._look()
-                if self.ended or self.fault:
-                    break
-                found.append(self.mask)
-        except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
-            logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
-            here = (*here[:3], here[3] or LOST)
-        finally:
-            self._matcher, self.mask, self.ended, self.fault = here
-        return found
-
     def tree_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
-        """Returns the masks, as `masks` does, for a tree of drafts (token_tree.py). A mask is None where the draft is
-        forbidden, or follows one that is."""
+        """Returns the masks at the next token and after each draft of a tree (token_tree.py). A mask is None where the
+        grammar or an end token forbids the draft, or follows one that is forbidden. The automaton's state does not
+        change: accepted drafts are passed to `advance` later. Only a panic of the library sets `fault`."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found: list[bytes | None] = [self.mask]
         matchers = [self._matcher]

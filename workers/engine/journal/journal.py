@@ -61,6 +61,7 @@ class EngineJournal:
         self._numbers: dict[int, int] = {}
         self._last_totals: Totals | None = None
         self._is_behind = False
+        self._checkpoint_bytes = 0
         self._clock = clock
         self._look_at = 0.0
         try:
@@ -156,7 +157,7 @@ class EngineJournal:
             return
         try:
             self._log.write(data)
-            if self._log.num_bytes >= SEGMENT_BYTES:
+            if self._log.num_bytes >= max(SEGMENT_BYTES, 2 * self._checkpoint_bytes):
                 self._rotate()
         except OSError as failure:
             self._fall_behind(failure)
@@ -211,6 +212,7 @@ class EngineJournal:
         assert not self._buffer
         first_seq = self._log.chain.next_seq
         self._log.begin(self._checkpoint())
+        self._checkpoint_bytes = self._log.num_bytes
         drop_old(self.directory, first_seq - 1, most=KEPT_SEGMENTS)
 
     def _checkpoint(self) -> Iterator[tuple[Kind, bytes]]:

@@ -87,7 +87,7 @@ class CacheMetrics:
         for tier, figures in now.tiers.items():
             self._tiers.observe(tier, figures, before.tiers.get(tier, TierFigures()))
         if self._tenants is not None:
-            self._tenants.observe(now.tenants, before.tenants)
+            self._tenants.observe(now.tenants)
 
 
 AGES = {
@@ -157,6 +157,7 @@ class _Tenants:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._names: dict[str, str] = {}
+        self._before: dict[str, TenantBlocks] = {}
         self._blocks = gauge(
             "headgate_cache_tenant_blocks", "Blocks of a tenant in the prefix cache now.", ["tenant", "state"]
         )
@@ -171,19 +172,22 @@ class _Tenants:
             ["tenant", "side"],
         )
 
-    def observe(self, now: dict[str, TenantBlocks], before: dict[str, TenantBlocks]) -> None:
-        others = TenantBlocks()
+    def observe(self, now: dict[str, TenantBlocks]) -> None:
+        others: TenantBlocks | None = None
         for tenant, blocks in now.items():
             if tenant not in self._names and len(self._names) < MAX_TENANTS:
                 self._names[tenant] = tenant
             name = self._names.get(tenant, OTHERS)
-            self._count(name, blocks, before.get(tenant, TenantBlocks()))
+            self._count(name, blocks, self._before.pop(tenant, TenantBlocks()))
+            if not blocks.is_over:
+                self._before[tenant] = blocks
             if name == OTHERS:
+                others = others or TenantBlocks()
                 others.num_held += blocks.num_held
                 others.num_retained += blocks.num_retained
             else:
                 self._show(name, blocks)
-        if len(now) > len(self._names):
+        if others is not None:
             self._show(OTHERS, others)
 
     def _show(self, name: str, blocks: TenantBlocks) -> None:

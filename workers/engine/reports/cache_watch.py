@@ -1,4 +1,5 @@
-"""Periodic checks of the cache: figures each second, its laws once per idle minute. They change nothing.
+"""Periodic checks of the cache: figures each second, its laws once per idle minute. They change nothing, but
+a tenant without blocks is forgotten once its figures were taken.
 
 The module knows the cache and the clock, but no metrics and no readers of the logs. It checks one law per idle round,
 so that a request that comes meanwhile waits for one law and not for all.
@@ -38,6 +39,7 @@ class CacheFigures:
     num_refused_inserts: int = 0
     num_broken_laws: int = 0
     tenants: dict[str, TenantBlocks] = field(default_factory=dict)
+    """Tenants that have blocks, or changed since the figures before these."""
     tiers: dict[str, TierFigures] = field(default_factory=dict)
     num_nodes: int = 0
     num_matches: int = 0
@@ -88,7 +90,7 @@ class CacheWatch:
     def _figures(self) -> CacheFigures:
         cache = self._cache
         counts = cache.counts
-        tenants = {tenant: cache.usage(tenant) for tenant in cache.tenants()}
+        tenants = cache.look()
         ages = {"lifetime": counts.lifetimes, "idle_before_evict": counts.idle_times, "reuse_gap": counts.reuse_gaps}
         return CacheFigures(
             blocks=_blocks(cache, sum(blocks.num_held for blocks in tenants.values())),

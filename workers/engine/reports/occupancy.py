@@ -25,10 +25,6 @@ class Shared:
     num_unshared: int = 0
     """Number of blocks that they would hold if each choice had its own."""
 
-    @property
-    def saving(self) -> float:
-        return 1 - self.num_held / self.num_unshared if self.num_unshared else 0.0
-
 
 @dataclass(slots=True)
 class Occupancy:
@@ -37,10 +33,6 @@ class Occupancy:
     """Number of slots of the blocks in the tables of running sequences."""
     num_used: int = 0
     """Number of these slots that hold a token."""
-
-    @property
-    def utilisation(self) -> float:
-        return self.num_used / self.num_slots if self.num_slots else 0.0
 
 
 def occupancy(running: Iterable[Sequence], block_size: int, num_dropped: NumDropped) -> Occupancy:

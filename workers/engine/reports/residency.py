@@ -33,31 +33,33 @@ class ResidencyMeter:
         self._process = process
         self._model = model
         self._bytes_per_block = bytes_per_block
-        self._before: Mapping[str, TenantBlocks] = {}
-        self._hours: defaultdict[tuple[int, str], _Kept] = defaultdict(_Kept)
+        self._before: dict[str, TenantBlocks] = {}
+        self._hours: defaultdict[int, defaultdict[str, _Kept]] = defaultdict(lambda: defaultdict(_Kept))
 
     def observe(self, tenants: Mapping[str, TenantBlocks], now_s: float) -> None:
-        """Adds what was kept since the last call. `tenants` has the integrals since the process began. An interval that
-        crosses an hour counts for the later hour."""
+        """Adds what was kept since the last call. `tenants` has the integrals since each of them began; one that is not
+        among them has not changed. An interval that crosses an hour counts for the later hour."""
         hour = int(now_s) // HOUR_S * HOUR_S
         for tenant, now in tenants.items():
-            before = self._before.get(tenant, TenantBlocks())
+            before = self._before.pop(tenant, TenantBlocks())
+            if not now.is_over:
+                self._before[tenant] = now
             pinned = now.pinned_block_ms - before.pinned_block_ms
             all_of_it = _block_ms(now) - _block_ms(before)
             if all_of_it:
-                kept = self._hours[hour, tenant]
+                kept = self._hours[hour][tenant]
                 kept.cache_block_ms += all_of_it - pinned
                 kept.pinned_block_ms += pinned
-        self._before = tenants
-        for key in [key for key in self._hours if key[0] + HOUR_S + TOLD_FOR_S < now_s]:
-            del self._hours[key]
+        for past in [one for one in self._hours if one + HOUR_S + TOLD_FOR_S < now_s]:
+            del self._hours[past]
 
     def reports(self) -> Iterator[ResidencyReport]:
         rows = [
             TenantHour(
                 hour, tenant, kept.cache_block_ms * self._bytes_per_block, kept.pinned_block_ms * self._bytes_per_block
             )
-            for (hour, tenant), kept in sorted(self._hours.items())
+            for hour, tenants in sorted(self._hours.items())
+            for tenant, kept in sorted(tenants.items())
         ]
         for start in range(0, len(rows), MAX_ROWS):
             some = tuple(rows[start : start + MAX_ROWS])

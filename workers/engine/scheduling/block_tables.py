@@ -124,6 +124,8 @@ class BlockTables:
         if blocks is None:
             yield None
             return
+        if self.restores is not None:
+            self.restores.flush()  # the host may be owed a copy of the block
         try:
             yield blocks[0], self._free_rows[-1]
         finally:

@@ -153,10 +153,12 @@ class Scheduler:
         self.ranks.add(sequence)
 
     def release(self, attempt: Attempt) -> None:
-        """Queues the sequences of an attempt that waited for a grammar or for shared KV, and waits no more."""
+        """Queues the sequences of an attempt that waited for a grammar or for shared KV, and waits no more. Some of
+        them may have been cancelled meanwhile."""
         for sequence in attempt.sequences:
-            sequence.status = Status.WAITING
-            self.ranks.add(sequence)
+            if sequence.status in (Status.COMPILING, Status.FETCHING):
+                sequence.status = Status.WAITING
+                self.ranks.add(sequence)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
         self.ranks.extend(attempt, message, now)

@@ -1,8 +1,9 @@
 """Choice of the sequences of a plan that get proposals, and how many. It decides from values, and works with the
 proposer and the cache.
 
-Proposals use what is left over of the step's token budget, of the lease and of free blocks. Nobody is preempted for
-them. A plan with proposals is collected before the next one is made, because that one builds on how many were right.
+Proposals use what is left over of the step's token budget, of the lease and of blocks that are free or cold. Nobody is
+preempted for them. A plan with proposals is collected before the next one is made, because that one builds on how many
+were right.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from cache.blocks.usage import COLD
 from cache.prefix_cache import PrefixCache
 from workers.engine.scheduling.step_plan import StepPlan, Work
 from workers.engine.sequences.sequence import Sequence
@@ -63,6 +65,7 @@ class Speculation:
         """Extends decode rows by the tokens that are proposed for them."""
         if not plan.work:
             return
+        self._proposer.begin_plan()
         most = min(self._max_proposals, self._max_step_tokens // len(plan.work) - 1)
         if most < 1:
             return
@@ -130,10 +133,11 @@ class Speculation:
         return found.trunk().cut(ask.num_tokens)
 
     def _fit(self, sequence: Sequence, number: int) -> int:
-        """Returns how many of `number` tokens have blocks, after taking as many blocks as there are."""
+        """Returns how many of `number` tokens have blocks, after taking as many blocks as there are. No guess
+        is worth a block that a chat used recently."""
         size, first = self._cache.block_size, sequence.num_scheduled + 1
         while len(sequence.block_ids) * size < first + number:
-            fresh = self._cache.allocate(1)
+            fresh = self._cache.allocate(1, reach=COLD, needed_by=sequence.attempt.message.tenant)
             if fresh is None:
                 return len(sequence.block_ids) * size - first
             sequence.block_ids += fresh
@@ -159,8 +163,8 @@ class Speculation:
         """Forgets a sequence that ended."""
         self._draftings.pop(sequence, None)
 
-    def forget(self, region: bytes | None) -> None:
-        self._proposer.forget(region)
+    def forget(self) -> None:
+        self._proposer.forget()
 
     # --- the results of a plan ---
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from workers.engine.sequences.sequence import Sequence
-from workers.engine.speculate.ngram import NgramIndex, continuation
+from workers.engine.speculate.ngram import NgramIndex, Room, continuation
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 
 class NgramProposer(Proposer[NgramIndex]):
     """Proposes from the sequence's own prompt and output."""
 
+    def __init__(self) -> None:
+        self._room = Room()
+
     def begin(self) -> NgramIndex:
-        return NgramIndex()
+        return NgramIndex(self._room)
+
+    def begin_plan(self) -> None:
+        self._room.refill()
 
     def propose(self, asks: Seq[Ask[NgramIndex]]) -> list[Guess]:
         return [self._one(ask) for ask in asks]

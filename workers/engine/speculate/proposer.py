@@ -63,6 +63,10 @@ class Proposer(Protocol[State]):
         """Returns the state of a new sequence."""
         ...
 
+    def begin_plan(self) -> None:
+        """Hears that another plan begins, before it is asked anything for it."""
+        return
+
     def propose(self, asks: Seq[Ask[State]]) -> list[Guess]:
         """Returns for each ask the tokens that may come next, or nothing if nothing is worth a try."""
         ...
@@ -76,6 +80,6 @@ class Proposer(Protocol[State]):
         """Learns from the outcome of a row. The drawn tokens are already appended to the sequence."""
         return
 
-    def forget(self, region: bytes | None) -> None:
-        """Forgets the texts of a namespace region, or those of every region if it is None."""
+    def forget(self) -> None:
+        """Forgets the texts of every namespace region."""
         return

@@ -19,13 +19,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from workers.engine.sequences.sequence import Sequence
-from workers.engine.speculate.ngram import NgramIndex, continuation, match_length
+from workers.engine.speculate.ngram import NgramIndex, Room, continuation, match_length
 from workers.engine.speculate.proposer import Ask, Guess, Proposer
 
 LONGEST_MATCH = 8
 MAX_REGIONS = 256
 MAX_TOKENS = 1 << 16
 """Largest number of tokens of one region. Beyond it the index begins anew."""
+ALL_TOKENS = 1 << 20
+"""Largest number of tokens of all regions, about 100 MB. Beyond it the region that was taught longest ago is forgotten."""
 END = -1
 """Separator of two texts. Nothing continues across it."""
 
@@ -35,9 +37,9 @@ class RegionIndex:
 
     __slots__ = ("_index", "_taught", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, room: Room | None = None) -> None:
         self.tokens = array("i")
-        self._index = NgramIndex()
+        self._index = NgramIndex(room)
         self._taught: tuple[int, int] | None = None
         """Serial and choice whose text is at the end."""
 
@@ -50,6 +52,7 @@ class RegionIndex:
         self._index.extend(self.tokens)
 
     def places(self, pair: tuple[int, int]) -> Iterator[int]:
+        self._index.extend(self.tokens)  # there may not have been room for all
         return self._index.places(pair)
 
     def find(self, tail: array[int]) -> tuple[int, list[int]]:
@@ -58,7 +61,7 @@ class RegionIndex:
             return 0, []
         longest = 0
         places: list[int] = []
-        for place in self._index.places((tail[-2], tail[-1])):
+        for place in self.places((tail[-2], tail[-1])):
             length = match_length(self.tokens, place, tail, LONGEST_MATCH)
             if length > longest:
                 longest, places = length, []
@@ -94,10 +97,14 @@ class SuffixProposer(Proposer[Text]):
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
+        self._room = Room()
         self._regions: OrderedDict[bytes, RegionIndex] = OrderedDict()
 
     def begin(self) -> Text:
-        return Text()
+        return Text(NgramIndex(self._room))
+
+    def begin_plan(self) -> None:
+        self._room.refill()
 
     def propose(self, asks: Seq[Ask[Text]]) -> list[Guess]:
         for ask in asks:
@@ -111,12 +118,8 @@ class SuffixProposer(Proposer[Text]):
             region is not None and bool(region.find(sequence.tokens[-LONGEST_MATCH:])[0])
         )
 
-    def forget(self, region: bytes | None) -> None:
-        if region is None:
-            self._regions.clear()
-        else:
-            for gone in [known for known in self._regions if known.startswith(region)]:
-                del self._regions[gone]
+    def forget(self) -> None:
+        self._regions.clear()
 
     def region_of(self, sequence: Sequence) -> RegionIndex | None:
         return self._regions.get(_region(sequence))
@@ -144,14 +147,16 @@ class SuffixProposer(Proposer[Text]):
         if first >= last:
             return
         state.num_taught = last
+        first = max(first, last - MAX_TOKENS + 1)  # a separator comes before it
         key = _region(sequence)
         region = self._regions.get(key)
-        if region is None or len(region.tokens) + last - first > MAX_TOKENS:
-            region = self._regions[key] = RegionIndex()
-            if len(self._regions) > MAX_REGIONS:
-                self._regions.popitem(last=False)
+        if region is None or len(region.tokens) + last - first >= MAX_TOKENS:
+            region = self._regions[key] = RegionIndex(self._room)
         self._regions.move_to_end(key)
         region.teach(sequence.order, sequence.tokens[first:last])
+        known = self._regions
+        while len(known) > MAX_REGIONS or sum(len(one.tokens) for one in known.values()) > ALL_TOKENS:
+            known.popitem(last=False)
 
 
 def _region(sequence: Sequence) -> bytes:

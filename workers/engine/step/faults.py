@@ -93,7 +93,7 @@ def of_other(message: Message, vocab_size: int) -> str:
                 {
                     "an id or a name too long": len(message.region) > MAX_REGION_ID
                     or max(len(message.key), len(message.tenant)) > MAX_NAME,
-                    "nothing to drop": message.action == "drop" and not (message.region or message.tenant),
+                    "nothing to drop": message.action == "drop" and not message.tenant,
                 }
             )
         case AdapterCommand():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import redis
@@ -67,16 +68,6 @@ def test_a_value_is_gone_after_its_time(open_store):
     assert store.get("r", "n") is None
 
 
-def test_a_region_is_dropped_by_itself(open_store):
-    store = open_store()
-    for region in ("r1", "r2"):
-        store.put("anna", region, "n", b"value")
-    store.drop_region("r1")
-    assert store.get("r1", "n") is None
-    assert store.get("r2", "n") == b"value"
-    store.drop_region("never written")
-
-
 def test_an_owner_is_dropped_with_every_region_it_wrote_in_also_by_another_worker(open_store):
     store = open_store()
     for owner, region in (("anna", "r1"), ("anna", "r2"), ("bert", "r3")):
@@ -86,6 +77,71 @@ def test_an_owner_is_dropped_with_every_region_it_wrote_in_also_by_another_worke
     store.drop_owner("nobody")
     store.put("anna", "r1", "n", b"again")
     assert store.get("r1", "n") == b"again"
+
+
+def test_a_value_that_another_worker_puts_while_its_owner_is_dropped_is_found_by_that_workers_own_drop(
+    open_store, monkeypatch
+):
+    """Between the removal of the region and the end of the drop, whatever the store does there."""
+    first, second = open_store(), open_store()
+    first.put("anna", "r", "n", b"value")
+    if isinstance(first, RedisStore):
+        drop = first._drop
+        monkeypatch.setattr(first, "_drop", lambda *args: drop(*args) and second.put("anna", "r", "n", b"late"))
+    else:
+        unlink = Path.unlink
+
+        def unlinked(path, **options):
+            second.put("anna", "r", "n", b"late")
+            unlink(path, **options)
+
+        monkeypatch.setattr(Path, "unlink", unlinked)
+    first.drop_owner("anna")
+    monkeypatch.undo()
+    second.drop_owner("anna")
+    assert second.get("r", "n") is None
+
+
+def test_a_value_written_after_the_mark_of_its_region_was_deleted_is_dropped_with_its_owner(tmp_path, monkeypatch):
+    first, second = (DirectoryStore(tmp_path, Bounds(100_000, 60)) for _ in range(2))
+    write = second._write
+
+    def first_drops(path, value):
+        first.drop_owner("anna")
+        path.parent.mkdir(exist_ok=True)
+        write(path, value)
+
+    monkeypatch.setattr(second, "_write", first_drops)
+    second.put("anna", "r", "n", b"late")
+    second.drop_owner("anna")
+    assert second.get("r", "n") is None
+
+
+def test_a_mark_that_is_tidied_away_while_its_region_gets_a_value_is_set_again(tmp_path, monkeypatch):
+    first = DirectoryStore(tmp_path, Bounds(100_000, 60), now=lambda: time.time() + 61)
+    second = DirectoryStore(tmp_path, Bounds(100_000, 60))
+    second.put("anna", "r", "n", b"value")
+    (tmp_path / "values" / "r" / "n").unlink()
+    unlink = os.unlink
+
+    def unlinked(path, **options):
+        if "owners" in str(path):
+            second.put("anna", "r", "n", b"value")
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", unlinked)
+    first._tidy()
+    monkeypatch.undo()
+    assert second.get("r", "n") == b"value"
+    second.drop_owner("anna")
+    assert second.get("r", "n") is None
+
+
+def test_a_folder_that_another_worker_removes_is_left_to_it(tmp_path):
+    store = DirectoryStore(tmp_path, Bounds(100_000, 60))
+    (leaving := tmp_path / "values" / ".r.1.1").mkdir()
+    store._tidy()
+    assert leaving.is_dir()
 
 
 def test_dropped_bytes_make_room(open_store):
@@ -149,12 +205,7 @@ def test_redis_forgets_regions_of_an_owner_whose_values_are_gone(redis_url):
 
 def test_a_server_that_is_not_there_says_so(tmp_path):
     store = RedisStore(f"unix://{tmp_path}/nothing.sock", Bounds(1000, 60))
-    for call in (
-        lambda: store.get("r", "n"),
-        lambda: store.put("o", "r", "n", b""),
-        lambda: store.drop_region("r"),
-        lambda: store.drop_owner("o"),
-    ):
+    for call in (lambda: store.get("r", "n"), lambda: store.put("o", "r", "n", b""), lambda: store.drop_owner("o")):
         with pytest.raises(StoreAway):
             call()
 
@@ -162,8 +213,8 @@ def test_a_server_that_is_not_there_says_so(tmp_path):
 def test_books_of_redis_agree_with_its_values(redis_url):
     store = RedisStore(redis_url, Bounds(5000, 60))
     for number in range(20):
-        store.put("anna", f"r{number % 3}", f"n{number % 7}", bytes(100 * (number % 11)))
-    store.drop_region("r1")
+        store.put(f"o{number % 3}", f"r{number % 3}", f"n{number % 7}", bytes(100 * (number % 11)))
+    store.drop_owner("o1")
     with redis.Redis.from_url(redis_url) as client:
         entries = client.keys("hg:kv:entry:*")
         total = sum(client.strlen(key) for key in entries)

@@ -6,8 +6,9 @@
 The size is checked at the start, and each time this process has written a sixteenth of the bound. Then the oldest files
 are deleted, and with the last file of a region its folder and its marks.
 
-The law: a region that has a value has the mark of its owner, or `drop_owner` would not find it. A writer marks first and
-writes afterwards, so a mark without a folder is deleted only if nobody wrote under it lately.
+The law: a region that has a value has the mark of its owner, or `drop_owner` would not find it. A writer marks before it
+writes, and again afterwards: another worker may have deleted the mark meanwhile, which it does if the region is gone,
+dropped or empty for long. A drop removes a region again once its mark is deleted.
 """
 
 from __future__ import annotations
@@ -63,11 +64,16 @@ class DirectoryStore:
                 self._trim()
 
     def _put(self, owner: str, region: str, name: str, value: bytes) -> None:
-        marks, folder = self._owners / owner, self._values / region
-        marks.mkdir(exist_ok=True, mode=0o700)
-        (marks / region).touch(mode=0o600)
+        folder = self._values / region
+        self._mark(owner, region)
         folder.mkdir(exist_ok=True, mode=0o700)
         self._write(folder / name, value)
+        self._mark(owner, region)
+
+    def _mark(self, owner: str, region: str) -> None:
+        marks = self._owners / owner
+        marks.mkdir(exist_ok=True, mode=0o700)
+        (marks / region).touch(mode=0o600)
 
     def _write(self, path: Path, value: bytes) -> None:
         descriptor, beside = tempfile.mkstemp(dir=path.parent, prefix=".")
@@ -80,16 +86,13 @@ class DirectoryStore:
                 os.unlink(beside)
             raise
 
-    def drop_region(self, region: str) -> None:
-        with _away():
-            _remove(self._values / region)
-
     def drop_owner(self, owner: str) -> None:
         with _away():
             marks = self._owners / owner
             for mark in list(marks.iterdir()) if marks.is_dir() else ():
                 _remove(self._values / mark.name)
                 mark.unlink(missing_ok=True)
+                _remove(self._values / mark.name)
             with contextlib.suppress(OSError):  # nothing was there, or somebody has written since
                 marks.rmdir()
 
@@ -112,6 +115,8 @@ class DirectoryStore:
     def _tidy(self) -> None:
         """Deletes the folders of regions without a value, and the marks of regions without a folder."""
         for folder in list(os.scandir(self._values)):
+            if folder.name.startswith("."):  # a worker is removing it
+                continue
             with contextlib.suppress(OSError):  # it has a value
                 os.rmdir(folder.path)
         regions, lately = set(os.listdir(self._values)), self._now() - MARKED_S
@@ -120,6 +125,8 @@ class DirectoryStore:
                 for mark in list(os.scandir(marks.path)):
                     if mark.name not in regions and mark.stat().st_mtime < lately:
                         os.unlink(mark.path)
+                        if (self._values / mark.name).exists():
+                            self._mark(marks.name, mark.name)
             with contextlib.suppress(OSError):
                 os.rmdir(marks.path)
 

@@ -63,9 +63,9 @@ def _draw(path: Path) -> None:
         os.unlink(beside)
 
 
-def identity_of(secret: bytes, runner: StepRunner, mover: HostBlocks, adapter: str = "") -> bytes:
+def identity_of(secret: bytes, runner: StepRunner, mover: HostBlocks) -> bytes:
     layout = f"{mover.layout} block_size={runner.block_size}"
-    return identity(secret, runner.root.encode(), adapter.encode(), layout.encode())
+    return identity(secret, runner.root.encode(), layout.encode())
 
 
 def open_tier(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import redis
 import redis.exceptions
@@ -42,19 +43,12 @@ class RedisStore:
         if not taken:
             raise StoreAway("a value is larger than the store")
 
-    def drop_region(self, region: str) -> None:
-        with _away():
-            self._drop([*_BOOKS, registry.SHARED_REGION + region], [region, registry.SHARED_ENTRY])
-
     def drop_owner(self, owner: str) -> None:
         key = registry.SHARED_OWNER + owner
         with _away():
-            regions = self._client.smembers(key)
-        assert isinstance(regions, set)
-        for region in regions:
-            self.drop_region(str(region, "ascii") if isinstance(region, bytes) else region)
-            with _away():
-                self._client.srem(key, region)
+            regions = cast("set[bytes]", self._client.smembers(key))
+            for region in (str(found, "ascii") for found in regions):
+                self._drop([*_BOOKS, registry.SHARED_REGION + region, key], [region, registry.SHARED_ENTRY])
 
     def close(self) -> None:
         self._client.close()

@@ -103,7 +103,7 @@ class SharedTier:
         """Asks the store for the rest of the attempt's prompt. Returns whether the attempt is to wait until `take`
         returns it."""
         message, tokens = attempt.message, attempt.sequences[0].tokens
-        if not message.cache_read or message.adapter or message.prompt_logprobs >= 0:
+        if not message.cache_read or message.prompt_logprobs >= 0:
             return False
         groups = [g for g in self._groups(attempt.path, tokens) if g[1] < len(tokens)]
         here = self._num_here(attempt.path, tokens)
@@ -270,16 +270,10 @@ class SharedTier:
 
     # --- dropping ---
 
-    def drop(self, region: bytes) -> None:
-        self._dropped(Drop(region=self._tag(region)))
-
     def purge(self, tenant: str) -> None:
-        self._dropped(Drop(owner=self._owner(tenant)))
-
-    def _dropped(self, drop: Drop) -> None:
         self._generation += 1
         self._sent.clear()
-        self.store_thread.drop(drop)
+        self.store_thread.drop(Drop(self._owner(tenant)))
 
     def close(self) -> None:
         """Ends the store's thread, because the process ends."""

@@ -54,8 +54,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drop:
-    owner: str = ""
-    region: str = ""
+    """Everything that an owner wrote is dropped."""
+
+    owner: str
 
 
 @dataclass(slots=True)
@@ -110,7 +111,7 @@ class StoreThread:
 
     def drop(self, drop: Drop) -> None:
         with self._changed:
-            for write in [w for w in self._writes if _concerns(drop, w)]:
+            for write in [w for w in self._writes if w.owner == drop.owner]:
                 self._writes.remove(write)
                 self.results.put(Done(write))
             self._drops.append(drop)
@@ -158,13 +159,7 @@ class StoreThread:
         return None
 
     def _drop(self, drop: Drop) -> None:
-        def run() -> None:
-            if drop.owner:
-                self._store.drop_owner(drop.owner)
-            if drop.region:
-                self._store.drop_region(drop.region)
-
-        if self._reached(run):
+        if self._reached(lambda: self._store.drop_owner(drop.owner)):
             with self._changed:
                 self._drops.popleft()
 
@@ -227,7 +222,3 @@ class StoreThread:
         """Leaves the store alone for `RETRY_S` seconds."""
         self.counts.num_away += 1
         self._away_until = time.monotonic() + RETRY_S
-
-
-def _concerns(drop: Drop, write: Write) -> bool:
-    return write.owner == drop.owner or write.group.region == drop.region
