@@ -76,6 +76,8 @@ class Speculation:
                 continue
             if sequence.num_pending:
                 self._expect(sequence, plan)
+            elif sequence.num_scheduled > sequence.num_computed:
+                continue  # it was preempted, and a chunk of its tokens is in flight
             elif (ask := self._ask(sequence, plan, most)) is not None:
                 places.append(place)
                 asks.append(ask)
