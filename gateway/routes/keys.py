@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -114,9 +115,15 @@ async def report_leak(request: web.Request) -> web.Response:
 
 
 async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
-    """Returns the tenant's key that asks, as it is now. None stands for the operator, who may change every key."""
+    """Returns the tenant's key that asks, as it is now, with the end of the secret that it asks with. None stands for
+    the operator, who may change every key.
+    """
     principal = request[PRINCIPAL]
-    return None if principal.kind == "operator" else await api_keys.get(conn, principal.tenant_id, principal.key_id)
+    if principal.kind == "operator":
+        return None
+    found = await api_keys.get(conn, principal.tenant_id, principal.key_id)
+    ends = [at for at in (found.expires_at, principal.expires_at) if at is not None]
+    return msgspec.structs.replace(found, expires_at=min(ends, default=None))
 
 
 async def unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:

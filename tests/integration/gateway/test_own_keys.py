@@ -130,6 +130,25 @@ async def test_a_key_with_limits_of_its_own_cannot_multiply_them(shared_gateway:
     assert (await call(gateway, key, "DELETE", f"/v1/keys/{lesser}"))[0] == 200, "ending a key gives nothing"
 
 
+async def test_a_secret_that_was_replaced_gives_nothing_that_outlives_it(shared_gateway: RunningGateway) -> None:
+    """Within the overlap it made lasting keys, and rotated its own key back."""
+    gateway = shared_gateway
+    _, old = await gateway.new_tenant("own", scopes=HOLDING)
+    [own] = (await call(gateway, old, "GET", "/v1/keys"))[1]["data"]
+    _, rotated = await call(gateway, old, "POST", f"/v1/keys/{own['id']}/rotate", {"overlap_seconds": 600})
+    for method, path, body in (
+        ("POST", f"/v1/keys/{own['id']}/rotate", {"overlap_seconds": 600}),
+        ("POST", "/v1/keys", {"expires_in_seconds": 700}),
+        ("POST", "/v1/webhooks", {"url": "https://example.com/"}),
+    ):
+        status, refusal = await call(gateway, old, method, path, body)
+        assert (status, refusal["error"].get("code")) == (403, "beyond_own_key"), path
+    _, made = await call(gateway, old, "POST", "/v1/keys", {})
+    assert 0 < made["expires_at"] - time.time() <= 600
+    _, lasting = await call(gateway, rotated["value"], "POST", "/v1/keys", {})
+    assert lasting["expires_at"] is None
+
+
 async def test_another_tenants_keys_do_not_exist(shared_gateway: RunningGateway) -> None:
     gateway = shared_gateway
     _, key = await gateway.new_tenant("own", scopes=HOLDING)
