@@ -34,8 +34,9 @@ not looked up all the time.
 RENEW_S = 40.0
 """A key in use is looked up again in the background, before one of its requests would have to wait for it."""
 OUTAGE_S = 600.0
-LOOKED_AT = 100
 """While SQL does not answer, keys that were fresh when it stopped are accepted for this time."""
+LOOKED_AT = 100
+"""The number of keys, those remembered last, of which one has to be acceptable for this process to serve without SQL."""
 MAX_REMEMBERED = 50_000
 MAX_UNKNOWN = 10_000
 """Unknown keys are kept apart, so that invented keys push out no real one."""
