@@ -208,6 +208,11 @@ class GatewayProtocol(RequestHandler):
             self._unread_timer.cancel()
             self._unread_timer = None
 
+    def abort(self) -> None:
+        """Drops the connection at once: nothing more is read, and what is unsent is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
     def set_parser(self, parser: Any, data_received_cb: Callable[[], None] | None = None) -> None:
         if self.message_watch is not None:
             parser = _Watched(parser, self.message_watch)
