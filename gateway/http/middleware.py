@@ -147,18 +147,14 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not app[LIFECYCLE].accepting and route.scope != "none":
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
+    principal = request.get(PRINCIPAL)
     with contextlib.ExitStack() as held:
         held.enter_context(app[LIFECYCLE].running())
-        hold(request, held, request.get(PRINCIPAL))
+        held.enter_context(app[KEY_CONNECTIONS].held(principal))
+        request[SHARE] = held.enter_context(app[INTAKE].share(principal))
         response = await handler(request)
         request[HELD] = held.pop_all()
         return response
-
-
-def hold(request: web.Request, held: contextlib.ExitStack, principal: Principal | None) -> None:
-    """Holds the key's place and its share of the bytes. Raises `ApiError` 429."""
-    held.enter_context(request.app[KEY_CONNECTIONS].held(principal))
-    request[SHARE] = held.enter_context(request.app[INTAKE].share(principal))
 
 
 async def _authenticate(request: web.Request) -> None:

@@ -261,7 +261,7 @@ async def test_attack_A18_a_message_that_never_ends_is_counted_and_ended(tmp_pat
     num_bytes = 3 * 2**20
     async with running_gateway(tmp_path / "home", redis_url, body_s=1.0) as gateway:
         intake = gateway.app[INTAKE]
-        reader, writer = await _raw(gateway)
+        _, writer = await _raw(gateway)
         writer.write(b"\x81\xff" + (num_bytes + 1).to_bytes(8, "big") + bytes(4) + b"x" * num_bytes)
         await until(lambda: intake.num_held == num_bytes)
         slow, trickle = await _raw(gateway)
