@@ -14,6 +14,7 @@ from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, delegation
+from accounting.database import auth_epoch
 from accounting.limits import budgets, quotas
 from accounting.tenants import tenants
 from accounting.values.errors import NotFoundError
@@ -116,8 +117,9 @@ async def report_leak(request: web.Request) -> web.Response:
 
 async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
     """Returns the tenant's key that asks, as it is now, with the end of the secret that it asks with. None stands for
-    the operator, who may change every key.
+    the operator, who may change every key. No key changes from here to the end of the transaction.
     """
+    await auth_epoch.hold(conn)
     principal = request[PRINCIPAL]
     if principal.kind == "operator":
         return None
