@@ -115,7 +115,7 @@ class Authenticator:
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
         """The running lookups. A key has one at a time, however many requests wait for it."""
         self._bad_keys = Buckets(BAD_KEYS_BURST, BAD_KEYS_PER_S, clock)
-        """What bad keys from an address (IPv6: a /64) empty."""
+        """Bad keys empty the bucket of their address (IPv6: of its /64)."""
         self._epoch: int | None = None
         self._confirmed = clock()
         """The time at which SQL last returned the epoch."""

@@ -136,7 +136,9 @@ def _count(request: web.Request) -> None:
     if principal.kind == "operator":
         return
     if wait_ms := buckets.blocked_ms(principal.tenant_id):
-        raise errors.too_many("Too many changes of API keys by this project.", wait_ms)
+        raise errors.too_many(
+            "Too many changes of API keys by keys of this project; to revoke one is not counted.", wait_ms
+        )
     buckets.take(principal.tenant_id)
 
 
