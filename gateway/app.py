@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway import resources
 from gateway.base.addresses import UnlistedProxy
 from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, UNLISTED_PROXY
+from gateway.base.buckets import Buckets
 from gateway.base.lifecycle import Detached, Lifecycle
 from gateway.base.running import KeyConnections, Running
 from gateway.base.settings import GatewaySettings
@@ -21,6 +22,7 @@ from gateway.console import routes as console
 from gateway.console.pages import EXPORTING
 from gateway.http import cors, middleware
 from gateway.http.route_table import ROUTES, Route
+from gateway.http.sql import NEWS_OF_TENANTS, NewsOfTenants
 from gateway.idempotency.idempotency import KEYED
 from gateway.intake.intake import INTAKE, Intake
 from gateway.intake.throttle import THROTTLE, AdaptiveThrottle
@@ -150,6 +152,8 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[THROTTLE] = AdaptiveThrottle()
     app[INTAKE] = Intake(settings.body_bytes_held, settings.body_bytes_per_minute)
     app[KEY_CONNECTIONS] = KeyConnections(settings.max_connections_per_key)
+    app[keys.KEY_CHANGES] = Buckets(keys.KEY_CHANGES_BURST, keys.KEY_CHANGES_PER_S)
+    app[NEWS_OF_TENANTS] = NewsOfTenants(app)
     app[UNLISTED_PROXY] = UnlistedProxy(settings.trusted_networks)
     app.cleanup_ctx.extend(resources.ALL)
     app.on_response_prepare.append(middleware.stamp_answer)

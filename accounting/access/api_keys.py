@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, bindparam, insert, or_, select, update
+from sqlalchemy import Row, Select, bindparam, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import delegation
@@ -139,6 +139,12 @@ async def list_keys(
     query, ever = _living(tenant_id), select(ApiKey.__table__).where(ApiKey.tenant_id == tenant_id)
     page = await newest_first(conn, query, ApiKey, after, limit, ever=ever, oldest_first=oldest_first)
     return page.of(key_info)
+
+
+async def num_living(conn: AsyncConnection, tenant_id: str, now: int) -> int:
+    """Return the number of a tenant's keys that are neither revoked nor expired."""
+    lasts = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
+    return int(await conn.scalar(select(func.count()).select_from(_living(tenant_id).where(lasts).subquery())) or 0)
 
 
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:

@@ -55,6 +55,7 @@ async def list_service_accounts(
 async def rename_service_account(
     conn: AsyncConnection, tenant_id: str, account_id: str, name: str, *, now: int, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
+    await auth_epoch.hold(conn)
     await get_service_account(conn, tenant_id, account_id)
     await auth_epoch.record(
         conn, "service_account.updated", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id
@@ -70,6 +71,7 @@ async def delete_service_account(
 ) -> None:
     """Delete an account and revoke its keys. With `end_streams`, requests under those keys end too, on every
     gateway."""
+    await auth_epoch.hold(conn)
     await get_service_account(conn, tenant_id, account_id)
     version = await auth_epoch.record(
         conn, "service_account.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=account_id

@@ -27,6 +27,13 @@ async def auth_epoch(conn: AsyncConnection) -> int:
     return epoch
 
 
+async def hold(conn: AsyncConnection) -> None:
+    """Wait for the changes under way, and let others wait until the end of this transaction. What a change checks before
+    it is `record`ed is read after this: PostgreSQL shows each statement what was committed before it. SQLite has one
+    writer."""
+    await conn.execute(_EPOCH.with_for_update())
+
+
 async def record(
     conn: AsyncConnection,
     event: str,

@@ -39,6 +39,7 @@ async def create(
 ) -> PrefixInfo:
     """Register a prefix. Raises ConflictError if the same tokens are registered already, or if there are too many
     prefixes."""
+    await auth_epoch.hold(conn)
     packed = _packed(tokens)
     of_model = and_(PublicPrefix.model == model, _in_force(now))
     same = select(PublicPrefix.id).where(of_model, PublicPrefix.token_ids == packed)

@@ -134,7 +134,9 @@ async def weights_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    """Return the tenant. Raises ConflictError if it is archived: then nothing in it may be created or changed."""
+    """Return the tenant, which stays as it is until the end of the transaction. Raises ConflictError if it is archived:
+    then nothing in it may be created or changed."""
+    await auth_epoch.hold(conn)
     tenant = await get(conn, tenant_id)
     if tenant.status == "archived":
         raise ConflictError("The project is archived.")

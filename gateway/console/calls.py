@@ -35,19 +35,18 @@ async def fetch(
 ) -> Any:
     """Calls the API and returns the decoded JSON answer. Raises `Refused`."""
     data = b"" if body is None else msgspec.json.encode(body)
-    response = await forward(request, key, method, target, data, "application/json", idempotency_key)
+    return decoded(await forward(request, key, method, target, data, "application/json", idempotency_key))
+
+
+def decoded(response: web.StreamResponse) -> Any:
+    """Returns the JSON of an answer. Raises `Refused`."""
     if not isinstance(response, web.Response) or not isinstance(response.body, bytes):
-        raise TypeError(f"{method} {target} does not answer with JSON")
+        raise TypeError("the API does not answer with JSON")
     answer: Any = msgspec.json.decode(response.body) if response.body else None
     if response.status >= 400:
-        raise refusal(response.status, answer)
+        error = answer["error"]
+        raise Refused(response.status, error["message"], error.get("code") or "")
     return answer
-
-
-def refusal(status: int, answer: Mapping[str, Any]) -> Refused:
-    """Returns what the API refused, from its answer."""
-    error = answer["error"]
-    return Refused(status, error["message"], error.get("code") or "")
 
 
 async def forward(

@@ -27,11 +27,12 @@ from gateway.base.running import one_at_a_time
 from gateway.console import formats, sessions, uploads
 from gateway.console.calls import Refused
 from gateway.console.navigation import is_for, menu_of, screen_of
-from gateway.console.tables import Table, chosen, exported
+from gateway.console.tables import File, Table, chosen
 from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
 from gateway.http.route_table import Route
+from gateway.intake.intake import INTAKE, SHARE
 from gateway.intake.text_work import TEXT_WORK
 from gateway.telemetry.keys import RECORD
 
@@ -44,6 +45,8 @@ MAX_FORM_BYTES = 2 * 1024 * 1024
 MAX_OPEN_FORM_BYTES = 16 * 1024
 """The longest form of somebody who has not signed in."""
 MAX_FORM_FIELDS = 100
+CELL_BYTES = 32
+"""The number of bytes of a body that take as long as one cell of a file."""
 MAX_PART_CHARS = 256
 """The longest part of a page's path: the name of an object."""
 
@@ -97,7 +100,7 @@ def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES, *, is_
     """Returns the route of a form. A form without its session's token is refused, and one of a role that changes
     nothing unless it `is_for_all`.
     """
-    handler = _for_viewers(_checked(action), path, changes=not is_for_all)
+    handler = _for_viewers(_checked(action, max_body_bytes), path, changes=not is_for_all)
     return _route("POST", path, handler, max_body_bytes)
 
 
@@ -141,7 +144,7 @@ def show(
     status = status if refused is None else refused.status
     wanted = request.query.get("format")
     if wanted and status < 400:
-        return exported(table or chosen(tables, request.query.get("table")), wanted)
+        return File(table or chosen(tables, request.query.get("table")), wanted)
     table = table or chosen(tables, None)
     return _page(request, template, status=status, viewer=viewer, table=table, tables=tables, refused=refused, **values)
 
@@ -207,8 +210,12 @@ def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler
         request[TENANT] = viewer.principal.tenant_id
         try:
             _check(request, viewer, path, changes)
-            with _one_file(request, viewer):
-                return await screen(request, viewer)
+            with request.app[INTAKE].share(viewer.principal) as request[SHARE], _one_file(request, viewer):
+                response = await screen(request, viewer)
+                if isinstance(response, File):
+                    num_bytes = response.num_cells * CELL_BYTES
+                    response.body = await request.app[TEXT_WORK].run(request[TENANT], num_bytes, response.made)
+                return response
         except Refused as refused:
             if refused.status == 401:
                 return _to_sign_in(request)
@@ -240,11 +247,11 @@ def _one_file(request: web.Request, viewer: Viewer) -> contextlib.AbstractContex
     return one_at_a_time(request.app[EXPORTING], viewer.principal.tenant_id, message)
 
 
-def _checked(action: Screen) -> Screen:
+def _checked(action: Screen, most_bytes: int) -> Screen:
     @functools.wraps(action)
     async def checked(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         refuse_other_sites(request)
-        token = request.headers.get("x-form-token") or (await fields_of(request)).get("form_token")
+        token = request.headers.get("x-form-token") or (await fields_of(request, most_bytes)).get("form_token")
         if not viewer.session.accepts(token or ""):
             raise errors.forbidden(
                 "form_expired", "This form is no longer valid. Go back, reload the page and try again."

@@ -57,16 +57,29 @@ class Table:
     """The rows below, one for each currency. A file lacks them: who adds up its column would count twice."""
 
 
-def exported(table: Table | None, wanted: str) -> web.Response:
-    """Returns the table as a file. Raises `ApiError` 400 for an unknown format and for a page without a table, 501 where
-    Parquet is not installed.
+class File(web.Response):
+    """The answer with a table as a file. The file itself is made after the screen has returned, off the loop.
+
+    Raises `ApiError` 400 for an unknown format and for a page without a table.
     """
-    check_format(wanted)
-    if table is None:
-        raise errors.invalid("This page has no table to export.", "format")
-    if wanted == "csv":
-        return _file(table, "csv", "text/csv", to_csv(table).encode())
-    return _file(table, "parquet", "application/vnd.apache.parquet", to_parquet(table))
+
+    def __init__(self, table: Table | None, wanted: str) -> None:
+        check_format(wanted)
+        if table is None:
+            raise errors.invalid("This page has no table to export.", "format")
+        kind = "text/csv" if wanted == "csv" else "application/vnd.apache.parquet"
+        disposition = f'attachment; filename="headgate-{table.name}.{wanted}"'
+        super().__init__(content_type=kind, headers={hdrs.CONTENT_DISPOSITION: disposition})
+        self._table = table
+        self._wanted = wanted
+
+    @property
+    def num_cells(self) -> int:
+        return len(self._table.rows) * len(self._table.columns)
+
+    def made(self) -> bytes:
+        """Returns the file; for a thread. Raises `ApiError` 501 where Parquet is not installed."""
+        return to_csv(self._table).encode() if self._wanted == "csv" else to_parquet(self._table)
 
 
 def check_format(wanted: str) -> None:
@@ -127,14 +140,6 @@ def _of_kind(column: Column, row: Mapping[str, Any]) -> Any:
 
 def _plain(value: Any) -> Any:
     return str(value) if value is not None and not isinstance(value, int | float | str) else value
-
-
-def _file(table: Table, ending: str, kind: str, data: bytes) -> web.Response:
-    return web.Response(
-        body=data,
-        content_type=kind,
-        headers={hdrs.CONTENT_DISPOSITION: f'attachment; filename="headgate-{table.name}.{ending}"'},
-    )
 
 
 def chosen(tables: Sequence[Table] | Mapping[str, Table], name: str | None) -> Table | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -120,8 +119,8 @@ class Viewer:
     async def download(self, path: str, **query: Any) -> web.StreamResponse:
         """Returns a file of the API for the browser. Raises `Refused`, so that a refusal is a page and no file."""
         answer = await self.forward("GET", path, **query)
-        if isinstance(answer, web.Response) and answer.status >= 400:
-            raise calls.refusal(answer.status, json.loads(answer.text or "{}"))
+        if answer.status >= 400:
+            calls.decoded(answer)
         return answer
 
     async def _call(self, method: str, path: str, query: dict[str, Any], body: Any = None) -> Any:

@@ -24,6 +24,7 @@ from multidict import CIMultiDictProxy
 from accounting.values.types import Principal
 from gateway.base import errors
 from gateway.base.addresses import Network, networks, within
+from gateway.base.buckets import Buckets
 from gateway.http.key_lookups import LookupFailed
 
 FRESH_S = 60.0
@@ -34,8 +35,9 @@ not looked up all the time.
 RENEW_S = 40.0
 """A key in use is looked up again in the background, before one of its requests would have to wait for it."""
 OUTAGE_S = 600.0
-LOOKED_AT = 100
 """While SQL does not answer, keys that were fresh when it stopped are accepted for this time."""
+LOOKED_AT = 100
+"""The number of keys, those remembered last, of which one has to be acceptable for this process to serve without SQL."""
 MAX_REMEMBERED = 50_000
 MAX_UNKNOWN = 10_000
 """Unknown keys are kept apart, so that invented keys push out no real one."""
@@ -80,27 +82,6 @@ class _Known:
         return principal if self.networks is None or within(address, self.networks) else None
 
 
-class BadKeyThrottle:
-    """A bucket per address (IPv6: per /64) that bad keys empty. The number of buckets is bounded."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._full_at: OrderedDict[str, float] = OrderedDict()
-        """Address → the time at which its bucket will be full again."""
-
-    def blocked_ms(self, address: str) -> int:
-        """Returns the milliseconds until the address may try again; 0 means now."""
-        missing = (self._full_at.get(_network(address), 0.0) - self._clock()) * BAD_KEYS_PER_S
-        return max(0, int((missing - BAD_KEYS_BURST + 1) / BAD_KEYS_PER_S * 1000))
-
-    def punish(self, address: str) -> None:
-        name = _network(address)
-        self._full_at[name] = max(self._full_at.get(name, 0.0), self._clock()) + 1 / BAD_KEYS_PER_S
-        self._full_at.move_to_end(name)
-        if len(self._full_at) > MAX_REMEMBERED:
-            self._full_at.popitem(last=False)
-
-
 def _network(address: str) -> str:
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
@@ -133,7 +114,8 @@ class Authenticator:
         """The keys that the lookup did not find."""
         self._asking: dict[bytes, asyncio.Task[_Known]] = {}
         """The running lookups. A key has one at a time, however many requests wait for it."""
-        self._throttle = BadKeyThrottle(clock)
+        self._bad_keys = Buckets(BAD_KEYS_BURST, BAD_KEYS_PER_S, clock)
+        """Bad keys empty the bucket of their address (IPv6: of its /64)."""
         self._epoch: int | None = None
         self._confirmed = clock()
         """The time at which SQL last returned the epoch."""
@@ -184,9 +166,10 @@ class Authenticator:
         return principal
 
     def _refusal(self, address: str) -> errors.ApiError:
-        if blocked_ms := self._throttle.blocked_ms(address):
+        network = _network(address)
+        if blocked_ms := self._bad_keys.blocked_ms(network):
             return errors.too_many("Too many requests with an incorrect API key from this address.", blocked_ms)
-        self._throttle.punish(address)
+        self._bad_keys.take(network)
         return errors.unauthorized()
 
     def _believes(self, known: _Known) -> bool:

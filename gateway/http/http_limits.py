@@ -8,9 +8,11 @@ of aiohttp's connection class. It is the only module that knows aiohttp's intern
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -49,7 +51,12 @@ NOT_SENT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 UNACKNOWLEDGED: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """The option that ends a connection whose client acknowledges nothing of what was sent. Linux has it; by itself it waits
 a quarter of an hour."""
+MIN_READ_BYTES = 64 * 1024
+"""The number of bytes that a client reads in the write timeout while writing waits for it."""
 OPENAI_VERSION = "2020-10-01"
+
+HELD = web.RequestKey("held", contextlib.ExitStack)
+"""The places and bytes of a request whose handler has returned. They are given back when its answer is written."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +67,15 @@ class ConnectionLimits:
     max_connections: int
     max_per_address: int
     unlimited: tuple[Network, ...]
-    unacknowledged_s: float
-    """The time after which a client that acknowledges nothing has vanished. A stream of a few hundred kilobytes would else
-    run to its end for a host that is gone, because the system takes so much before writing waits. It is twice the write
-    timeout, so that a client that is there and reads slowly is judged by that one."""
+    write_timeout_s: float
+
+    @property
+    def unacknowledged_s(self) -> float:
+        """Returns the time after which a client that acknowledges nothing has vanished. A stream of a few hundred
+        kilobytes would else run to its end for a host that is gone, because the system takes so much before writing
+        waits. It is twice the write timeout, so that a client that is there and reads slowly is judged by that one.
+        """
+        return 2 * self.write_timeout_s
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ConnectionLimits:
@@ -74,7 +86,7 @@ class ConnectionLimits:
             settings.max_connections,
             settings.max_connections_per_address,
             settings.trusted_networks + settings.unlimited_networks,
-            2 * settings.write_timeout_s,
+            settings.write_timeout_s,
         )
 
 
@@ -120,6 +132,8 @@ class GatewayProtocol(RequestHandler):
         "_limits",
         "_num_framed",
         "_timer",
+        "_unread_timer",
+        "message_watch",
     )
 
     def __init__(self, server: GatewayServer, **kwargs: Any) -> None:
@@ -147,6 +161,9 @@ class GatewayProtocol(RequestHandler):
         self._num_framed: int | None = None
         """The number of bytes that came for the last payload, less those of its body that came with the head. None as
         long as it is not known how many these are."""
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self.message_watch: Callable[[bytes], None] | None = None
+        """Called with all that comes on a WebSocket, before it is read. It is set before the upgrade."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
@@ -167,8 +184,43 @@ class GatewayProtocol(RequestHandler):
         if UNACKNOWLEDGED is not None:
             connection.setsockopt(socket.IPPROTO_TCP, UNACKNOWLEDGED, round(self._limits.unacknowledged_s * 1000))
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.transport is not None:
+            self._watch_reader(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_watching_reader()
+
+    def _watch_reader(self, transport: asyncio.Transport, num_before: int | None = None) -> None:
+        """Drops a client that reads too little while writing waits for it, whoever writes."""
+        num_unsent = transport.get_write_buffer_size()
+        if num_before is not None and num_before - num_unsent < MIN_READ_BYTES:
+            transport.abort()
+            return
+        self._unread_timer = self._loop.call_later(
+            self._limits.write_timeout_s, self._watch_reader, transport, num_unsent
+        )
+
+    def _stop_watching_reader(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def abort(self) -> None:
+        """Drops the connection at once: nothing more is read, and what is unsent is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def set_parser(self, parser: Any, data_received_cb: Callable[[], None] | None = None) -> None:
+        if self.message_watch is not None:
+            parser = _Watched(parser, self.message_watch)
+        super().set_parser(parser, data_received_cb)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         self._stop_timer()
+        self._stop_watching_reader()
         if self._address is not None:
             self._addresses.leave(self._address)
             self._address = None
@@ -237,7 +289,8 @@ class GatewayProtocol(RequestHandler):
         is_early = not request.content.is_eof()
         if is_early:
             resp.force_close()
-        finished = await super().finish_response(request, resp, start_time)
+        with request.get(HELD, contextlib.nullcontext()):
+            finished = await super().finish_response(request, resp, start_time)
         if is_early and self.transport is not None and not request.content.is_eof():
             self.transport.write_eof()
             self._is_answered = True
@@ -274,11 +327,12 @@ class GatewayProtocol(RequestHandler):
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         """The last resort of a connection: a broken request, or an exception that no handler expected."""
-        if request.writer.output_size > 0:
-            raise ConnectionError("an answer has begun; only closing is left")
         error = _as_api_error(status, exc)
-        if error.status >= 500:
+        has_begun = request.writer.output_size > 0
+        if error.status >= 500 and not (has_begun and (exc is None or isinstance(exc, ConnectionError))):
             logger.error("unhandled_exception", exc_info=exc)
+        if has_begun:
+            raise ConnectionError("an answer has begun; only closing is left")
         response = refusal(request, error)
         if not isinstance(request, web.Request) or RECORD not in request:
             stamp(response, ids.request_id(), 0)
@@ -294,6 +348,21 @@ def _as_api_error(status: int, exc: BaseException | None) -> errors.ApiError:
     if 400 <= status < 500:
         return errors.ApiError(400, "The request is not valid HTTP.", code="invalid_value")
     return errors.internal()
+
+
+class _Watched:
+    """A WebSocket's reader, and who looks at each part before it."""
+
+    def __init__(self, reader: Any, watch: Callable[[bytes], None]) -> None:
+        self._reader = reader
+        self._watch = watch
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        self._watch(data)
+        return cast(tuple[bool, bytes], self._reader.feed_data(data))
+
+    def feed_eof(self) -> None:
+        self._reader.feed_eof()
 
 
 class GatewayServer(web.Server):

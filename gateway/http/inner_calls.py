@@ -14,6 +14,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from gateway.http.http_limits import HELD
 from gateway.telemetry.keys import PAGE_READ
 
 
@@ -43,4 +44,7 @@ async def call(
     request = web.Request(message, payload, outer.protocol, writer or outer.writer, outer.task, loop, client_max_size=0)
     request[PAGE_READ] = is_page_read
     # aiohttp has no public way to ask an application from within; its own server calls this one.
-    return await outer.app._handle(request)
+    response = await outer.app._handle(request)
+    if HELD in request:
+        request[HELD].close()
+    return response

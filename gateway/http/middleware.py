@@ -7,6 +7,7 @@ Access is denied by default: a route that is not in the table is a 404.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -21,7 +22,7 @@ from gateway.http import body
 from gateway.http.auth import AUTH, PRINCIPAL
 from gateway.http.cors import stamp_origin
 from gateway.http.dialects import refusal, speaks_anthropic
-from gateway.http.http_limits import stamp
+from gateway.http.http_limits import HELD, stamp
 from gateway.http.last_use import LAST_USE
 from gateway.http.route_table import ROUTES, Route
 from gateway.intake.intake import INTAKE, SHARE
@@ -147,9 +148,13 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
     principal = request.get(PRINCIPAL)
-    with app[LIFECYCLE].running(), app[KEY_CONNECTIONS].held(principal), app[INTAKE].share(principal) as share:
-        request[SHARE] = share
-        return await handler(request)
+    with contextlib.ExitStack() as held:
+        held.enter_context(app[LIFECYCLE].running())
+        held.enter_context(app[KEY_CONNECTIONS].held(principal))
+        request[SHARE] = held.enter_context(app[INTAKE].share(principal))
+        response = await handler(request)
+        request[HELD] = held.pop_all()
+        return response
 
 
 async def _authenticate(request: web.Request) -> None:

@@ -23,10 +23,12 @@ from accounting.values.errors import (
     NotFoundError,
 )
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, FORGETS, REDIS
+from gateway.base.app_keys import DATABASE, DETACHED, FORGETS, REDIS
+from gateway.http.auth import PRINCIPAL
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 
 PUBLISH_S = 0.25
+NEWS_EVERY_S = 0.25
 
 
 @asynccontextmanager
@@ -47,13 +49,46 @@ async def writing(request: web.Request, *, changes_identities: bool = True) -> A
             yield conn
     if not changes_identities:
         return
-    for forget in request.app[FORGETS]:
+    if request[PRINCIPAL].kind == "operator":
+        await _announce(request.app)
+    else:
+        await request.app[NEWS_OF_TENANTS].tell()
+
+
+async def _announce(app: web.Application) -> None:
+    for forget in app[FORGETS]:
         forget()
     try:
         async with asyncio.timeout(PUBLISH_S):
-            await request.app[REDIS].publish(REVOKED_CHANNEL, "")
+            await app[REDIS].publish(REVOKED_CHANNEL, "")
     except (RedisError, OSError, TimeoutError):
         pass  # the message is only the faster way: the epoch is committed
+
+
+class NewsOfTenants:
+    """Announces what tenants change, together and not all the time: each announcement costs every process a lookup of
+    every key in use.
+    """
+
+    def __init__(self, app: web.Application) -> None:
+        self._app = app
+        self._next: asyncio.Task[None] | None = None
+        self._not_before = 0.0
+
+    async def tell(self) -> None:
+        """Returns when what is committed by now has been announced."""
+        if self._next is None:
+            self._next = self._app[DETACHED].spawn(self._tell(), "news of tenants")
+        await asyncio.shield(self._next)
+
+    async def _tell(self) -> None:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(self._not_before - clock())
+        self._next, self._not_before = None, clock() + NEWS_EVERY_S
+        await _announce(self._app)
+
+
+NEWS_OF_TENANTS = web.AppKey("news_of_tenants", NewsOfTenants)
 
 
 @contextmanager

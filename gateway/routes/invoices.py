@@ -5,6 +5,8 @@ rows for other programs. A tenant reads its own invoices and credits at `/v1/inv
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -20,7 +22,7 @@ from gateway.billing.render import RENDERERS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, translated, writing
-from gateway.routes import common
+from gateway.routes import common, downloads
 from gateway.routes.admin import only_of
 from gateway.schema import invoices as shapes
 from gateway.schema import query
@@ -146,11 +148,15 @@ async def export_focus(request: web.Request) -> web.StreamResponse:
     with translated():
         first = [*await anext(pages, ())]
     await response.prepare(request)
-    await response.write(csv_text.lines([focus.COLUMNS, *first]).encode())
+    await _send_lines(request, response, [focus.COLUMNS, *first])
     async for page in pages:
-        await response.write(csv_text.lines(page).encode())
+        await _send_lines(request, response, page)
     await response.write_eof()
     return response
+
+
+async def _send_lines(request: web.Request, response: web.StreamResponse, rows: Sequence[Sequence[Any]]) -> None:
+    await downloads.send(request, response, (await asyncio.to_thread(csv_text.lines, rows)).encode())
 
 
 async def _close(request: web.Request, tenant_id: str, period: str) -> invoices.InvoiceInfo:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 from aiohttp import web
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, delegation
+from accounting.database import auth_epoch
 from accounting.limits import budgets, quotas
 from accounting.tenants import tenants
-from accounting.values.errors import NotFoundError
+from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.tenant_types import ApiKeyInfo
+from gateway.base import errors
 from gateway.base.app_keys import PEPPER
+from gateway.base.buckets import Buckets
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route, Scope
 from gateway.http.sql import reading, writing
@@ -26,6 +30,14 @@ from gateway.routes.admin import route
 from gateway.schema import keys as shapes
 from gateway.schema import query
 from gateway.schema.organization import deleted, page_of, reply
+
+KEY_CHANGES = web.AppKey("key_changes", Buckets)
+"""The changes of keys that each tenant may make: its bucket, on one gateway. Each one makes every process look up every
+key in use again."""
+KEY_CHANGES_BURST = 60
+KEY_CHANGES_PER_S = 1.0
+MAX_KEYS = 1_000
+"""The most living keys that a tenant's own keys may make it have. The operator may make more."""
 
 
 async def list_keys(request: web.Request) -> web.Response:
@@ -52,10 +64,13 @@ async def get(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """Creates a key; only this answer has the key itself."""
     fields = await admin.fields(request, shapes.NewKey)
+    _count(request)
     async with writing(request) as conn:
         holder = await unbounded_holder(request, conn)
         tenant_id = fields.project_id if holder is None else holder.tenant_id
         await tenants.living(conn, tenant_id)
+        if holder is not None and await api_keys.num_living(conn, tenant_id, admin.now()) >= MAX_KEYS:
+            raise ConflictError(f"A project makes itself at most {MAX_KEYS:,} API keys: revoke some.")
         made = await api_keys.create(
             conn,
             request.app[PEPPER],
@@ -70,6 +85,7 @@ async def create(request: web.Request) -> web.Response:
 async def change(request: web.Request) -> web.Response:
     """Changes a key."""
     wanted = shapes.changes(await admin.json_object(request))
+    _count(request)
     async with writing(request) as conn:
         holder = await unbounded_holder(request, conn)
         present = await _present(request, conn, holder)
@@ -84,6 +100,7 @@ async def change(request: web.Request) -> web.Response:
 async def rotate(request: web.Request) -> web.Response:
     """Replaces a key by a new one; both work for the overlap that was asked for."""
     fields = await admin.fields(request, shapes.Rotation)
+    _count(request)
     async with writing(request) as conn:
         present = await _present(request, conn, await unbounded_holder(request, conn))
         rotated = await api_keys.rotate(
@@ -113,10 +130,29 @@ async def report_leak(request: web.Request) -> web.Response:
     return reply({"object": "leaked_key.report", "received": True})
 
 
+def _count(request: web.Request) -> None:
+    """Counts a change that a tenant's key asks for. Raises `ApiError` 429. Keys may be revoked at any rate."""
+    principal, buckets = request[PRINCIPAL], request.app[KEY_CHANGES]
+    if principal.kind == "operator":
+        return
+    if wait_ms := buckets.blocked_ms(principal.tenant_id):
+        raise errors.too_many(
+            "Too many changes of API keys by keys of this project; to revoke one is not counted.", wait_ms
+        )
+    buckets.take(principal.tenant_id)
+
+
 async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
-    """Returns the tenant's key that asks, as it is now. None stands for the operator, who may change every key."""
+    """Returns the tenant's key that asks, as it is now, with the end of the secret that it asks with. None stands for
+    the operator, who may change every key. No key changes from here to the end of the transaction.
+    """
+    await auth_epoch.hold(conn)
     principal = request[PRINCIPAL]
-    return None if principal.kind == "operator" else await api_keys.get(conn, principal.tenant_id, principal.key_id)
+    if principal.kind == "operator":
+        return None
+    found = await api_keys.get(conn, principal.tenant_id, principal.key_id)
+    ends = [at for at in (found.expires_at, principal.expires_at) if at is not None]
+    return msgspec.structs.replace(found, expires_at=min(ends, default=None))
 
 
 async def unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:

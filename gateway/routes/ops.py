@@ -5,12 +5,12 @@ read-only.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable
 from typing import Any
 
 from aiohttp import hdrs, web
 
+from gateway.base.addresses import LOOPBACK, within
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
 from gateway.http.route_table import Handler
 from gateway.routes import health
@@ -76,7 +76,7 @@ async def _not_sent_on(request: web.Request, handler: Handler) -> web.StreamResp
     """Answers only local programs if the peer is this machine: no page in a browser, whose Host is another name, and no
     proxy. Access from elsewhere is allowed by the operator's choice of the bind address.
     """
-    if _is_loopback(request.remote or "") and not is_local(request):
+    if within(request.remote or "", LOOPBACK) and not is_local(request):
         raise web.HTTPNotFound
     return await handler(request)
 
@@ -87,11 +87,4 @@ def is_local(request: web.Request) -> bool:
         return False
     host = request.headers.get(hdrs.HOST, "").lower().rpartition(":")
     name = (host[0] if host[1] and host[2].isdigit() else request.headers.get(hdrs.HOST, "").lower()).strip("[]")
-    return _is_loopback(request.remote or "") and (name == "localhost" or _is_loopback(name))
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
+    return within(request.remote or "", LOOPBACK) and (name == "localhost" or within(name, LOOPBACK))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any
+import logging
+from typing import Any, cast
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
@@ -20,13 +20,16 @@ from gateway.base import errors
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
 from gateway.http import inner_calls
 from gateway.http.auth import PRINCIPAL
-from gateway.http.body import NUM_BODY_BYTES
+from gateway.http.body import MIN_BYTES_PER_S, NUM_BODY_BYTES
+from gateway.http.http_limits import GatewayProtocol
 from gateway.http.route_table import Route
-from gateway.http.sse import ClientStalled
 from gateway.intake.intake import INTAKE, Intake
+from gateway.intake.messages import Unfinished
 from gateway.responses.connection import Connection
 from gateway.routes.common import aside
 from gateway.schema.json_body import decode_object
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING = 8
 """The most messages that wait for the one that runs."""
@@ -50,6 +53,7 @@ async def connect(request: web.Request) -> web.StreamResponse:
     socket = web.WebSocketResponse(max_msg_size=request.app[SETTINGS].json_body_bytes, compress=False, autoping=False)
     if not socket.can_prepare(request).ok:
         raise errors.invalid("This path is a WebSocket; POST creates a response without one.")
+    unfinished = _watched(request)
     await socket.prepare(request)
     waiting = _Waiting(request.app[INTAKE], request[PRINCIPAL].tenant_id)
     turns = asyncio.create_task(_turns(request, socket, waiting))
@@ -60,7 +64,19 @@ async def connect(request: web.Request) -> web.StreamResponse:
         with contextlib.suppress(asyncio.CancelledError):
             await turns
         waiting.close()
+        unfinished.close()
     return socket
+
+
+def _watched(request: web.Request) -> Unfinished:
+    """Bounds the message that is not whole, from the handshake on."""
+    protocol = request.protocol
+    assert isinstance(protocol, GatewayProtocol)
+    unfinished = Unfinished(
+        request.app[INTAKE], request[PRINCIPAL].tenant_id, request.app[SETTINGS].body_s, MIN_BYTES_PER_S, protocol.abort
+    )
+    protocol.message_watch = unfinished.feed
+    return unfinished
 
 
 async def _listen(request: web.Request, socket: web.WebSocketResponse, waiting: _Waiting) -> None:
@@ -70,8 +86,7 @@ async def _listen(request: web.Request, socket: web.WebSocketResponse, waiting: 
         if message.type in (WSMsgType.PING, WSMsgType.PONG):
             num_pings += 1
             if num_pings > MAX_PINGS:
-                assert request.transport is not None
-                request.transport.abort()  # a closing handshake would read on
+                cast(GatewayProtocol, request.protocol).abort()  # a closing handshake would read on
                 return
             if message.type is WSMsgType.PING:
                 await socket.pong(message.data)
@@ -143,6 +158,9 @@ async def _turns(request: web.Request, socket: web.WebSocketResponse, waiting: _
             kept.hold(connection)
     except ConnectionError:
         pass  # the client has left in the middle of an answer, which ended the request
+    except Exception:  # the close ends `_listen`, which cancels this task: nobody else would hear of it
+        logger.exception("unhandled_exception")
+        await socket.close(code=WSCloseCode.INTERNAL_ERROR, message=b"internal error")
     finally:
         kept.give_back()
         draining.cancel()
@@ -199,7 +217,6 @@ class _Events(AbstractStreamWriter):
 
     def __init__(self, outer: web.Request, socket: web.WebSocketResponse, connection: Connection) -> None:
         self._outer = outer
-        self._timeout_s = outer.app[SETTINGS].write_timeout_s
         self._socket = socket
         self._connection = connection
         self._rest = b""
@@ -209,22 +226,12 @@ class _Events(AbstractStreamWriter):
         for written in whole:
             data = written.partition(b"data: ")[2]
             if data and data != b"[DONE]":
-                await self._in_time(_send(self._socket, self._connection.seen(msgspec.json.decode(data))))
+                await _send(self._socket, self._connection.seen(msgspec.json.decode(data)))
             elif written.startswith(b":"):
-                await self._in_time(self._socket.ping())
+                await self._socket.ping()
 
     async def write_eof(self, chunk: bytes = b"") -> None:
         await self.write(chunk)
-
-    async def _in_time(self, sending: Coroutine[Any, Any, None]) -> None:
-        """Bounds the wait of a WebSocket's own writer for a client that does not read. Raises `ClientStalled`."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                await sending
-        except TimeoutError:
-            if self._outer.transport is not None:
-                self._outer.transport.abort()
-            raise ClientStalled("the client does not read") from None
 
     async def drain(self) -> None:
         """Waits until the connection takes more, as the writer of an answer over HTTP does."""

@@ -50,8 +50,7 @@ async def change(request: web.Request) -> web.Response:
     body = await admin.json_object(request)
     tenant_id, actor, now = admin.part(request, "tenant_id"), admin.actor(request), admin.now()
     async with writing(request) as conn:
-        wanted = shapes.wanted(body, await tenants.get(conn, tenant_id))
-        await tenants.living(conn, tenant_id)
+        wanted = shapes.wanted(body, await tenants.living(conn, tenant_id))
         if wanted.shares is not None:
             await tenants.set_shares(
                 conn, tenant_id, *wanted.shares, floor_limit=_floor_limit(request), now=now, actor=actor

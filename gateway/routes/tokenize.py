@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from gateway.base import errors
-from gateway.generation.models import ServedModel, kept_prompt
+from gateway.generation.models import ServedModel, context_exceeded, kept_prompt
 from gateway.http.route_table import Route
 from gateway.routes import common
 from gateway.routes.chat import encoded, tools_of
@@ -88,10 +88,13 @@ async def detokenize(request: web.Request) -> web.Response:
     """Turns token ids into text."""
     fields, ignored = await _read(request, DetokenizeFields, "detokenize")
     model = common.served_model(request, fields.model)
-    return _json(await common.in_thread(request, _text, model, fields.tokens), ignored)
+    limit = common.max_len(request, model)
+    return _json(await common.in_thread(request, _text, model, fields.tokens, limit), ignored)
 
 
-def _text(model: ServedModel, tokens: list[int]) -> bytes:
+def _text(model: ServedModel, tokens: list[int], limit: int) -> bytes:
+    if len(tokens) > limit:
+        raise context_exceeded(limit, len(tokens), 0, "tokens")
     if any(token >= model.tokenizer.vocab_size for token in tokens):
         raise errors.invalid("A token id is outside of the vocabulary.", "tokens")
     return msgspec.json.encode({"prompt": model.tokenizer.decode_long(tokens)})

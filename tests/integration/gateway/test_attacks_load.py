@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import socket
@@ -23,6 +24,7 @@ from accounting.tenants import tenants
 from accounting.values.types import Limits, Quota
 from gateway.base.app_keys import DATABASE
 from gateway.http.http_limits import MAX_QUEUE_BYTES
+from gateway.intake.intake import INTAKE
 from gateway.metering.metering import METERING
 
 CHAT = "/v1/chat/completions"
@@ -197,10 +199,39 @@ async def test_attack_A07_many_streams_that_nobody_reads_are_bounded_and_dropped
             one.close()
 
 
-async def _deaf(port: int) -> socket.socket:
+async def test_attack_A07_an_answer_that_is_read_too_slowly_is_dropped_and_counts_until_then(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing bounded the wait for a reader of a few bytes a second, and its key's places were free meanwhile."""
+    monkeypatch.setattr("gateway.http.http_limits.UNACKNOWLEDGED", None)  # the system has a bound of its own
+    wanted = json.dumps({"model": MODEL, "prompt": "a" * 390_000}).encode()
+    async with running_gateway(tmp_path / "home", redis_url, max_model_len=2**20, write_timeout_s=1.0) as gateway:
+        head = (
+            f"POST /tokenize HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(wanted)}\r\n\r\n"
+        ).encode()
+        loop, intake = asyncio.get_running_loop(), gateway.app[INTAKE]
+        slow = [await _deaf(gateway.port), await _deaf(gateway.port, 32 * 1024)]
+        for one in slow:
+            await loop.sock_sendall(one, head + wanted)
+        await until(lambda: sum(map(_num_unsent, _connections(gateway))) > 4 * MAX_QUEUE_BYTES)
+        await asyncio.sleep(0.3)
+        assert intake.num_held >= 2 * len(wanted)
+        deadline = loop.time() + 6
+        while _connections(gateway) and loop.time() < deadline:
+            with contextlib.suppress(OSError):
+                await loop.sock_recv(slow[1], 4096)
+            await asyncio.sleep(0.1)
+        assert not _connections(gateway)
+        await until(lambda: not intake.num_held)
+        for one in slow:
+            one.close()
+
+
+async def _deaf(port: int, num_bytes: int = 4096) -> socket.socket:
     """A connection that takes a few KiB and reads nothing."""
     made = socket.socket()
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, num_bytes)
     made.setblocking(False)
     await asyncio.get_running_loop().sock_connect(made, ("127.0.0.1", port))
     return made

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import json
 from decimal import Decimal
 
+import aiohttp
 import pytest
 from billing_world import PERIOD, START, used
 from click.testing import CliRunner
@@ -222,6 +224,22 @@ async def test_a_close_with_nothing_to_close_says_so(gateway):
         assert f"`headgate invoice list --period {period}`" in said
     _, answered = await headgate(gateway, "invoice", "close", "--period", "2025-01", "--json")
     assert json.loads(answered) == []
+
+
+async def test_a_fault_after_the_head_of_an_answer_is_logged(admin, monkeypatch, caplog):
+    """The answer was cut off, and nothing said why."""
+
+    async def rows(*_):
+        yield [["x"] * 3]
+        raise RuntimeError("the second page")
+
+    monkeypatch.setattr("gateway.routes.invoices.focus.rows", rows)
+    with contextlib.suppress(aiohttp.ClientPayloadError):
+        async with admin.get("/admin/v1/exports/focus", params={"period": PERIOD}) as answer:
+            assert answer.status == 200
+            await answer.read()
+    [record] = [one for one in caplog.records if one.message == "unhandled_exception"]
+    assert "the second page" in str(record.exc_info[1])
 
 
 async def test_usage_and_costs_read_every_page_by_every_group(gateway):

@@ -8,8 +8,13 @@ import time
 import openai
 import pytest
 from console_pages import signed_in
-from gateways import MODEL, running_gateway
+from gateways import MODEL, PEPPER, running_gateway
 from yarl import URL
+
+from accounting.access import api_keys, service_accounts
+from accounting.tenants import prefixes
+from accounting.values.errors import ConflictError
+from gateway.base.app_keys import DATABASE
 
 MODEL_LIMIT = f"rl-{MODEL}"
 
@@ -225,6 +230,43 @@ async def test_writes_are_audited_under_the_acting_key(gateway, organization):
     assert [row.event for row in rows] == ["project.created", "service_account.created", "api_key.created"]
     (admin,) = {row.actor for row in rows}
     assert admin.startswith("key_")
+
+
+async def test_a_key_cannot_be_made_by_an_account_that_is_being_deleted(tmp_path, redis_url, database_url):
+    """It was made, lived on without its owner, and the project's keys could not be listed any more."""
+    async with running_gateway(tmp_path, redis_url, database_url) as gateway:
+        tenant, who = gateway.keys.tenant_id, {"now": int(time.time())}
+        async with gateway.app[DATABASE].write() as conn:
+            account = await service_accounts.create_service_account(conn, tenant, "robot", **who)
+            key = await api_keys.create(
+                conn, PEPPER, tenant_id=tenant, service_account_id=account.id, scopes=["keys", "chat"], **who
+            )
+        async with gateway.session(key.value) as robot, gateway.session(gateway.keys.admin_key) as operator:
+            assert (await robot.get("/v1/keys")).status == 200
+            async with gateway.app[DATABASE].write() as conn:
+                await service_accounts.delete_service_account(conn, tenant, account.id, **who)
+                asked = asyncio.create_task(robot.post("/v1/keys", json={}))
+                await asyncio.sleep(0.5)
+                assert not asked.done()
+            assert (await asked).status == 404
+            listed = await operator.get(f"/v1/organization/projects/{tenant}/api_keys")
+            assert listed.status == 200
+
+
+async def test_two_prefixes_of_the_same_tokens_are_not_made_at_once(tmp_path, redis_url, database_url):
+    how = {"name": "p", "model": MODEL, "tokens": [1, 2, 3], "ttl_s": None, "now": 1, "actor": "a"}
+    async with running_gateway(tmp_path, redis_url, database_url) as gateway:
+
+        async def make() -> None:
+            async with gateway.app[DATABASE].write() as conn:
+                await prefixes.create(conn, **how)
+
+        async with gateway.app[DATABASE].write() as conn:
+            await prefixes.create(conn, **how)
+            other = asyncio.create_task(make())
+            await asyncio.sleep(0.5)
+        with pytest.raises(ConflictError):
+            await other
 
 
 async def test_the_same_surface_on_postgresql(tmp_path, redis_url, database_url):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from gateways import PEPPER, RunningGateway
 from accounting.access import api_keys
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
+from gateway.http.auth import AUTH
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 HOLDING = ("chat", "usage:read", "keys")
@@ -128,6 +131,72 @@ async def test_a_key_with_limits_of_its_own_cannot_multiply_them(shared_gateway:
     ):
         assert (await call(gateway, key, method, path, body))[0] == 403, path
     assert (await call(gateway, key, "DELETE", f"/v1/keys/{lesser}"))[0] == 200, "ending a key gives nothing"
+
+
+async def test_a_secret_that_was_replaced_gives_nothing_that_outlives_it(shared_gateway: RunningGateway) -> None:
+    """Within the overlap it made lasting keys, and rotated its own key back."""
+    gateway = shared_gateway
+    _, old = await gateway.new_tenant("own", scopes=HOLDING)
+    [own] = (await call(gateway, old, "GET", "/v1/keys"))[1]["data"]
+    _, rotated = await call(gateway, old, "POST", f"/v1/keys/{own['id']}/rotate", {"overlap_seconds": 600})
+    for method, path, body in (
+        ("POST", f"/v1/keys/{own['id']}/rotate", {"overlap_seconds": 600}),
+        ("POST", "/v1/keys", {"expires_in_seconds": 700}),
+        ("POST", "/v1/webhooks", {"url": "https://example.com/"}),
+    ):
+        status, refusal = await call(gateway, old, method, path, body)
+        assert (status, refusal["error"].get("code")) == (403, "beyond_own_key"), path
+    _, made = await call(gateway, old, "POST", "/v1/keys", {})
+    assert 0 < made["expires_at"] - time.time() <= 600
+    _, lasting = await call(gateway, rotated["value"], "POST", "/v1/keys", {})
+    assert lasting["expires_at"] is None
+
+
+async def test_changes_of_keys_are_bounded_and_cost_a_neighbour_little(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one made every gateway look up every key in use, as often as one tenant liked."""
+    gateway, auth = shared_gateway, shared_gateway.app[AUTH]
+    tenant, key = await gateway.new_tenant("own", scopes=HOLDING)
+    lesser = f"/v1/keys/{await other_key(gateway, tenant, scopes=['chat'])}"
+    _, neighbour = await gateway.new_tenant("neighbour")
+    looked_up, lookup = [], auth._lookup
+
+    async def counted(asked: str) -> Any:
+        looked_up.append(asked)
+        return await lookup(asked)
+
+    monkeypatch.setattr(auth, "_lookup", counted)
+    statuses: Counter[int] = Counter()
+    async with gateway.session(key) as session, gateway.session(neighbour) as other:
+
+        async def some(number: int) -> None:
+            for _ in range(number):
+                async with session.patch(lesser, json={"name": "x"}) as answer:
+                    statuses[answer.status] += 1
+                    assert answer.status == 200 or int(answer.headers["retry-after"]) == 1
+                async with other.get("/v1/models") as answer:
+                    assert answer.status == 200
+
+        started = time.monotonic()
+        await asyncio.gather(*(some(5) for _ in range(40)))
+        took_s = time.monotonic() - started
+    assert 60 <= statuses[200] <= 61 + took_s
+    assert set(statuses) == {200, 429}
+    assert looked_up.count(neighbour) <= 4 + 8 * took_s
+
+
+async def test_a_tenant_makes_itself_so_many_keys(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.routes.keys.MAX_KEYS", 3)
+    tenant, key = await shared_gateway.new_tenant("own", scopes=HOLDING)
+    made = [await call(shared_gateway, key, "POST", "/v1/keys", {}) for _ in range(3)]
+    assert [status for status, _ in made] == [200, 200, 409]
+    assert (await call(shared_gateway, key, "DELETE", f"/v1/keys/{made[0][1]['id']}"))[0] == 200
+    assert (await call(shared_gateway, key, "POST", "/v1/keys", {}))[0] == 200
+    wanted = {"project_id": tenant}
+    assert (await call(shared_gateway, shared_gateway.keys.admin_key, "POST", "/admin/v1/keys", wanted))[0] == 200
 
 
 async def test_another_tenants_keys_do_not_exist(shared_gateway: RunningGateway) -> None:

@@ -170,6 +170,22 @@ async def test_attack_A18_messages_that_wait_are_held_bytes_of_their_tenant(
     await until(lambda: intake.num_held == 0)
 
 
+async def test_a_fault_in_a_turn_closes_the_connection_and_is_logged(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was closed as if the server stopped, and nothing said why."""
+
+    def body_of(*_: Any) -> None:
+        raise RuntimeError("a fault of a turn")
+
+    monkeypatch.setattr("gateway.routes.response_socket.Connection.body_of", body_of)
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        await socket.send_json(ASKED)
+        assert (await socket.receive(timeout=20)).type is aiohttp.WSMsgType.CLOSE
+        assert socket.close_code == aiohttp.WSCloseCode.INTERNAL_ERROR
+    await until(lambda: any(one.message == "unhandled_exception" for one in caplog.records))
+
+
 async def test_a_gateway_that_stops_answers_and_closes(gateway: RunningGateway) -> None:
     async with gateway.session() as session, session.ws_connect(PATH) as socket:
         await socket.send_json(ASKED | {"max_output_tokens": 200})
@@ -218,6 +234,71 @@ def _frame(text: bytes) -> bytes:
     """A text frame of a client, masked with zeros."""
     assert 126 <= len(text) < 2**16
     return b"\x81\xfe" + len(text).to_bytes(2, "big") + bytes(4) + text
+
+
+async def _raw(gateway: RunningGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await gateway.socket()
+    writer.write(_handshake(gateway.keys.api_key))
+    assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+async def _ends(reader: asyncio.StreamReader, limit_s: float) -> bool:
+    """Whether the connection ends in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while await reader.read(4096):
+                pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+async def test_attack_A18_a_message_that_never_ends_is_counted_and_ended(tmp_path: Path, redis_url: str) -> None:
+    """All but one byte of a message lay in the gateway for as long as its client liked, and counted nowhere."""
+    num_bytes = 3 * 2**20
+    async with running_gateway(tmp_path / "home", redis_url, body_s=1.0) as gateway:
+        intake = gateway.app[INTAKE]
+        _, writer = await _raw(gateway)
+        writer.write(b"\x81\xff" + (num_bytes + 1).to_bytes(8, "big") + bytes(4) + b"x" * num_bytes)
+        await until(lambda: intake.num_held == num_bytes)
+        slow, trickle = await _raw(gateway)
+        trickle.write(b"\x81\xff" + (num_bytes).to_bytes(8, "big") + bytes(4) + b"x")
+        started = asyncio.get_running_loop().time()
+        assert await _ends(slow, 3)
+        assert asyncio.get_running_loop().time() - started > 0.7
+        await until(lambda: intake.num_held == num_bytes)  # it has kept a rate until now
+        writer.close()
+        await until(lambda: not intake.num_held)
+        idle, other = await _raw(gateway)
+        other.write(b"\x89\x80" + bytes(4))
+        assert await idle.readexactly(2) == b"\x8a\x00"
+        assert not await _ends(idle, 2), "nothing of a message has come"
+        other.close()
+        trickle.close()
+
+
+async def test_attack_A18_messages_that_are_not_whole_are_held_bytes_of_their_tenant(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway.app[INTAKE], "_most_held", 3000)
+    reader, writer = await _raw(gateway)
+    writer.write(b"\x01\xfe" + (2000).to_bytes(2, "big") + bytes(4) + b"x" * 2000)
+    assert await _ends(reader, 5)
+    await until(lambda: not gateway.app[INTAKE].num_held)
+    writer.close()
+
+
+async def test_attack_A18_a_flood_of_empty_parts_ends_its_connection(gateway: RunningGateway) -> None:
+    """Parts without an end never became a message, so nothing counted them."""
+    reader, writer = await _raw(gateway)
+    writer.write(b"\x01\x80" + bytes(4))
+    for _ in range(10):
+        writer.write((b"\x00\x80" + bytes(4)) * 1000)
+    assert await _ends(reader, 5)
+    writer.close()
 
 
 async def test_attack_A18_what_a_silent_connection_keeps_is_held_as_a_body_is(gateway: RunningGateway) -> None:

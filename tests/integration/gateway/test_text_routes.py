@@ -224,6 +224,16 @@ async def test_models_tokenize_and_detokenize(gateway: RunningGateway) -> None:
             assert (await answer.json())["error"]["code"] == "model_not_found"
 
 
+async def test_more_ids_than_the_context_holds_become_no_text(gateway: RunningGateway) -> None:
+    """Two megabytes of ids became seven times as much text."""
+    async with gateway.session() as session:
+        for number, status in ((2048, 200), (2049, 400)):
+            async with session.post("/detokenize", json={"model": MODEL, "tokens": [65] * number}) as answer:
+                assert answer.status == status
+                told = await answer.json()
+        assert told["error"]["code"] == "context_length_exceeded"
+
+
 async def test_ignored_fields_are_named_in_a_header(gateway: RunningGateway) -> None:
     body = {
         "model": MODEL,

@@ -4,7 +4,6 @@ and cancels those of all tenants; their files it does not see.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.console import charts, choices, pages
-from gateway.console.calls import Refused, refusal
+from gateway.console.calls import Refused, decoded
 from gateway.console.formats import NONE
 from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
@@ -137,13 +136,9 @@ async def _upload(viewer: Viewer, lines: str) -> Any:
         f'--{boundary}\r\ncontent-disposition: form-data; name="file"; filename="console.jsonl"\r\n'
         f"content-type: application/jsonl\r\n\r\n{lines.replace(chr(13), '')}\n\r\n--{boundary}--\r\n"
     )
-    answer = await viewer.forward("POST", "/v1/files", data.encode(), f"multipart/form-data; boundary={boundary}")
-    if not isinstance(answer, web.Response):
-        raise TypeError("an upload does not answer with JSON")
-    found = json.loads(answer.text or "{}")
-    if answer.status >= 400:
-        raise refusal(answer.status, found)
-    return found
+    return decoded(
+        await viewer.forward("POST", "/v1/files", data.encode(), f"multipart/form-data; boundary={boundary}")
+    )
 
 
 _COLUMNS: Sequence[Column] = (

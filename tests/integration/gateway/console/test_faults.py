@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 from console_pages import signed_in
 
 from gateway.base.app_keys import LIFECYCLE
-from gateway.console.pages import MAX_FORM_BYTES
+from gateway.console import tables
+from gateway.console.pages import MAX_FORM_BYTES, MAX_OPEN_FORM_BYTES
+from gateway.intake.intake import INTAKE
 from gateway.telemetry.keys import OBSERVERS
 
 PLACES = {
@@ -58,3 +62,34 @@ async def test_what_is_refused_before_the_handler_is_a_page_too(gateway):
     head = await reader.readuntil(b"\r\n\r\n")
     writer.close()
     assert head.startswith(b"HTTP/1.1 413 ") and b"text/html" in head
+
+
+async def test_a_form_is_held_bytes_of_its_tenant(gateway, monkeypatch):
+    """A signed-in key could hold 2 MiB on each of its connections, which nothing counted."""
+    intake = gateway.app[INTAKE]
+    async with signed_in(gateway) as browser:
+        await browser.get("/playground")
+        monkeypatch.setattr(intake, "_most_held", 3000)
+        page = await browser.submit("/playground/code", text="x" * 4000)
+        assert (page.status, intake.refusals["body_bytes_held"]) == (429, 1)
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        monkeypatch.undo()
+        assert (await browser.submit("/sign-out", text="x" * MAX_OPEN_FORM_BYTES)).status == 413
+    assert not intake.num_held
+
+
+async def test_a_file_is_made_off_the_loop(gateway, monkeypatch):
+    """Ten thousand rows took the loop for a third of a second."""
+    made_in = []
+
+    def to_csv(table: tables.Table) -> str:
+        made_in.append(threading.current_thread())
+        return "made"
+
+    monkeypatch.setattr(tables, "to_csv", to_csv)
+    async with signed_in(gateway) as browser:
+        page = await browser.get("/requests?format=csv")
+        assert (page.status, page.text) == (200, "made")
+        assert page.headers["content-disposition"] == 'attachment; filename="headgate-requests.csv"'
+        assert (await browser.get("/requests?format=xml")).status == 400
+    assert made_in and threading.main_thread() not in made_in
