@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,6 +23,7 @@ from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import Poster
 from gateway.journal.shipper import Shipper
+from gateway.readiness import of_database
 from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
@@ -159,6 +163,63 @@ async def test_a_shipper_at_rest_hears_of_a_record_at_once(sqlite_books, journal
         await _until(lambda: not shipper.num_unshipped)
     await shipper.close()
     assert await entries(sqlite_books) == expected(*range(3))
+
+
+async def test_a_clean_up_that_fails_ends_no_shipping(sqlite_books, journal: Journal, quick, monkeypatch) -> None:
+    num_failed = 0
+
+    def fail_once(*_) -> int:
+        nonlocal num_failed
+        num_failed += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("gateway.journal.shipper.drop_old", fail_once)
+    shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
+    await shipper.start()
+    await _until(lambda: num_failed)
+    await write(journal, 1)
+    await _until(lambda: not shipper.num_unshipped)
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(1)
+
+
+async def test_a_shipper_that_ended_by_itself_is_seen_and_can_be_closed(sqlite_books, journal: Journal, quick) -> None:
+    poster = Poster(journal.directory, sqlite_books, 0, 0)
+    post, poster.post = poster.post, None
+    shipper = Shipper(journal, poster)
+    await write(journal, 1)
+    assert not shipper.has_failed
+    await shipper.start()
+    await _until(lambda: shipper.has_failed)
+    auth = SimpleNamespace(silent_s=0.0)
+    assert of_database(auth, shipper).state == "failing"
+    poster.post = post
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(1)
+    assert not shipper.has_failed
+
+
+async def test_an_outage_that_a_cancelled_call_noticed_is_over_without_a_further_call(
+    sqlite_books, journal: Journal, quick
+) -> None:
+    """Nothing was admitted for ever, because nothing that ended would have asked SQL again."""
+    database = Outage(sqlite_books)
+    database.before = 1 << 30
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0), max_outage_s=0.05)
+    await ship_all(shipper)  # the beginning of the journal has no ending
+    usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
+    keeping = asyncio.create_task(
+        shipper.keep(EngineRecords("worker-0", (EngineRecord(4, "req_00000004", 0, "proj_1", "r", usage),)))
+    )
+    await _until(lambda: shipper.is_failing)
+    await asyncio.sleep(0.1)
+    assert not shipper.is_full  # nothing waits for SQL
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    database.before = 0
+    assert not shipper.is_failing
+    await write(journal, 1)
+    assert not shipper.is_full
 
 
 async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:
