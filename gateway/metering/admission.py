@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
 from accounting.prices import pricing
@@ -32,6 +33,9 @@ from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
+
+REPEATS_S = (0.0, *[1.0] * 30)
+"""The waits after each time that neither the journal nor SQL took an ending."""
 
 T = TypeVar("T")
 
@@ -131,7 +135,19 @@ class Admission:
             await asyncio.wait(self._tasks)
 
     async def record(self, posting: Posting) -> None:
-        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once."""
+        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once. If neither takes it, both are
+        asked again for half a minute. Raises what SQL raised last, SQLAlchemyError or OSError.
+        """
+        for wait_s in REPEATS_S:
+            try:
+                return await self._record(posting)
+            except (SQLAlchemyError, OSError) as reason:
+                log.warning("neither the journal nor SQL takes an ending: %s", reason)
+            await self.journal.revive()
+            await asyncio.sleep(wait_s)
+        await self._record(posting)
+
+    async def _record(self, posting: Posting) -> None:
         try:
             await self.journal.end(posting)
         except JournalPoisoned:
@@ -367,10 +383,13 @@ class Admitted:
         self._has_ended = True
 
     async def _record(self, posting: Posting) -> Settled:
+        admission = self._admission
         try:
-            await self._admission.record(posting)
-        finally:
-            self._admission.detach(self._give_back(posting))
+            await admission.record(posting)
+        except BaseException:  # no ledger has the charge
+            admission.detach(admission.limiter.release(self._holder))
+            raise
+        admission.detach(self._give_back(posting))
         return Settled.of(posting)
 
     async def _give_back(self, posting: Posting) -> None:
