@@ -140,7 +140,8 @@ class Admission:
         """
         for wait_s in REPEATS_S:
             try:
-                return await self._record(posting)
+                await self._record(posting)
+                return
             except (SQLAlchemyError, OSError) as reason:
                 log.warning("neither the journal nor SQL takes an ending: %s", reason)
             await self.journal.revive()
