@@ -22,7 +22,7 @@ from accounting.requests import request_postings
 from accounting.values.clock import now_ms as _now_ms
 from accounting.values.types import BoughtAttempt, Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
-from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
+from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable, NotSent
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
@@ -205,8 +205,8 @@ class Admission:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
         except BaseException as reason:
-            # The reply may be lost although the reservation was made.
-            self.detach(self.limiter.release(holder, never_admitted=True))
+            if not isinstance(reason, NotSent):  # the reply may be lost although the reservation was made
+                self.detach(self.limiter.release(holder, never_admitted=True))
             if not isinstance(reason, LimiterUnavailable | ReservationEnded):
                 raise
             log.warning("limiter_unavailable", extra={"reason": str(reason)})

@@ -323,6 +323,41 @@ async def test_an_ending_that_nothing_ever_takes_keeps_no_charge_in_the_limiter(
     assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 0
 
 
+async def test_a_request_that_never_reached_redis_owes_it_no_ending(metered: Metering, ask) -> None:
+    """Each refusal left one, and they were paid one by one when Redis was back."""
+    await (await metered.admission.admit(ask(1000), "r")).void("internal")
+    await metered.admission.drain()
+    metered.link._closed_until = asyncio.get_running_loop().time() + 60
+    for number in range(100):
+        with pytest.raises(ApiError):
+            await metered.admission.admit(ask(number), "r")
+    await metered.admission.drain()
+    assert metered.limiter.num_owed == 0
+    metered.link._closed_until = 0.0
+    await (await metered.admission.admit(ask(1), "r")).void("internal")
+
+
+async def test_a_request_whose_second_try_is_not_sent_is_ended_for_its_first(
+    metered: Metering, ask, monkeypatch
+) -> None:
+
+    def goes_away(*_) -> bool:
+        metered.link._closed_until = asyncio.get_running_loop().time() + 60
+        return False
+
+    await (await metered.admission.admit(ask(1), "r")).void("internal")
+    await metered.admission.drain()
+    monkeypatch.setattr(metered.limiter.incidents, "is_in_force", goes_away)
+    with pytest.raises(ApiError):
+        await metered.admission.admit(ask(2), "r")
+    await metered.admission.drain()
+    assert metered.limiter.num_owed == 1
+    monkeypatch.undo()
+    metered.link._closed_until = 0.0
+    await metered.limiter.pay("req_00000002")
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "n")) == metered.limiter.num_owed == 0
+
+
 async def test_without_redis_a_request_gets_503_and_a_running_one_settles(
     sqlite_books, own_redis, tmp_path: Path, ask
 ) -> None:
