@@ -103,6 +103,8 @@ class Poster:
         self._buried: set[int] = set()
         """Sequence numbers of the endings of this read that SQL refused."""
         self._reader = Reader(directory, offset)
+        self._read: list[Record] = []
+        """Records that are read and not taken: one that cannot be decoded is not on the disk yet."""
         self._taken: _Taken | None = None
 
     @property
@@ -139,12 +141,15 @@ class Poster:
         """Does nothing: the database belongs to the caller."""
 
     async def _take(self, durable_seq: int) -> _Taken:
-        records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
+        if not self._read:
+            self._read = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
+        records = self._read
         endings = [
             _Ending(record.seq, posting)
             for record in records
             if record.kind in (Kind.SETTLE, Kind.VOID) and (posting := self._decode(record))
         ]
+        self._read = []
         return _Taken(len(records), records[-1].seq if records else durable_seq, endings)
 
     async def _post(self, endings: Sequence[_Ending], offset: int) -> None:

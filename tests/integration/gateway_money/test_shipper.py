@@ -25,6 +25,7 @@ from gateway.journal.poster import Poster
 from gateway.journal.shipper import Shipper
 from gateway.readiness import of_database
 from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
+from workers.protocol.journal import Kind
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
 
@@ -262,6 +263,27 @@ async def test_a_refused_ending_counts_once_although_sql_goes_away_behind_it(sql
         await poster.post(journal.durable_seq)
     posted = await poster.post(journal.durable_seq)
     assert (posted.num_new, posted.num_refused) == (1, 1)
+
+
+async def test_an_unreadable_record_that_no_disk_takes_loses_no_record_around_it(
+    sqlite_books, journal: Journal, monkeypatch
+) -> None:
+    poster = Poster(journal.directory, sqlite_books, 0, 0)
+    await write(journal, 1)
+    unreadable = msgspec.msgpack.encode({"request_id": "req_x", "outcome": "a newer word"})
+    await journal._append(Kind.VOID, unreadable, "req_x", durable=True)
+    await write(journal, 2)
+
+    def bury_nothing(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("gateway.journal.poster.bury", bury_nothing)
+        with pytest.raises(OSError, match="No space"):
+            await poster.post(journal.durable_seq)
+    posted = await poster.post(journal.durable_seq)
+    assert (posted.num_endings, posted.num_new, posted.num_refused) == (2, 2, 1)
+    assert await entries(sqlite_books) == expected(1, 2)
 
 
 async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:
