@@ -59,6 +59,8 @@ def of_disk(journal: Journal) -> Check:
 
 def of_database(auth: Authenticator, shipper: Shipper) -> Check:
     """Checks SQL. While SQL does not answer, remembered keys are served for ten minutes."""
+    if shipper.has_failed:
+        return Check("database", "failing", "Charges are not brought into the database any more: see the log.")
     if shipper.is_full:
         return Check("database", "failing", "The database has taken no charges for too long.")
     if auth.silent_s > SILENT_S:

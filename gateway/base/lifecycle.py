@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -110,11 +111,11 @@ class Detached:
             logger.error("detached_task_failed", exc_info=error, extra={"task": task.get_name()})
 
     async def join(self, timeout_s: float) -> None:
-        """Waits for all tasks, then cancels those that are not done in time."""
-        if not self._tasks:
-            return
-        _, late = await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in late:
-            task.cancel()
-        if late:
+        """Waits for all tasks, those too that begin meanwhile, then cancels those that are not done in time."""
+        until = time.monotonic() + timeout_s
+        while self._tasks and (left_s := until - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left_s)
+        if late := list(self._tasks):
+            for task in late:
+                task.cancel()
             await asyncio.wait(late)

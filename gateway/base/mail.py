@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import smtplib
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import EmailMessage
@@ -19,8 +20,8 @@ class MailFailed(Exception):
 
 @dataclass(frozen=True)
 class Mailer:
-    """A sender of mail. `url` is smtp://[user:password@]host[:port] (STARTTLS where the server offers
-    it) or smtps://.
+    """A sender of mail. `url` is smtp://[user:password@]host[:port] (STARTTLS where the server offers it) or smtps://.
+    The server's certificate must be one that this machine trusts.
     """
 
     url: str
@@ -39,11 +40,15 @@ class Mailer:
 
     def _send(self, message: EmailMessage) -> None:
         parts = urlsplit(self.url)
-        kind = smtplib.SMTP_SSL if parts.scheme == "smtps" else smtplib.SMTP
-        port = parts.port or PORTS[parts.scheme]
-        with kind(parts.hostname or "", port, timeout=TIMEOUT_S) as server:
+        host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+        verified = ssl.create_default_context()
+        with (
+            smtplib.SMTP_SSL(host, port, timeout=TIMEOUT_S, context=verified)
+            if parts.scheme == "smtps"
+            else smtplib.SMTP(host, port, timeout=TIMEOUT_S)
+        ) as server:
             if parts.scheme == "smtp" and server.ehlo() and server.has_extn("starttls"):
-                server.starttls()
+                server.starttls(context=verified)
             if parts.username:
                 server.login(unquote(parts.username), unquote(parts.password or ""))
             server.send_message(message)

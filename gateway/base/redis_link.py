@@ -46,6 +46,10 @@ class LimiterUnavailable(Exception):
     """Redis cannot be reached, or cannot be trusted yet. Nothing was granted."""
 
 
+class NotSent(LimiterUnavailable):
+    """The breaker refused the call: Redis did not get it."""
+
+
 class BooksUnavailable(LimiterUnavailable):
     """The data that Redis lost cannot be rebuilt now, because SQL does not answer."""
 
@@ -157,7 +161,7 @@ class RedisLink:
             return
         now = asyncio.get_running_loop().time()
         if now < self._closed_until:
-            raise LimiterUnavailable("limiter is down")
+            raise NotSent("limiter is down")
         self._closed_until = now + PROBE_EVERY_S
 
     async def _send_pending(self) -> None:

@@ -252,8 +252,9 @@ class GenerationGroup:
     async def _end_late(self, key: ClaimedKey) -> None:
         """Ends the requests as SQL says, once it answers. If this gateway ends before, its next start does it."""
         kept = await key.decide([generation.order.facts.request_id for generation in self.generations])
-        for generation in self.generations:
-            await generation.end(kept.get(generation.order.facts.request_id) or generation.unstored())
+        await asyncio.gather(
+            *(one.end(kept.get(one.order.facts.request_id) or one.unstored()) for one in self.generations)
+        )
 
     async def _tell(self, ended: Ended) -> None:
         pairs = zip(self.generations, self.settled, strict=True)
@@ -381,9 +382,17 @@ class GenerationGroup:
             charged: list[str] = []
             endings: list[Settled] = []
             for generation in left:
-                endings.append(await generation.abandon(ending))
-                generation.close()
-                if endings[-1].charge_micro_units:
+                try:
+                    settled = await generation.abandon(ending)
+                except (SQLAlchemyError, OSError):
+                    logger.exception(
+                        "an ending is not written", extra={"request_id": generation.order.facts.request_id}
+                    )
+                    continue
+                finally:
+                    generation.close()
+                endings.append(settled)
+                if settled.charge_micro_units:
                     charged.append(generation.order.facts.request_id)
             self._record.mark("settled")
             # A client that left pays for what the engine counted. If nobody pays, the log has the output that was

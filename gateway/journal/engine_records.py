@@ -13,13 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
-from accounting.database.db import Database, is_rows_fault
+from accounting.database.db import Database
 from accounting.requests import request_postings
-from accounting.values.errors import AccountingError
 from accounting.values.types import Usage, WitnessRecord
-from gateway.journal.dead_letters import bury
+from gateway.journal.dead_letters import bury, post_all
 from gateway.journal.journals import gateway_journals, worker_journals
 from gateway.journal.unshipped import unshipped
 from workers.protocol.counts import EngineRecord, EngineRecords
@@ -35,7 +33,20 @@ async def post(database: Database, directory: Path, frame: EngineRecords) -> int
     """Posts the records of one worker, and returns how many were new. One that SQL will never take is kept in
     `directory`. Raises SQLAlchemyError, OSError.
     """
-    return await _post(database, directory, [_witness(frame.worker, record) for record in frame.records])
+    num_new = 0
+
+    async def post_some(witnesses: Sequence[WitnessRecord]) -> None:
+        nonlocal num_new
+        async with database.write() as conn:
+            posted = await request_postings.post_engine_records(conn, witnesses)
+        num_new += posted.num_new
+
+    await post_all(
+        [_witness(frame.worker, record) for record in frame.records],
+        post_some,
+        lambda one, failure: bury(directory, msgspec.to_builtins(one), one.seq, failure),
+    )
+    return num_new
 
 
 async def post_restored(database: Database, state_dir: Path) -> int:
@@ -88,22 +99,6 @@ def _records_of(directory: Path) -> list[EngineRecord]:
         found |= {(record.request_id, record.attempt): record for record in state.unacked.values()}
     crashed = [left.crashed(number, 0) for number in left.open]
     return [*found.values(), *crashed]
-
-
-async def _post(database: Database, directory: Path, witnesses: Sequence[WitnessRecord]) -> int:
-    """Posts all in one transaction. If a row is at fault, it posts halves, down to the row at fault."""
-    try:
-        async with database.write() as conn:
-            return (await request_postings.post_engine_records(conn, witnesses)).num_new
-    except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-        if not is_rows_fault(failure):
-            raise
-        if len(witnesses) == 1:
-            bury(directory, msgspec.to_builtins(witnesses[0]), witnesses[0].seq, failure)
-            return 0
-        middle = len(witnesses) // 2
-        num_new = await _post(database, directory, witnesses[:middle])
-        return num_new + await _post(database, directory, witnesses[middle:])
 
 
 def _witness(worker: str, record: EngineRecord) -> WitnessRecord:

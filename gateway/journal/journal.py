@@ -81,6 +81,8 @@ class Journal:
         self._waiting: list[asyncio.Future[None]] = []
         self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
+        self._writing = threading.Lock()
+        """Held by who writes into a segment. It is taken before `_written`."""
         self._begin_segment()
         log.ballast.take()
         self._threads = [
@@ -158,9 +160,10 @@ class Journal:
             if not batch:
                 return
             try:
-                if self._failure is not None:
-                    raise self._failure
-                self._write(batch)
+                with self._writing:
+                    if self._failure is not None:
+                        raise self._failure
+                    self._write(batch)
             except OSError as failure:
                 self._poison(failure, (entry.done for entry in batch))
 
@@ -168,16 +171,18 @@ class Journal:
         if self._log.num_bytes >= self._segment_bytes:
             self._rotate()
         self._log.write(b"".join(self._log.chain.encode(e.kind, e.payload) for e in batch))
-        for entry in batch:
-            if entry.kind == Kind.OPEN:
-                self._open[entry.request_id] = entry.payload
-            else:
-                self._open.pop(entry.request_id, None)
-        self._tell([e.done for e in batch if not e.durable], None)
         with self._written:
+            if self._failure is not None:  # a sync failed meanwhile
+                raise self._failure
+            for entry in batch:
+                if entry.kind == Kind.OPEN:
+                    self._open[entry.request_id] = entry.payload
+                else:
+                    self._open.pop(entry.request_id, None)
             self._waiting += [e.done for e in batch if e.durable]
             self._unsynced_seq = self._log.chain.next_seq - 1
             self._written.notify()
+        self._tell([e.done for e in batch if not e.durable], None)
 
     def _rotate(self) -> None:
         """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
@@ -198,13 +203,10 @@ class Journal:
         yield Kind.HEADER, msgspec.msgpack.encode(self._header)
         for payload in list(self._open.values()):
             yield Kind.OPEN, payload
-        yield Kind.SEAL, self._sealed()
+        yield Kind.SEAL, b""
 
     def _seal(self) -> None:
-        self._log.write(self._log.chain.encode(Kind.SEAL, self._sealed()))
-
-    def _sealed(self) -> bytes:
-        return journal_records.encode(journal_records.Sealed(self._log.chain.next_seq - 1, len(self._open)))
+        self._log.write(self._log.chain.encode(Kind.SEAL, b""))
 
     # The syncer thread
 
@@ -257,9 +259,15 @@ class Journal:
             self._loop.call_soon_threadsafe(_resolve, done, failure)
 
     def _revive(self) -> bool:
-        if self._failure is None:
+        with self._writing:
+            if self._closing:
+                return False
+            if self._failure is not None and not self._begin_anew(self._failure):
+                return False
             return self._log.ballast.take()
-        if is_full(self._failure):
+
+    def _begin_anew(self, poison: OSError) -> bool:
+        if is_full(poison):
             self._log.ballast.give_up()
         with self._written:
             try:
@@ -269,7 +277,7 @@ class Journal:
                 return False
             self._failure = None
         logger.warning("journal %s goes on in a new segment", self.directory)
-        return self._log.ballast.take()
+        return True
 
     def _stop(self) -> None:
         writer, syncer = self._threads
@@ -280,12 +288,17 @@ class Journal:
             self._writer_ended = True
             self._written.notify_all()
         syncer.join()
-        if self._failure is None:
-            self._seal()
-            self._sync(self._log.file)
-            self._synced_seq = self._log.chain.next_seq - 1
-        self._log.ballast.give_up()
-        self._log.close()
+        with self._writing:
+            try:
+                self._log.ballast.give_up()
+                if self._failure is None:
+                    self._seal()
+                    self._sync(self._log.file)
+                    self._synced_seq = self._log.chain.next_seq - 1
+            except OSError as failure:  # the next process cuts what is torn
+                logger.error("journal %s is not sealed: %s", self.directory, failure)
+            finally:
+                self._log.close()
 
 
 async def open_journal(

@@ -1,7 +1,8 @@
 """The payloads of the gateway's journal: msgpack of the kinds in `workers/protocol/journal.py`. The module is pure.
 
-OPEN is an `Opened`, SETTLE and VOID are a `Posting`; their fields lie flat in one map, as they always have. No prompt,
-no output, no word of a client and no secret ever enters a payload.
+OPEN is an `Opened`, SETTLE and VOID are a `Posting`; their fields lie flat in one map, as they always have. SEAL follows
+the OPENs that a segment takes over from the one before, and is the last record of a segment; nobody reads what older
+gateways wrote in it. No prompt, no output, no word of a client and no secret ever enters a payload.
 """
 
 from __future__ import annotations
@@ -11,16 +12,7 @@ import msgspec
 from accounting.values.types import Opened, Posting
 
 
-class Sealed(msgspec.Struct, frozen=True, array_like=True):
-    """SEAL: it follows the OPENs that a segment takes over from the one before, and it is the last
-    record of a segment.
-    """
-
-    last_seq: int
-    num_open: int
-
-
-def encode(payload: Opened | Sealed | Posting) -> bytes:
+def encode(payload: Opened | Posting) -> bytes:
     return msgspec.msgpack.encode(payload)
 
 

@@ -18,7 +18,8 @@ from accounting.books.equations import EquationResult
 from accounting.requests import request_postings
 from accounting.values.types import LedgerRow, Posting
 from gateway.journal import journal_records
-from workers.protocol.journal import Kind, scan
+from gateway.journal.unshipped import scans
+from workers.protocol.journal import Kind
 from workers.protocol.segments import list_segments
 
 AT_ONCE = 500
@@ -32,21 +33,29 @@ async def shipped_whole(conn: AsyncConnection, journals: Mapping[int, Path]) -> 
         segments = await asyncio.to_thread(list_segments, directory)
         last_seq = 0
         for segment in segments:
-            found = scan(await asyncio.to_thread(segment.path.read_bytes))
-            if found.state == "corrupt":
+            shipped, last, is_damaged = await asyncio.to_thread(_shipped_of, segment.path, offset)
+            if is_damaged:
                 failures.append(f"slot {slot}: {segment.path.name} is damaged")
-            shipped = [
-                journal_records.posting(record.payload)
-                for record in found.records
-                if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq <= offset
-            ]
-            last_seq = max([last_seq, *(record.seq for record in found.records)])
+            last_seq = max(last_seq, last)
             for start in range(0, len(shipped), AT_ONCE):
                 failures += await _missing(conn, shipped[start : start + AT_ONCE])
             num_checked += len(shipped)
         if segments and offset > last_seq:
             failures.append(f"slot {slot}: {offset} was shipped, {last_seq} is the journal's last")
     return EquationResult(equations.JOURNAL_SHIPPED_WHOLE, num_checked, tuple(failures))
+
+
+def _shipped_of(path: Path, offset: int) -> tuple[list[Posting], int, bool]:
+    """Returns the segment's endings up to the offset, the number of its last record, and whether it is damaged."""
+    shipped: list[Posting] = []
+    last_seq, is_damaged = 0, False
+    for found in scans(path):
+        for record in found.records:
+            last_seq = record.seq
+            if record.kind in (Kind.SETTLE, Kind.VOID) and record.seq <= offset:
+                shipped.append(journal_records.posting(record.payload))
+        is_damaged = not found.records and found.state == "corrupt"
+    return shipped, last_seq, is_damaged
 
 
 async def _missing(conn: AsyncConnection, shipped: Sequence[Posting]) -> list[str]:

@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.billing import residency
 from accounting.billing.residency import Reading
-from accounting.database.db import Database, is_rows_fault
+from accounting.database.db import Database
 from accounting.requests import request_postings
-from accounting.values.errors import AccountingError
 from accounting.values.types import Posting
 from gateway.journal import engine_records, journal_records
-from gateway.journal.dead_letters import bury
+from gateway.journal.dead_letters import bury, post_all
 from gateway.journal.reader import Reader
 from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.journal import Kind, Record
@@ -103,6 +101,8 @@ class Poster:
         self._buried: set[int] = set()
         """Sequence numbers of the endings of this read that SQL refused."""
         self._reader = Reader(directory, offset)
+        self._read: list[Record] = []
+        """Records that are read and not taken: one that cannot be decoded is not on the disk yet."""
         self._taken: _Taken | None = None
 
     @property
@@ -113,7 +113,11 @@ class Poster:
         taken, offset = self._taken or await self._take(durable_seq), self._offset
         if taken.endings:
             self._taken = taken
-            await self._post(taken.endings, taken.last_seq)
+            await post_all(
+                taken.endings,
+                lambda endings: self._post(endings, taken),
+                lambda one, failure: self._bury(msgspec.to_builtins(one.posting), one.seq, failure),
+            )
             self._taken = None
         self._buried.clear()
         num_new, num_refused = self._num_new, self._num_refused
@@ -139,34 +143,28 @@ class Poster:
         """Does nothing: the database belongs to the caller."""
 
     async def _take(self, durable_seq: int) -> _Taken:
-        records = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
+        if not self._read:
+            self._read = await asyncio.to_thread(self._reader.read, durable_seq, MAX_RECORDS)
+        records = self._read
         endings = [
             _Ending(record.seq, posting)
             for record in records
             if record.kind in (Kind.SETTLE, Kind.VOID) and (posting := self._decode(record))
         ]
+        self._read = []
         return _Taken(len(records), records[-1].seq if records else durable_seq, endings)
 
-    async def _post(self, endings: Sequence[_Ending], offset: int) -> None:
-        """Posts all in one transaction. If a row is at fault, it posts halves, down to the row at fault."""
-        try:
-            async with self._database.write() as conn:
-                stored = await request_postings.journal_offset(conn, self._slot) or 0
-                if stored < self._offset:
-                    self._rewind(stored)
-                    return
-                postings = [ending.posting for ending in endings]
-                posted = await request_postings.post(conn, self._slot, offset, postings)
-        except (SQLAlchemyError, AccountingError, OverflowError) as failure:
-            if not is_rows_fault(failure):
-                raise
-            if len(endings) == 1:
-                self._bury(msgspec.to_builtins(endings[0].posting), endings[0].seq, failure)
+    async def _post(self, endings: Sequence[_Ending], taken: _Taken) -> None:
+        """Posts endings of what was taken, in one transaction."""
+        last = endings[-1]
+        offset = taken.last_seq if last is taken.endings[-1] else last.seq
+        async with self._database.write() as conn:
+            stored = await request_postings.journal_offset(conn, self._slot) or 0
+            if stored < self._offset:
+                self._rewind(stored)
                 return
-            middle = len(endings) // 2
-            await self._post(endings[:middle], endings[middle - 1].seq)
-            await self._post(endings[middle:], offset)
-            return
+            postings = [ending.posting for ending in endings]
+            posted = await request_postings.post(conn, self._slot, offset, postings)
         self._offset = offset
         self._num_new += posted.num_new
 

@@ -110,11 +110,16 @@ class Shipper:
 
     @property
     def is_full(self) -> bool:
-        """No more requests may be admitted: SQL has not answered for 10 min, or 1 GiB waits for it."""
+        """No more requests may be admitted: 1 GiB waits for SQL, or something does and it has not answered for 10 min."""
         if self._backlog_bytes > self._max_backlog_bytes:
             return True
         since = self._failing_since
-        return since is not None and time.monotonic() - since > self._max_outage_s
+        return since is not None and self.num_unshipped > 0 and time.monotonic() - since > self._max_outage_s
+
+    @property
+    def has_failed(self) -> bool:
+        """Shipping ended by itself, which only a fault of ours can cause."""
+        return self._task is not None and self._task.done() and not self._stop.is_set()
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
@@ -128,7 +133,7 @@ class Shipper:
         try:
             async with asyncio.timeout(limit_s):
                 if self._task is not None:
-                    await self._task
+                    await asyncio.gather(self._task, return_exceptions=True)
                 while await self.ship():
                     pass
         except (TimeoutError, ShippingStopped):
@@ -192,11 +197,23 @@ class Shipper:
         """Posts the workers' own counts; returns after the COMMIT, however long SQL does not answer. Raises
         ShippingStopped.
         """
-        ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
+        try:
+            ack = await self._until_done(lambda: self._poster.post_engine_records(frame))
+        except asyncio.CancelledError:
+            if not self.num_unshipped:  # nobody asks SQL any more, so nobody would hear that the outage is over
+                self._failing_since = None
+            raise
         self._failing_since = None
         return ack
 
     async def _run(self) -> None:
+        try:
+            await self._ship_on()
+        except Exception:
+            log.exception("journal %s is not shipped any more", self._journal.directory)
+            raise
+
+    async def _ship_on(self) -> None:
         while not self._stop.is_set():
             if self._passed >= self._mark[0]:
                 self._mark = (self._journal.durable_seq, time.monotonic())
@@ -238,7 +255,10 @@ class Shipper:
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
             self._drop_at = time.monotonic() + DROP_EVERY_S
-            await asyncio.to_thread(drop_old, self._journal.directory, self.offset)
+            try:
+                await asyncio.to_thread(drop_old, self._journal.directory, self.offset)
+            except OSError as failure:
+                log.warning("old segments of %s are not removed yet: %s", self._journal.directory, failure)
 
     async def _until_done(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeats a call with jitter through outages, deadlocks and unknown COMMITs. While stopping, it tries once,

@@ -42,12 +42,18 @@ def unshipped(directory: Path, offset: int) -> Unshipped:
     running: set[str] = set()
     ended: dict[str, Posting] = {}
     for segment in _segments_from(directory, offset):
+        opened_here: set[str] = set()
         for record in _records(segment.path):
             if record.kind == Kind.OPEN:
-                running.add(journal_records.opened(record.payload).request_id)
+                request_id = journal_records.opened(record.payload).request_id
+                running.add(request_id)
+                opened_here.add(request_id)
+            elif record.kind == Kind.SEAL:
+                running &= opened_here  # what is not taken over was ended in SQL, while the journal was poisoned
             elif record.kind in (Kind.SETTLE, Kind.VOID):
                 posting = journal_records.posting(record.payload)
                 running.discard(posting.request_id)
+                opened_here.discard(posting.request_id)
                 if record.seq > offset:
                     ended.setdefault(posting.request_id, posting)
     return Unshipped(frozenset(running), frozenset(ended), tuple(ended.values()))
@@ -74,7 +80,14 @@ def _segments_from(directory: Path, offset: int) -> list[Segment]:
 
 
 def _records(path: Path, after_seq: int = 0) -> Iterator[Record]:
-    """Yields records a chunk at a time: a segment has up to 64 MiB, and as records it would take several times that."""
+    for found in scans(path, after_seq):
+        yield from found.records
+
+
+def scans(path: Path, after_seq: int = 0) -> Iterator[Scan]:
+    """Scans a segment a chunk at a time: it has up to 64 MiB, and as records it would take several times that. The last
+    scan has no records, and the state of all that follows them.
+    """
     before: Scan | None = None
     with path.open("rb") as file:
         position = _skip(file, after_seq)
@@ -82,8 +95,10 @@ def _records(path: Path, after_seq: int = 0) -> Iterator[Record]:
             file.seek(position)
             found = scan(file.read(CHUNK_BYTES), before)
             if not found.records:
+                file.seek(position)
+                yield scan(file.read(), before)
                 return
-            yield from found.records
+            yield found
             position += found.num_valid_bytes
             before = found
 

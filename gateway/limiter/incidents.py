@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import Database
 from accounting.limits import limiter_state
+from accounting.limits.limiter_books import CLOCKS_APART_MS
 from accounting.limits.limiter_state import Incident
 from accounting.values import clock
 from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable, RedisLink
@@ -68,7 +69,7 @@ class Epochs:
         """Returns True once gateways that have not listed for this epoch count as dead."""
         late_ms = clock.now_ms() - self.raised_at_ms.get(epoch, 0)
         known_s = time.monotonic() - self.noted_at.get(epoch, 0.0)
-        return late_ms > DEAD_MS or known_s * 1000 > DEAD_MS
+        return late_ms > DEAD_MS + CLOCKS_APART_MS or known_s * 1000 > DEAD_MS
 
 
 class Incidents:

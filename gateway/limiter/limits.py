@@ -17,7 +17,7 @@ import msgspec
 from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
-from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, RedisLink
+from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, NotSent, RedisLink
 from gateway.limiter.incidents import Incidents
 from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
@@ -28,6 +28,8 @@ Ladder = Sequence[tuple[int, int]]
 """(tokens, cost in micro-units) of each rung, largest first."""
 
 TRIES = 5
+UNREAD_MS = 1000
+"""The wait of a lease that a budget stops which this gateway has not read yet."""
 
 
 class ReservationEnded(Exception):
@@ -138,8 +140,8 @@ class Limiter:
         return len(self.open_reservations.owed)
 
     async def reserve(self, holder: LimitSubject, prompt_tokens: int, prompt_cost: int, ladder: Ladder) -> Verdict:
-        """Reserves at all levels or at none. Raises LimiterUnavailable; it is then unknown whether Redis reserved, so
-        the caller must release.
+        """Reserves at all levels or at none. Raises LimiterUnavailable; unless that is NotSent, it is unknown whether
+        Redis reserved, so the caller must release.
         """
         ask = {
             "id": holder.request_id,
@@ -204,7 +206,9 @@ class Limiter:
         held.bound, held.seq, held.reserved = bound, max(seq, held.seq), reserved
         if counted_prompt >= 0:
             held.prompt_tokens = min(held.prompt_tokens, counted_prompt)
-        stop = next((use for use in uses if use.row == row), None)
+        stop = next((use for use in (*uses, *holder.budgets) if use.row == row), None)
+        if row and stop is None:  # upkeep reads the budgets each second
+            wait_ms = UNREAD_MS
         return LeaseGrant(bound, wait_ms, reserved, stop)
 
     async def settle(self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int) -> None:
@@ -262,19 +266,26 @@ class Limiter:
         under an epoch that is over grants nothing, because the rebuilt state may not contain it.
         """
         windows, tenant_id = tuple(windows), holder.tenant_id
-        for _ in range(TRIES):
+        for number in range(TRIES):
             try:
                 epoch = await self.incidents.epoch(tenant_id)
                 answer = await self._call(script, holder, windows, epoch, ask)
             except LifeChanged:
                 continue
+            except NotSent as reason:
+                if number:  # an earlier try may have been
+                    raise LimiterUnavailable(str(reason)) from reason
+                raise
             if not self.incidents.is_in_force(tenant_id, epoch):
                 continue
             if answer[0] == "inexact":
                 raise InvalidError("An amount is beyond what the limiter can count.")
             if answer[0] != "rebuild":
                 return answer
-            await self.rebuilder.rebuild(tenant_id, epoch, answer[1])
+            try:
+                await self.rebuilder.rebuild(tenant_id, epoch, answer[1])
+            except NotSent as reason:
+                raise LimiterUnavailable(str(reason)) from reason
         raise LimiterUnavailable("limiter state does not settle")
 
     async def _call(

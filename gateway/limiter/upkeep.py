@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections.abc import Coroutine
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -23,8 +26,8 @@ log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 CLOSE_S = 2.0
-TOUCH_EVERY = 15
-SUSPECTS_EVERY = 30
+TOUCH_EVERY_S = 15.0
+SUSPECTS_EVERY_S = 30.0
 
 
 class Upkeep:
@@ -90,20 +93,26 @@ class Upkeep:
         fresh.version = version
 
     async def _run(self) -> None:
-        tick = 0
+        now = time.monotonic()
+        touch_at, suspects_at = now + TOUCH_EVERY_S, now + SUSPECTS_EVERY_S
         while not await within(self._stop, EVERY_S):
-            tick += 1
-            try:
-                await self._limiter.incidents.follow()
-                await self.refresh_budgets()
-                for request_id in list(self._limiter.open_reservations.owed):
-                    await self._limiter.pay(request_id)
-                if tick % TOUCH_EVERY == 0:
-                    await self._limiter.touch()
-                if tick % SUSPECTS_EVERY == 0:
-                    await self.release_orphans(await self._redis_ms())
-            except (LimiterUnavailable, SQLAlchemyError, OSError):
-                continue  # the next round tries again
+            await _done(self._limiter.incidents.follow())
+            await _done(self.refresh_budgets())
+            await _done(self._pay())
+            now = time.monotonic()
+            if now >= touch_at and await _done(self._limiter.touch()):
+                touch_at = now + TOUCH_EVERY_S
+            if now >= suspects_at and await _done(self._release_suspects()):
+                suspects_at = now + SUSPECTS_EVERY_S
+
+    async def _pay(self) -> None:
+        for request_id in list(self._limiter.open_reservations.owed):
+            if not self._link.is_open:
+                return
+            await self._limiter.pay(request_id)
+
+    async def _release_suspects(self) -> None:
+        await self.release_orphans(await self._redis_ms())
 
     async def _end_orphans(self, tenant_id: str, until: str) -> None:
         """Ends orphans as the ledger ended them. A request that the ledger does not know was never opened."""
@@ -134,3 +143,12 @@ class Upkeep:
     async def _redis_ms(self) -> str:
         seconds, microseconds = await self._link.command("TIME")
         return str(int(seconds) * 1000 + int(microseconds) // 1000)
+
+
+async def _done(step: Coroutine[Any, Any, None]) -> bool:
+    """Does one step of a round. Returns False if Redis or SQL does not answer; the next round tries again."""
+    try:
+        await step
+    except (LimiterUnavailable, SQLAlchemyError, OSError):
+        return False
+    return True

@@ -14,6 +14,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
 from accounting.prices import pricing
@@ -21,7 +22,7 @@ from accounting.requests import request_postings
 from accounting.values.clock import now_ms as _now_ms
 from accounting.values.types import BoughtAttempt, Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
-from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable
+from gateway.base.redis_link import BooksUnavailable, LimiterUnavailable, NotSent
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
@@ -32,6 +33,9 @@ from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
+
+REPEATS_S = (0.0, *[1.0] * 30)
+"""The waits after each time that neither the journal nor SQL took an ending."""
 
 T = TypeVar("T")
 
@@ -131,7 +135,20 @@ class Admission:
             await asyncio.wait(self._tasks)
 
     async def record(self, posting: Posting) -> None:
-        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once."""
+        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once. If neither takes it, both are
+        asked again for half a minute. Raises what SQL raised last, SQLAlchemyError or OSError.
+        """
+        for wait_s in REPEATS_S:
+            try:
+                await self._record(posting)
+                return
+            except (SQLAlchemyError, OSError) as reason:
+                log.warning("neither the journal nor SQL takes an ending: %s", reason)
+            await self.journal.revive()
+            await asyncio.sleep(wait_s)
+        await self._record(posting)
+
+    async def _record(self, posting: Posting) -> None:
         try:
             await self.journal.end(posting)
         except JournalPoisoned:
@@ -188,8 +205,8 @@ class Admission:
         try:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
         except BaseException as reason:
-            # The reply may be lost although the reservation was made.
-            self.detach(self.limiter.release(holder, never_admitted=True))
+            if not isinstance(reason, NotSent):  # the reply may be lost although the reservation was made
+                self.detach(self.limiter.release(holder, never_admitted=True))
             if not isinstance(reason, LimiterUnavailable | ReservationEnded):
                 raise
             log.warning("limiter_unavailable", extra={"reason": str(reason)})
@@ -367,10 +384,13 @@ class Admitted:
         self._has_ended = True
 
     async def _record(self, posting: Posting) -> Settled:
+        admission = self._admission
         try:
-            await self._admission.record(posting)
-        finally:
-            self._admission.detach(self._give_back(posting))
+            await admission.record(posting)
+        except BaseException:  # no ledger has the charge
+            admission.detach(admission.limiter.release(self._holder))
+            raise
+        admission.detach(self._give_back(posting))
         return Settled.of(posting)
 
     async def _give_back(self, posting: Posting) -> None:

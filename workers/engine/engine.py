@@ -60,7 +60,6 @@ from workers.protocol.reports import AdapterState, WorkerStatus
 
 logger = logging.getLogger(__name__)
 
-TOTALS_EVERY_S = 1.0
 POLL_S = 0.02
 """Seconds between two looks at the clocks while there are attempts but nothing to compute. Without attempts it is
 `BEAT_S`."""
@@ -164,7 +163,6 @@ class Engine:
         self._clock = clock
         self._step = 0
         self._decode_rate = Rate()
-        self._totals_due = 0.0
         self._watch = CacheWatch(cache, self.scheduler.restores)
         self._feed = CacheFeed(cache, runner.root)
         self._out = StepOutput(WorkerStatus(), 0)
@@ -375,9 +373,6 @@ class Engine:
         touched, token_gaps = self._commit.take()
         if self._journal is not None:
             self._journal.count(touched)
-            if now >= self._totals_due:
-                self._journal.add_totals(self.totals)
-                self._totals_due = now + TOTALS_EVERY_S
             self._journal.flush()
         out, self._out = self._out, StepOutput(WorkerStatus(), 0)
         out.token_gaps = token_gaps

@@ -44,15 +44,6 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     record: EngineRecord
 
 
-class Totals(msgspec.Struct, frozen=True):
-    """Sums of this process since its start."""
-
-    prefill: int
-    cached: int
-    output: int
-    recomputed: int
-
-
 _decode_begun = msgspec.msgpack.Decoder(Begun).decode
 _decode_counts = msgspec.msgpack.Decoder(list[Counts]).decode
 _decode_ended = msgspec.msgpack.Decoder(Ended).decode

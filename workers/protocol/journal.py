@@ -42,9 +42,8 @@ class Kind(IntEnum):
     COUNTS = 16
     """Engine: the token counts of running attempts so far, written before the step's frame is sent."""
     ENDED = 17
-    """Engine: one attempt that ended (an `EngineRecord`)."""
-    TOTALS = 18
-    """Engine: running sums over steps."""
+    """Engine: one attempt that ended (an `EngineRecord`). Number 18 stays free: older workers wrote sums over steps with
+    it, which nobody reads."""
     BEGUN = 20
     """Engine: an attempt arrived."""
     ACKED = 19

@@ -323,7 +323,6 @@ class Failed(Frame, frozen=True, tag="failed"):
     usage: TokenUsage
     code: FailCode
     message: str = ""
-    retryable: bool = False
     retry_after_ms: int = 0
     timeline: tuple[TimelineEvent, ...] = ()
     held_block_ms: int = 0
@@ -368,7 +367,6 @@ class CacheEvent(Frame, frozen=True, tag="cache_event"):
     """The event is a snapshot as of `seq`: it has all groups that are present."""
     inserted: tuple[bytes, ...] = ()
     evicted: tuple[bytes, ...] = ()
-    tier: Literal["device", "host", "shared"] = "device"
 
 
 ToWorker = (

@@ -82,6 +82,9 @@ class Fleet:
                 if found is not None:
                     self._known = {registration.worker: registration for registration in found}
                 for registration in self._known.values():
+                    link = self._links.get(registration.worker)
+                    if link is not None and link.registration != registration and not link.is_up:
+                        link.abort()  # what is dialled under a registration that is over may never be up
                     if registration.worker not in self._links:
                         link = WorkerLink(registration, self._process, self._keep_records, self._group_key)
                         self._links[registration.worker] = link

@@ -286,6 +286,11 @@ class WorkerLink:
             beats.cancel()
             shipping.cancel()
 
+    def abort(self) -> None:
+        """Ends the link, unless it is still being dialled."""
+        if self._connection is not None:
+            self._connection.abort()
+
     def _lose_calls(self) -> None:
         self.hello = None
         for call in list(self._calls.values()):
@@ -349,9 +354,9 @@ class WorkerLink:
     def _on_status(self, status: WorkerStatus) -> None:
         self.status = status
         self._unreported.clear()
-        if status.last_step_age_ms > STUCK_STEP_AGE_MS and self._connection is not None:
+        if status.last_step_age_ms > STUCK_STEP_AGE_MS:
             logger.warning("worker_stuck", extra={"worker": self.registration.worker})
-            self._connection.abort()
+            self.abort()
         late = time.monotonic() - self._asked_at >= SNAPSHOT_S
         if status.cache_seq > self.cached.seq and late:
             self._ask_snapshot()  # the last events, or the snapshot itself, did not come

@@ -19,7 +19,7 @@ from fakes import Fault, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
 from accounting.tenants import tenants
-from accounting.values.types import Limits, Usage
+from accounting.values.types import Limits, Posting, Usage
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.generation.stream import GENERATION
 from gateway.metering.metering import METERING
@@ -88,6 +88,33 @@ async def test_a_client_that_leaves_stops_the_engine_and_pays_for_what_was_made(
 async def _ask(session: aiohttp.ClientSession, stream: bool) -> bytes:
     async with session.post("/v1/chat/completions", json=body(stream=stream)) as answer:
         return await answer.read()
+
+
+async def test_an_ending_that_cannot_be_written_keeps_no_other_prompt_from_its_own(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch
+) -> None:
+    admission = bare_gateway.app[METERING].admission
+    record, num_asked = admission.record, 0
+
+    async def fail_first(posting: Posting) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 1:
+            raise OSError
+        await record(posting)
+
+    monkeypatch.setattr(admission, "record", fail_first)
+    async with slow(tmp_path, redis_url) as worker:
+        await bare_gateway.workers(1)
+        async with bare_gateway.session() as session:
+            ask = {"model": MODEL, "prompt": ["a", "b", "c"], "max_tokens": 400}
+            asked = asyncio.create_task(session.post("/v1/completions", json=ask))
+            await until(lambda: worker.num_tokens_sent >= 5)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        await until(lambda: num_asked > 0)
+        await until(lambda: bare_gateway.app[METERING].limiter.num_held == 0)
+        assert num_asked == 3
 
 
 async def test_a_client_that_leaves_after_the_last_event_has_ended_well(gateway: RunningGateway) -> None:

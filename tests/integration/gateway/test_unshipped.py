@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import tracemalloc
 
 import pytest
@@ -10,7 +12,7 @@ from money import NOON_MS, posting
 
 from accounting.values.types import Opened
 from gateway.journal import journal_records
-from gateway.journal.journal import open_journal
+from gateway.journal.journal import JournalPoisoned, open_journal
 from gateway.journal.unshipped import Unshipped, ended_behind, unshipped
 from workers.protocol.journal import Chain, Kind, segment_name
 
@@ -52,6 +54,31 @@ async def test_what_runs_and_what_ended_behind_the_offset(tmp_path, journal):
     assert found.requests == {"req_1", "req_2", "req_3", "req_4", "req_5"}
     everything = unshipped(tmp_path / "journal", journal.durable_seq)
     assert everything == Unshipped(frozenset({"req_2", "req_3", "req_5"}), frozenset())
+
+
+async def test_what_sql_ended_while_the_journal_was_poisoned_runs_no_more(tmp_path):
+    is_broken = False
+
+    def sync(descriptor: int) -> None:
+        if is_broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fdatasync(descriptor)
+
+    journal = await open_journal(tmp_path / "journal", 0, sync=sync)
+    await asyncio.gather(*(journal.open(opened(f"req_{number}")) for number in range(3)))
+    await asyncio.sleep(0.05)
+    is_broken = True
+    with pytest.raises(JournalPoisoned):
+        await journal.end(posting("req_9"))
+    journal.forget("req_0")
+    is_broken = False
+    assert await journal.revive()
+    assert unshipped(tmp_path / "journal", 3).running == {"req_1", "req_2"}
+    await journal.open(opened("req_3"))
+    await journal.end(posting("req_1"))
+    await journal.open(opened("req_4"))
+    assert unshipped(tmp_path / "journal", 3).running == {"req_2", "req_3", "req_4"}
+    await journal.close()
 
 
 async def test_what_ended_behind_the_offset_alone(tmp_path, journal):

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
 from accounting.prices import prices
 from accounting.tables.models import LedgerEntry
@@ -268,6 +269,93 @@ async def test_a_poisoned_journal_refuses_new_requests_and_settles_running_ones_
     async with sqlite_books.read() as conn:
         rows = (await conn.execute(select(LedgerEntry.__table__))).all()
     assert sorted((row.request_id[-1], row.kind) for row in rows) == [("1", "settle"), ("3", "void")]
+
+
+class Refusing:
+    """A journal's disk and a database that refuse as often as asked."""
+
+    def __init__(self, metered: Metering, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_syncs = self.num_transactions = 0
+        self._write = metered.admission._database.write
+        metered.journal._sync = metered.journal._log._sync = self._sync
+        monkeypatch.setattr(metered.admission._database, "write", self.write)
+
+    def _sync(self, descriptor: int) -> None:
+        if self.num_syncs:
+            self.num_syncs -= 1
+            raise OSError(errno.EIO, "I/O error")
+        os.fdatasync(descriptor)
+
+    def write(self):
+        if self.num_transactions:
+            self.num_transactions -= 1
+            raise OperationalError("BEGIN", {}, ConnectionError("gone"))
+        return self._write()
+
+
+async def test_an_ending_that_journal_and_sql_refuse_is_written_when_one_of_them_takes_it(
+    metered: Metering, sqlite_books, ask, monkeypatch
+) -> None:
+    """It was dropped, and the limiter kept a charge that no ledger had."""
+    refusing = Refusing(metered, monkeypatch)
+    admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
+    refusing.num_syncs, refusing.num_transactions = 1, 1
+    settled = await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+    assert settled.charge_micro_units == 450
+    [row] = await posted(sqlite_books, 1)
+    assert row.charge == 450
+    await metered.admission.drain()
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 105
+
+
+async def test_an_ending_that_nothing_ever_takes_keeps_no_charge_in_the_limiter(
+    metered: Metering, ask, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.metering.admission.REPEATS_S", (0.0,))
+    refusing = Refusing(metered, monkeypatch)
+    admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
+    refusing.num_syncs = refusing.num_transactions = 1 << 30
+    with pytest.raises(OperationalError):
+        await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+    refusing.num_syncs = refusing.num_transactions = 0
+    await metered.admission.drain()
+    assert metered.limiter.num_held == 0
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 0
+
+
+async def test_a_request_that_never_reached_redis_owes_it_no_ending(metered: Metering, ask) -> None:
+    """Each refusal left one, and they were paid one by one when Redis was back."""
+    await (await metered.admission.admit(ask(1000), "r")).void("internal")
+    await metered.admission.drain()
+    metered.link._closed_until = asyncio.get_running_loop().time() + 60
+    for number in range(100):
+        with pytest.raises(ApiError):
+            await metered.admission.admit(ask(number), "r")
+    await metered.admission.drain()
+    assert metered.limiter.num_owed == 0
+    metered.link._closed_until = 0.0
+    await (await metered.admission.admit(ask(1), "r")).void("internal")
+
+
+async def test_a_request_whose_second_try_is_not_sent_is_ended_for_its_first(
+    metered: Metering, ask, monkeypatch
+) -> None:
+
+    def goes_away(*_) -> bool:
+        metered.link._closed_until = asyncio.get_running_loop().time() + 60
+        return False
+
+    await (await metered.admission.admit(ask(1), "r")).void("internal")
+    await metered.admission.drain()
+    monkeypatch.setattr(metered.limiter.incidents, "is_in_force", goes_away)
+    with pytest.raises(ApiError):
+        await metered.admission.admit(ask(2), "r")
+    await metered.admission.drain()
+    assert metered.limiter.num_owed == 1
+    monkeypatch.undo()
+    metered.link._closed_until = 0.0
+    await metered.limiter.pay("req_00000002")
+    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "n")) == metered.limiter.num_owed == 0
 
 
 async def test_without_redis_a_request_gets_503_and_a_running_one_settles(

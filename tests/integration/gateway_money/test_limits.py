@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 from load import stretched
@@ -14,6 +15,7 @@ from sqlalchemy import func, select
 from accounting.database.db import Database
 from accounting.limits import limiter_state
 from accounting.tables.limiter_models import LimiterBuilt
+from accounting.values import clock
 from accounting.values.types import Limits, Principal
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, ReservationEnded, limiter_link
@@ -344,6 +346,83 @@ async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqli
     for link, upkeep in zip(links, upkeeps, strict=True):
         await upkeep.close()
         await link.close()
+
+
+async def test_a_builder_whose_clock_is_ahead_waits_for_the_others_list(
+    own_redis, limiter_of, sqlite_books, monkeypatch
+) -> None:
+    """It took the other gateway for dead at once, and what that gateway held was lost."""
+    links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
+    builder, other = (limiter_of(link, slot) for slot, link in enumerate(links))
+    await builder.incidents.follow()
+    await other.reserve(holder(1), 100, 7, LADDER)
+    async with sqlite_books.write() as conn:
+        epoch = builder.incidents.of("proj_1")
+        await limiter_state.raise_for_tenants(conn, {"proj_1": epoch}, clock.now_ms())
+    with monkeypatch.context() as ahead:
+        now_ms = clock.now_ms
+        ahead.setattr(clock, "now_ms", lambda: now_ms() + 4_000)
+        await builder.incidents.follow()
+        reserving = asyncio.create_task(builder.reserve(holder(2), 100, 7, LADDER))
+        await asyncio.sleep(0.3)
+    await other.incidents.follow()  # its upkeep, each second
+    grant = await other.extend(holder(1), 1, LADDER, 0)
+    assert grant.bound > 64
+    await reserving
+    assert (await counters(links[0]))["run"] == 2
+    for link, limiter in zip(links, (builder, other), strict=True):
+        await kept(limiter)
+        await link.close()
+
+
+class Away:
+    """A database that goes away, and says nothing of its version."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.is_away = False
+
+    @asynccontextmanager
+    async def read(self):
+        if self.is_away:
+            raise OSError("gone")
+        async with self._database.read() as conn:
+            yield conn
+
+    @asynccontextmanager
+    async def write(self):
+        if self.is_away:
+            raise OSError("gone")
+        async with self._database.write() as conn:
+            yield conn
+
+    def data_version(self) -> None:
+        return None
+
+
+async def test_endings_are_repeated_and_expiries_moved_while_sql_is_away(link, sqlite_books, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.limiter.upkeep.EVERY_S", 0.01)
+    monkeypatch.setattr("gateway.limiter.upkeep.TOUCH_EVERY_S", 0.0)
+    database = Away(sqlite_books)
+    limiter = Limiter(link, 0, database, caught_up=nothing_to_ship)
+    for number in range(2):
+        await limiter.reserve(holder(number), 100, 7, LADDER)
+    await kept(limiter)
+    link._closed_until = asyncio.get_running_loop().time() + 60
+    await limiter.settle(holder(0), 7, 100, 0)
+    link._closed_until = 0.0
+    assert limiter.num_owed == 1
+    database.is_away = True
+    expires = await link.command("ZSCORE", "hg:{t:proj_1}:open", "req_1")
+    upkeep = Upkeep(limiter, link, database)
+    await upkeep.start()
+    for _ in range(200):
+        moved = await link.command("ZSCORE", "hg:{t:proj_1}:open", "req_1") != expires
+        if moved and limiter.num_owed == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert (limiter.num_owed, moved) == (0, True)
+    await upkeep.close()
 
 
 @pytest.mark.rest

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -20,7 +23,9 @@ from gateway.journal.dead_letters import DEAD_LETTERS
 from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import Poster
 from gateway.journal.shipper import Shipper
+from gateway.readiness import of_database
 from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
+from workers.protocol.journal import Kind
 
 RATES = Rates(1_000_000, 4_000_000, 4_000_000, 10_000_000)
 
@@ -161,6 +166,63 @@ async def test_a_shipper_at_rest_hears_of_a_record_at_once(sqlite_books, journal
     assert await entries(sqlite_books) == expected(*range(3))
 
 
+async def test_a_clean_up_that_fails_ends_no_shipping(sqlite_books, journal: Journal, quick, monkeypatch) -> None:
+    num_failed = 0
+
+    def fail_once(*_) -> int:
+        nonlocal num_failed
+        num_failed += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("gateway.journal.shipper.drop_old", fail_once)
+    shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
+    await shipper.start()
+    await _until(lambda: num_failed)
+    await write(journal, 1)
+    await _until(lambda: not shipper.num_unshipped)
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(1)
+
+
+async def test_a_shipper_that_ended_by_itself_is_seen_and_can_be_closed(sqlite_books, journal: Journal, quick) -> None:
+    poster = Poster(journal.directory, sqlite_books, 0, 0)
+    post, poster.post = poster.post, None
+    shipper = Shipper(journal, poster)
+    await write(journal, 1)
+    assert not shipper.has_failed
+    await shipper.start()
+    await _until(lambda: shipper.has_failed)
+    auth = SimpleNamespace(silent_s=0.0)
+    assert of_database(auth, shipper).state == "failing"
+    poster.post = post
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(1)
+    assert not shipper.has_failed
+
+
+async def test_an_outage_that_a_cancelled_call_noticed_is_over_without_a_further_call(
+    sqlite_books, journal: Journal, quick
+) -> None:
+    """Nothing was admitted for ever, because nothing that ended would have asked SQL again."""
+    database = Outage(sqlite_books)
+    database.before = 1 << 30
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0), max_outage_s=0.05)
+    await ship_all(shipper)  # the beginning of the journal has no ending
+    usage = TokenUsage(cache_read=8, uncached=12, output=3, speculated=2)
+    keeping = asyncio.create_task(
+        shipper.keep(EngineRecords("worker-0", (EngineRecord(4, "req_00000004", 0, "proj_1", "r", usage),)))
+    )
+    await _until(lambda: shipper.is_failing)
+    await asyncio.sleep(0.1)
+    assert not shipper.is_full  # nothing waits for SQL
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    database.before = 0
+    assert not shipper.is_failing
+    await write(journal, 1)
+    assert not shipper.is_full
+
+
 async def test_a_database_that_lost_its_tail_gets_it_again(sqlite_books, journal: Journal) -> None:
     shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
     await write(journal, *range(5))
@@ -201,6 +263,27 @@ async def test_a_refused_ending_counts_once_although_sql_goes_away_behind_it(sql
         await poster.post(journal.durable_seq)
     posted = await poster.post(journal.durable_seq)
     assert (posted.num_new, posted.num_refused) == (1, 1)
+
+
+async def test_an_unreadable_record_that_no_disk_takes_loses_no_record_around_it(
+    sqlite_books, journal: Journal, monkeypatch
+) -> None:
+    poster = Poster(journal.directory, sqlite_books, 0, 0)
+    await write(journal, 1)
+    unreadable = msgspec.msgpack.encode({"request_id": "req_x", "outcome": "a newer word"})
+    await journal._append(Kind.VOID, unreadable, "req_x", durable=True)
+    await write(journal, 2)
+
+    def bury_nothing(*_) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        full.setattr("gateway.journal.poster.bury", bury_nothing)
+        with pytest.raises(OSError, match="No space"):
+            await poster.post(journal.durable_seq)
+    posted = await poster.post(journal.durable_seq)
+    assert (posted.num_endings, posted.num_new, posted.num_refused) == (2, 2, 1)
+    assert await entries(sqlite_books) == expected(1, 2)
 
 
 async def test_only_what_is_on_the_disk_is_shipped(sqlite_books, tmp_path: Path) -> None:

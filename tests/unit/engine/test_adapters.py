@@ -78,7 +78,7 @@ def test_an_adapter_that_the_worker_does_not_have_is_refused_with_its_name(drive
     drive.run().check_idle()
     ending = drive.endings[LINK, "r"]
     assert isinstance(ending, Failed)
-    assert (ending.code, ending.retryable) == ("wrong_root", True)
+    assert ending.code == "wrong_root"
     assert "no adapter 'painter'" in ending.message
 
 

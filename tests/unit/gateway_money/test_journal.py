@@ -197,6 +197,70 @@ async def test_a_caller_that_is_cancelled_does_not_stop_its_record(tmp_path: Pat
     assert Kind.VOID in kinds(tmp_path)
 
 
+async def test_a_new_segment_begins_in_no_write_of_the_old_one(tmp_path: Path, opened, monkeypatch) -> None:
+    """Its endings were told durable, and the rest of a record that had begun in the old segment stood in the new one."""
+    write, halfway, go_on, stalls = os.write, threading.Event(), threading.Event(), False
+    fails, may_fail = threading.Event(), threading.Event()
+
+    def write_a_part(descriptor: int, data) -> int:
+        if stalls and threading.current_thread().name == "journal-writer":
+            num_written = write(descriptor, bytes(data)[:10])
+            halfway.set()
+            go_on.wait(10)
+            return num_written
+        return write(descriptor, data)
+
+    def sync(descriptor: int) -> None:
+        if fails.is_set() and threading.current_thread().name == "journal-syncer":
+            may_fail.wait(10)
+            fails.clear()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        os.fdatasync(descriptor)
+
+    monkeypatch.setattr(os, "write", write_a_part)
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    await asyncio.gather(journal.open(opened(1)), journal.open(opened(2)))
+    await asyncio.sleep(0.05)
+    fails.set()
+    first = asyncio.create_task(journal.end(opened(1).void("internal", "internal", 1)))
+    await asyncio.sleep(0.05)
+    stalls = True
+    second = asyncio.create_task(journal.end(opened(2).void("internal", "internal", 1)))
+    await asyncio.to_thread(halfway.wait, 10)
+    stalls = False
+    may_fail.set()
+    with pytest.raises(JournalPoisoned):
+        await first
+    reviving = asyncio.create_task(journal.revive())
+    await asyncio.sleep(0.05)
+    go_on.set()
+    with pytest.raises(JournalPoisoned):
+        await second
+    assert await reviving
+    await journal.end(opened(2).void("drain", "drain", 2))
+    await journal.close()
+    left = recover(tmp_path)
+    assert not left.is_damaged
+    assert [Kind(record.kind) for record in left.records][-2:] == [Kind.VOID, Kind.SEAL]
+    assert [Kind(record.kind) for record in left.records].count(Kind.OPEN) == 1  # of the second, which had not ended
+
+
+async def test_a_journal_that_cannot_seal_frees_its_slot(tmp_path: Path, opened) -> None:
+    is_full = False
+
+    def sync(descriptor: int) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(descriptor)
+
+    journal = await open_journal(tmp_path, 0, sync=sync, ballast_bytes=1 << 20)
+    is_full = True
+    await journal.close()
+    assert not (tmp_path / "ballast").exists()
+    is_full = False
+    await (await open_journal(tmp_path, 0, sync=sync)).close()
+
+
 async def test_endings_before_a_rotation_that_finds_no_room_are_told(
     tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,8 @@ import pytest
 from accounting.values.budget_types import Budget, Period
 from accounting.values.types import Rates
 from gateway.base.redis_link import LimiterUnavailable
-from gateway.limiter.limits import Ladder, LeaseGrant, ReservationEnded, Verdict
+from gateway.limiter.limits import Fresh, Ladder, LeaseGrant, Limiter, ReservationEnded, Verdict
+from gateway.limiter.open_reservations import OpenReservation
 from gateway.limiter.rules import BudgetUse, LimitSubject
 from gateway.metering.leases import RETRY_S, Extension, Lease, LeaseLost, ladder
 
@@ -97,3 +98,21 @@ async def test_a_lease_that_no_budget_can_extend_is_the_last_one() -> None:
     assert held.stop == STOP
     assert await held.extend(130) is None
     assert len(limiter.asked) == 2
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_stop_by_a_budget_that_is_not_read_yet_is_asked_again_after_a_second(is_known, monkeypatch) -> None:
+    """It was asked again at once, thousands of times until the budgets were read anew."""
+    who = LimitSubject("req_1", "t", "k", budgets=(STOP,) if is_known else ())
+    limiter = Limiter(None, 0, None, caught_up=None)
+    limiter.fresh = Fresh(5, {"t": ()})
+    limiter.open_reservations.held["req_1"] = OpenReservation(who, 1, 10, 0, 0)
+
+    async def run(*_) -> list:
+        return ["ok", 10, 0, 0, STOP.row]
+
+    monkeypatch.setattr(limiter, "_run", run)
+    held = Lease(limiter, who, RATES, 100, Verdict(0, 10, 0, None, 0))
+    extension = Extension(1, 10, last=True) if is_known else Extension(1, 10, wait_ms=1000)
+    assert await held.extend(10) == extension
+    assert await held.extend(10) is None

@@ -22,10 +22,9 @@ import msgspec
 
 from workers.engine.sequences.sequence import Attempt
 from workers.engine.values.errors import CannotStartYet, StartError
-from workers.engine.values.record import StepTotals
 from workers.protocol.ballast import BALLAST_BYTES, is_full
 from workers.protocol.counts import EngineRecord
-from workers.protocol.engine_journal import Begun, Counts, Ended, Totals, replay
+from workers.protocol.engine_journal import Begun, Counts, Ended, replay
 from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
 from workers.protocol.segments import Log, SlotTaken, drop_old, recover, take_slot
 
@@ -59,7 +58,6 @@ class EngineJournal:
         self._root = root
         self._buffer: list[bytes] = []
         self._numbers: dict[int, int] = {}
-        self._last_totals: Totals | None = None
         self._is_behind = False
         self._checkpoint_bytes = 0
         self._clock = clock
@@ -138,14 +136,6 @@ class EngineJournal:
         if self._state.ack(seq):
             self._append(Kind.ACKED, seq)
 
-    def add_totals(self, totals: StepTotals) -> None:
-        now = Totals(
-            totals.num_prefill_tokens, totals.num_cached_tokens, totals.num_output_tokens, totals.num_recomputed
-        )
-        if now != self._last_totals:
-            self._append(Kind.TOTALS, now)
-            self._last_totals = now
-
     def flush(self) -> None:
         """Writes what the step appended, in one write. Raises `OSError` if the disk fails for another reason than being
         full: an engine that cannot record its work must not go on."""
@@ -192,7 +182,7 @@ class EngineJournal:
             logger.critical(
                 "the disk has no room for the journal, which goes on in memory", extra={"event": "journal_behind"}
             )
-        self._is_behind, self._last_totals = True, None
+        self._is_behind = True
         self._look_at = self._clock() + LOOK_EVERY_S
 
     # --- segments ---

@@ -94,9 +94,9 @@ class Attempts:
         """Begins an attempt, or refuses it with its `Failed`."""
         try:
             if self.draining:
-                raise Refusal("draining", "the worker is draining", retryable=True)
+                raise Refusal("draining", "the worker is draining")
             if self._journal is not None and not self._journal.is_writable:
-                raise Refusal("disk_full", "the journal has no room", retryable=True)
+                raise Refusal("disk_full", "the journal has no room")
             if (link, message.request_id) in self.by_key:
                 raise Refusal("internal", "a request of this id is running on this link")
             num_own = self._scheduler.counters.num_requests(message.tenant)
@@ -104,10 +104,7 @@ class Attempts:
             after_s = self._scheduler.refuse(attempt, now)
             if after_s > 0:
                 raise Refusal(
-                    "overloaded",
-                    "the first token would come too late",
-                    retryable=True,
-                    retry_after_ms=math.ceil(after_s * 1000),
+                    "overloaded", "the first token would come too late", retry_after_ms=math.ceil(after_s * 1000)
                 )
             self._ask_grammar(attempt)
             if self._journal is not None:
@@ -134,13 +131,7 @@ class Attempts:
 
     def _refuse(self, link: int, message: GenerateRequest, refusal: Refusal) -> None:
         failed = Failed(
-            message.request_id,
-            message.attempt,
-            TokenUsage(),
-            refusal.code,
-            str(refusal),
-            refusal.retryable,
-            refusal.retry_after_ms,
+            message.request_id, message.attempt, TokenUsage(), refusal.code, str(refusal), refusal.retry_after_ms
         )
         self._outbox.ending(link, failed)
 
@@ -157,7 +148,7 @@ class Attempts:
             if compiled is not None:
                 attempt.use_grammar(compiled, self._mask_times.of(message.tenant))
         except GrammarsWait as error:
-            raise Refusal("overloaded", str(error), retryable=True, retry_after_ms=GRAMMARS_RETRY_MS) from None
+            raise Refusal("overloaded", str(error), retry_after_ms=GRAMMARS_RETRY_MS) from None
         except GrammarError as error:
             raise Refusal("grammar", str(error)) from None
         if compiled is None:
@@ -209,7 +200,7 @@ class Attempts:
                         raise outcome
                     attempt.use_grammar(outcome, self._mask_times.of(attempt.message.tenant))
                 except GrammarsWait as error:
-                    self.fail(attempt, "overloaded", str(error), retryable=True)
+                    self.fail(attempt, "overloaded", str(error))
                 except GrammarError as error:
                     self.fail(attempt, "grammar", str(error))
                 except Exception:
@@ -249,7 +240,7 @@ class Attempts:
         self.draining = True
         if now:
             for attempt in list(self.by_key.values()):
-                self.fail(attempt, "draining", "cut by the drain limit", retryable=True)
+                self.fail(attempt, "draining", "cut by the drain limit")
 
     def expire(self, now: float) -> None:
         for attempt in self._deadlines.past(now):
@@ -313,9 +304,9 @@ class Attempts:
         message = attempt.message
         return Finished(message.request_id, message.attempt, attempt.usage, reason, attempt.report.cache)
 
-    def fail(self, attempt: Attempt, code: FailCode, text: str, *, retryable: bool = False) -> None:
+    def fail(self, attempt: Attempt, code: FailCode, text: str) -> None:
         message = attempt.message
-        failed = Failed(message.request_id, message.attempt, attempt.usage, code, text, retryable=retryable)
+        failed = Failed(message.request_id, message.attempt, attempt.usage, code, text)
         self._end(attempt, code, failed)
 
     def broken(self, attempt: Attempt, code: FailCode = "internal", text: str = BROKEN) -> None:

@@ -47,14 +47,13 @@ class RequestValidator:
             raise Refusal(
                 "overloaded",
                 f"{num_own} requests of this tenant are here already, of {num_present}",
-                retryable=True,
                 retry_after_ms=OVERLOAD_RETRY_MS,
             )
         self._check_form(message)
         self._check_size(message)
         self._check_task(message)
         if message.root != self._runner.root:
-            raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}", retryable=True)
+            raise Refusal("wrong_root", f"this worker serves {self._runner.root!r}")
         if message.max_tokens and message.lease_bound <= 0:
             raise Refusal("no_lease", "the request came without a lease bound")
         self._num_admitted += 1
@@ -89,7 +88,7 @@ class RequestValidator:
             return None
         found = self._runner.adapters.get(name)
         if found is None or name in self._leaving():
-            raise Refusal("wrong_root", f"this worker has no adapter {name!r}", retryable=True)
+            raise Refusal("wrong_root", f"this worker has no adapter {name!r}")
         return found
 
     def _check_form(self, message: GenerateRequest) -> None:

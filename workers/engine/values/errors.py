@@ -31,10 +31,9 @@ class ModelError(StartError):
 class Refusal(Exception):
     """This worker will not run a request. The refusal becomes the `Failed` message of the request's attempt."""
 
-    def __init__(self, code: FailCode, message: str, *, retryable: bool = False, retry_after_ms: int = 0) -> None:
+    def __init__(self, code: FailCode, message: str, *, retry_after_ms: int = 0) -> None:
         super().__init__(message)
         self.code = code
-        self.retryable = retryable
         self.retry_after_ms = retry_after_ms
 
 

@@ -170,7 +170,7 @@ class StepRecord:
 
 @dataclass(slots=True)
 class StepTotals:
-    """Sums over all steps of the process. The journal writes them each second, and `/metrics` reads them."""
+    """Sums over all steps of the process. `/metrics` reads them."""
 
     num_steps: int = 0
     num_prefill_tokens: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import ClassVar
 
+import msgspec
 import pytest
 
 from gateway.routing.links import fleet as fleets
@@ -24,6 +25,9 @@ class Link:
     def __init__(self, registration: Registration, *_: object) -> None:
         self.registration, self.is_up, self.ended = registration, True, asyncio.Event()
         Link.made.append(self)
+
+    def abort(self) -> None:
+        self.ended.set()
 
     async def run(self) -> None:
         await self.ended.wait()
@@ -75,6 +79,24 @@ async def test_a_worker_whose_link_ends_is_dialled_again_without_a_look_being_du
     Link.made[0].ended.set()
     await until(lambda: len(Link.made) == 2)
     assert (len(seen.fleet.links), seen.fleet.num_lost) == (1, 1)
+
+
+@pytest.mark.parametrize("is_up", [False, True])
+async def test_a_worker_that_registered_anew_before_its_link_was_up_is_dialled_anew(seen, is_up):
+    """It said another model than its old registration, and was not used until the gateway was started again."""
+    seen.known.append(ONE)
+    seen.fleet.look_soon()
+    await until(lambda: len(Link.made) == 1)
+    Link.made[0].is_up = is_up
+    seen.known[:] = [msgspec.structs.replace(ONE, process="other", model="another")]
+    while seen.looks.locked() is False:
+        await seen.looks.acquire()
+    seen.fleet.look_soon()
+    await seen.looks.acquire()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    models = [link.registration.model for link in Link.made]
+    assert models == (["model"] if is_up else ["model", "another"])
 
 
 @pytest.mark.parametrize("is_linked", [True, False])
