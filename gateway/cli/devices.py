@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workers.process.weight_files import weight_files
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 1 << 30
 
@@ -71,7 +73,7 @@ def alone(room: Room, share: float) -> Room:
 
 
 def weight_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return sum(path.stat().st_size for path in weight_files(directory))
 
 
 def free_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
