@@ -76,14 +76,5 @@ def weight_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in weight_files(directory))
 
 
-def free_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Returns this machine's free memory, or None where the kernel does not say."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
-
-
 def in_gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB"
