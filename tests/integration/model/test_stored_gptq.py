@@ -6,18 +6,22 @@ The packing here is the formats' own, written out number by number; the engine's
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from stored_models import check_logits, prompt_of, start, wrapped, write
 from tiny_models import CONFIGS, GREEDY, Driven, TinyModel, drive
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from workers.engine.commands import plan_command
+from workers.engine.device import memory
 from workers.engine.layers.merged_linear import Together
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
@@ -146,6 +150,23 @@ def quantized(model: TinyModel, directory: Path, variant: Variant) -> tuple[dict
 def test_logits_are_those_of_the_stored_numbers(tiny_model: TinyModels, tmp_path, variant):
     _, reference = quantized(tiny_model("llama"), tmp_path, variant)
     check_logits(start(tmp_path), reference)
+
+
+@pytest.mark.parametrize("name", ["gptq symmetric", "gptq 8 bits, activation order, zero points", "awq zero points"])
+def test_stored_layers_are_counted_as_they_are_stored(tiny_model: TinyModels, tmp_path, monkeypatch, name):
+    """What is free lies between their size and that of exact ones."""
+    variant = VARIANTS[name]
+    quantized(tiny_model("llama"), tmp_path, variant)
+    exact = sum(p.numel() * p.itemsize for p in tiny_model("llama").reference.parameters())
+    linear = sum(m.weight.nbytes for m in tiny_model("llama").reference.model.modules() if type(m) is nn.Linear)
+    free = exact - linear // 2
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    start(tmp_path)
+    done = CliRunner().invoke(plan_command.main, [str(tmp_path), "--gpu", "cpu", "--json"])
+    weights = json.loads(done.output)["model"]["weight_bytes"]
+    assert exact - linear + linear * variant.bits // 32 <= weights < free
+    with pytest.raises(ModelError, match="does not fit"):
+        start(tiny_model("llama").directory)
 
 
 def test_the_head_may_be_stored_too(tmp_path, monkeypatch):

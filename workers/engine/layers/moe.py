@@ -21,7 +21,8 @@ from kernels.cpu import compiled
 from kernels.dispatch import Ops
 from kernels.reference.moe import MAX_TOP_K
 from workers.engine.layers import linear
-from workers.engine.layers.quant import Format, Numbers, rounded
+from workers.engine.layers.quant import Numbers, rounded
+from workers.engine.sizing.capacity import Format
 
 if TYPE_CHECKING:
     from kernels.cpu.panels import Panels
