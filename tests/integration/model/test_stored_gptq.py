@@ -262,6 +262,27 @@ def test_a_checkpoint_without_one_layer_is_refused(tiny_model: TinyModels, tmp_p
         start(tmp_path)
 
 
+def test_zeros_as_a_bias_of_a_layer_that_has_none_are_left_out(tiny_model: TinyModels, tmp_path):
+    """AutoGPTQ writes them."""
+    tiny, variant = tiny_model("llama"), VARIANTS["gptq symmetric"]
+    tensors, reference = quantized(tiny, tmp_path, variant)
+    path = "model.layers.1.mlp.up_proj"
+    bias = torch.zeros(tensors[f"{path}.scales"].shape[1], dtype=torch.float16)
+    write(tmp_path, tiny, variant.settings(), tensors | {f"{path}.bias": bias})
+    check_logits(start(tmp_path), reference)
+    bias[-1] = 1
+    write(tmp_path, tiny, variant.settings(), tensors | {f"{path}.bias": bias})
+    with pytest.raises(ModelError, match=rf"{path}\.bias that the model has no place for"):
+        start(tmp_path)
+
+
+def test_no_layer_keeps_the_file_in_memory(tiny_model: TinyModels, tmp_path):
+    quantized(tiny_model("llama"), tmp_path, VARIANTS["gptq symmetric"])
+    runner = start(tmp_path)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert runner.num_blocks
+
+
 def test_a_quantized_layer_that_transformers_ignores_is_skipped(tiny_model: TinyModels, tmp_path, monkeypatch):
     """Checkpoints carry layers for guessing ahead that their model class does not have."""
     tiny, variant = tiny_model("llama"), VARIANTS["gptq symmetric"]

@@ -157,6 +157,12 @@ def test_old_derived_tensors_are_ignored(model: Path) -> None:
     start(model)
 
 
+def test_the_masks_of_old_gpt_2_checkpoints_are_ignored(tmp_path: Path) -> None:
+    model = TinyModel.make("gpt2", tmp_path / "gpt2").directory
+    change_weights(model, **{"transformer.h.0.attn.masked_bias": torch.ones(1), "h.1.attn.bias": torch.ones(1)})
+    start(model)
+
+
 def test_weights_saved_without_the_head_s_prefix_are_found(model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, model / "model.safetensors")
@@ -164,9 +170,21 @@ def test_weights_saved_without_the_head_s_prefix_are_found(model: Path) -> None:
 
 
 def test_a_tokenizer_larger_than_the_vocabulary(model: Path) -> None:
-    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 301}]}
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 301}}, "added_tokens": []}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "token id 301, but the model has only 301 tokens" in refusal(model)
+
+
+def test_an_added_token_beyond_the_vocabulary_is_told_and_served_without(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma's text models have the token of an image, and no row for it."""
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 300}, {"id": 301}]}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    start(model)
+    assert [record.token_ids for record in caplog.records if getattr(record, "event", "") == "tokens_not_served"] == [
+        [301]
+    ]
 
 
 def save_config(config: PreTrainedConfig, directory: Path) -> Path:

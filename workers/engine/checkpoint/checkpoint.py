@@ -121,6 +121,10 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
 
+    def has(self, ending: str) -> bool:
+        """Says whether the name of a tensor ends so. Raises ModelError if a file cannot be read."""
+        return any(found.name.endswith(ending) for found in self.tensors())
+
     def identity(self, extra: str) -> str:
         """Returns 32 hex digits; they are equal only for equal configuration, weights, tokenizer and `extra`. Reads
         samples of every tensor, not all of it. Raises ModelError if a file cannot be read."""
