@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard, cast
 
@@ -235,7 +235,7 @@ def install(
     make: MakeLinear = PackedLinear,
 ) -> int:
     """Replaces every layer that can be replaced, and returns their number. Leaves the attention modules of all others
-    unattached. `make` builds the linear layers once the layer has been found right with exact ones."""
+    unattached; a replaced layer stands in its site itself. `make` builds the linear layers once the layer has been found right with exact ones."""
     layers = layers_of(model) or nn.ModuleList()
     ropes: defaultdict[object, Rope] = defaultdict(Rope)
     number = 0
@@ -254,6 +254,7 @@ def install(
                 mine = LlamaLayer(layer, kind, site, paged, rope, make)
             mine.paged = paged
             layers[index] = mine
+            sites[index] = replace(site, module=mine)  # the old module holds its products, which exist packed now
             number += 1
         else:
             log.warning("layer %d stays transformers' own: off by %.1e", index, error)
