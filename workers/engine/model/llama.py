@@ -50,8 +50,6 @@ DecoderLayer = LlamaDecoderLayer | MistralDecoderLayer | Qwen2DecoderLayer | Qwe
 Norm = LlamaRMSNorm | MistralRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A function of any tensor of the wanted dtype and of positions, which returns cosines and sines."""
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Tolerances relative to the largest output of a layer: the rounding of one operation more or less."""
 
 
 class Rope:
@@ -248,7 +246,7 @@ def install(
             continue
         rope = ropes[site.window if kind.turns_by_type else None]
         mine, error = _checked(model, layer, kind, site, rope, ops)
-        if error <= TOLERANCE[model.dtype]:
+        if error <= moe.TOLERANCE[model.dtype]:
             paged = PagedLayer(store, index, ops, step)
             if make is not PackedLinear:  # the comparison used the exact weights
                 mine = LlamaLayer(layer, kind, site, paged, rope, make)
