@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from workers.process.weight_files import weight_files
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 1 << 30
 
@@ -82,16 +84,7 @@ def alone(room: Room, share: float) -> Room:
 
 
 def weight_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-
-
-def free_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Returns this machine's free memory, or None where the kernel does not say."""
-    try:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
+    return sum(path.stat().st_size for path in weight_files(directory))
 
 
 def in_gib(num_bytes: int) -> str:

@@ -27,9 +27,10 @@ from accounting.values.errors import AccountingError, SchemaOlder
 from gateway.base.home import SECRET_BYTES, Home, HomeError
 from gateway.cli import embedded
 from gateway.cli.api import AdminApi, ApiFailed, running
-from gateway.cli.devices import free_bytes, in_gib, visible_devices
+from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room
 from workers.process import masked
+from workers.process.free_memory import free_memory
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
@@ -149,7 +150,7 @@ def disk(place: Place) -> Iterator[Finding]:
 
 
 def memory(_: Place) -> Iterator[Finding]:
-    free = free_bytes()
+    free = free_memory()
     if free is None:
         return
     if free < 1 << 30:

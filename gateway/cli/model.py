@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from gateway.base.home import HomeError
 from gateway.base.output_formats import TOOL_FORMATS
 from gateway.configuration.file import Price
+from workers.process.weight_files import NOT_NEEDED
 
 DEMO_MODEL_ID = "headgate-demo"
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
@@ -150,7 +151,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES)))
+        return Path(snapshot_download(name, allow_patterns=list(HUB_FILES), ignore_patterns=NOT_NEEDED))
     except HFValidationError:
         raise HomeError(f"{name} is neither a model directory nor the id of a model on the hub.") from None
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

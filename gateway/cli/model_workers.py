@@ -18,10 +18,11 @@ from typing import Any
 
 from gateway.base.home import HomeError
 from gateway.cli.addresses import listen_from
-from gateway.cli.devices import Room, alone, free_bytes, in_gib, rooms, visible_devices, weight_bytes
+from gateway.cli.devices import Room, alone, in_gib, rooms, visible_devices, weight_bytes
 from gateway.cli.model import ServedModel
 from gateway.cli.start_checks import LIMIT_S
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
+from workers.process.free_memory import free_memory
 
 OPS_HOST = "127.0.0.1"
 OPS_FIRST_PORT = 9400
@@ -230,7 +231,7 @@ def check_memory(models: Sequence[ServedModel], environ: Mapping[str, str] = os.
     """Refuses models whose weights together are larger than the free memory of a machine without GPUs, before any of
     them is read. Raises `HomeError` with the numbers.
     """
-    free = free_bytes()
+    free = free_memory()
     if len(models) < 2 or free is None or visible_devices(environ):
         return
     sizes = {model.id: weight_bytes(model.path) * model.wanted.num_workers for model in models}

@@ -56,13 +56,14 @@ def load(name: str, source: ModelSource) -> ServedModel:
     directory = Path(source.path)
     try:
         config = _json(directory / "config.json")
+        text_config = config.get("text_config") or config
         template = load_template(directory)
-        tokenizer = ModelTokenizer.load(directory, template.source if template else "")
+        num_rows = text_config.get("vocab_size")
+        tokenizer = ModelTokenizer.load(directory, template.source if template else "", num_rows)
         syntax = _syntax(template, source)
         created = int((directory / "config.json").stat().st_mtime)
     except (OSError, ValueError, KeyError) as error:
         raise SettingsError(f"Cannot serve the model {name} from {directory}: {error}.") from None
-    text_config = config.get("text_config") or config
     context = _context(text_config)
     return ServedModel(
         id=name,

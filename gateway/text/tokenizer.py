@@ -53,8 +53,10 @@ class TooManyTokens(ValueError):
 class ModelTokenizer:
     """A model's tokenizer, immutable after construction. Encoding is thread-safe and releases the interpreter lock."""
 
-    def __init__(self, spec: dict[str, Any], template_source: str = "") -> None:
-        """Builds the tokenizer. `spec` is the content of a `tokenizer.json`."""
+    def __init__(self, spec: dict[str, Any], template_source: str = "", num_rows: int | None = None) -> None:
+        """Builds the tokenizer. `spec` is the content of a `tokenizer.json`. The model may have fewer rows than there are
+        tokens: ids from `num_rows` on are outside of the vocabulary.
+        """
         self._tokenizer = _loaded(spec)
         added = [(token["id"], token["content"], token["special"]) for token in spec["added_tokens"]]
         self.special_ids = frozenset(number for number, _, special in added if special)
@@ -69,7 +71,8 @@ class ModelTokenizer:
         self._all = ControlTokens(self.control)
         self._special = ControlTokens([text for _, text, special in added if special and text.strip()])
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values()) + 1
+        num_tokens = max(vocab.values()) + 1
+        self.vocab_size = min(num_tokens, num_rows or num_tokens)
         # A normalizer may shorten text before it is cut into tokens; no usual one by more than this.
         shrink = 4 if spec.get("normalizer") else 1
         self.max_bytes_per_token = shrink * max(len(token.encode()) for token in vocab)
@@ -79,11 +82,11 @@ class ModelTokenizer:
         )
 
     @classmethod
-    def load(cls, directory: Path, template_source: str = "") -> ModelTokenizer:
+    def load(cls, directory: Path, template_source: str = "", num_rows: int | None = None) -> ModelTokenizer:
         """Reads a tokenizer. Raises `OSError` or `ValueError` for a directory without a usable `tokenizer.json`."""
         spec = (directory / "tokenizer.json").read_bytes()
         try:
-            return cls(json.loads(spec), template_source)
+            return cls(json.loads(spec), template_source, num_rows)
         except Exception as error:  # the library raises nothing more special
             raise ValueError(f"tokenizer.json: {error}") from error
 

@@ -38,21 +38,22 @@ class Panels:
 
 
 def pack(weight: torch.Tensor, kind: int = WIDENED) -> Panels:
-    """Packs `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. With `paired`, inputs
-    are bfloat16 and the CPU's own instruction for them is used."""
+    """Packs `[out_features, in_features]`, float32 or bfloat16; in_features is a multiple of 16. `kind` is that of a
+    bfloat16 weight."""
     assert weight.dtype in (torch.float32, torch.bfloat16), weight.dtype
     out_features, in_features = weight.shape
     assert in_features % NUM == 0, weight.shape
     num = -(-out_features // PANEL)
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, num * PANEL - out_features))
+    if rest := num * PANEL - out_features:
+        weight = torch.nn.functional.pad(weight, (0, 0, 0, rest))
     if weight.dtype == torch.float32:
-        tensor = padded.view(num, PANEL, in_features).transpose(1, 2)
-        return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, FLOATS)
-    if kind == TILED:
-        tensor = padded.view(num, 2, NUM, in_features // INPUTS, INPUTS // 2, 2).permute(0, 3, 1, 4, 2, 5)
+        kind, tensor = FLOATS, weight.view(num, PANEL, in_features).transpose(1, 2)
+    elif kind == TILED:
+        tensor = weight.view(num, 2, NUM, in_features // INPUTS, INPUTS // 2, 2).permute(0, 3, 1, 4, 2, 5)
     else:
-        tensor = padded.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
-    return Panels(in_large_pages(tensor.contiguous()), in_features, out_features, kind)
+        tensor = weight.view(num, PANEL, in_features // 2, 2).transpose(1, 2)
+    # Large pages are filled from the view: a copy in between would be the size of the weight.
+    return Panels(in_large_pages(tensor).contiguous(), in_features, out_features, kind)
 
 
 def product(x: torch.Tensor, weight: Panels) -> torch.Tensor:

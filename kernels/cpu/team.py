@@ -96,9 +96,12 @@ def _parallel() -> Callable[[int, int, int, int], None] | None:
     """Returns the library's entry, or None if torch has another kind of threads: then one thread runs."""
     torch.ones(1 << 16).sum()  # this makes torch load the library
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        path = line.split()[-1]
-        if _LIBRARY.search(path):
-            found = getattr(ctypes.CDLL(path), "GOMP_parallel", None)
+        fields = line.split(None, 5)  # a path may have spaces
+        if len(fields) == 6 and _LIBRARY.search(fields[5]):
+            try:
+                found = getattr(ctypes.CDLL(fields[5]), "GOMP_parallel", None)
+            except OSError:  # the file was replaced
+                continue
             if found is not None:
                 found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
                 found.restype = None

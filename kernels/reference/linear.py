@@ -138,26 +138,16 @@ def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (wide / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
-def quantize_int4(
-    weight: torch.Tensor, group: int = 128, symmetric: bool = True
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Returns packed weight, scale in the dtype of the weight, and zero point (None if symmetric), as `linear_w4` takes
-    them. The error is at most half a scale, at most a whole one with zero points (they are rounded too)."""
+def quantize_int4(weight: torch.Tensor, group: int = 128) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Returns packed weight, scale in the dtype of the weight, and no zero point, as `linear_w4` takes them. The error is
+    at most half a scale."""
     out_features, in_features = weight.shape
     if group not in GROUPS or in_features % group:
         raise ValueError(f"in_features {in_features} cannot be cut into groups of {group}")
     wide = weight.float().T.reshape(in_features // group, group, out_features)
-    if symmetric:
-        scale, zero = _scales(wide.abs().amax(1) / 7), None
-    else:
-        low, high = wide.amin(1).clamp_(max=0), wide.amax(1).clamp_(min=0)
-        scale = _scales((high - low) / 15)
-        zero = (-low / scale).round_().clamp_(0, 15).to(torch.int8)
-    scale = _scales(scale.to(weight.dtype))
-    quantized = (wide / scale.float()[:, None]).round_()
-    quantized += symmetric_zero(4) if zero is None else zero[:, None]
-    numbers = quantized.clamp_(0, 15).to(torch.int32).view(in_features, out_features)
-    return pack_words(numbers), scale, zero
+    scale = _scales(_scales(wide.abs().amax(1) / 7).to(weight.dtype))
+    numbers = (wide / scale.float()[:, None]).round_() + symmetric_zero(4)
+    return pack_words(numbers.clamp_(0, 15).to(torch.int32).view(in_features, out_features)), scale, None
 
 
 def dequantize_int8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.arguments.draws import COLDEST, EditTensors, Workspace, num_words
+from kernels.arguments.draws import COLDEST, EditTensors, Workspace
 
 
 def logits(
@@ -51,14 +51,6 @@ def count_tokens(counts: torch.Tensor, lines: torch.Tensor, tokens: torch.Tensor
     have the same line."""
     used = lines >= 0
     counts[lines[used].long(), tokens[used]] += 1
-
-
-def pack_bits(tokens: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Returns `[words]` int32 with the bits of these tokens (int64) set."""
-    tokens = tokens.unique()
-    words = torch.zeros(num_words(vocab), dtype=torch.int64, device=tokens.device)
-    words.index_add_(0, tokens >> 5, torch.ones_like(tokens) << (tokens & 31))
-    return (words - ((words >> 31) << 32)).to(torch.int32)
 
 
 def unpack_bits(words: torch.Tensor, vocab: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cuda_graphs import replayed
 from guarded import relative_error
+from zero_points import quantized
 
 from kernels import dispatch
 from kernels.reference import linear as formats
@@ -59,7 +60,7 @@ def test_int8_products_are_those_of_float64(rows, columns, depth):
 def test_int4_products_are_those_of_float64(rows, group, symmetric):
     columns, depth = 4096, 3072
     ops, x = dispatch.choose(CUDA), draw(rows, depth)
-    told = formats.quantize_int4(draw(columns, depth) / depth**0.5, group, symmetric)
+    told = quantized(draw(columns, depth) / depth**0.5, group, symmetric)
     order = torch.randperm(depth, device=CUDA).to(torch.int32)
     expected = x[:, order].double() @ formats.dequantize_int4(*told, torch.float64)
     out, workspace = output(rows, columns), space(rows, columns, depth)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from sorted_sampling import kept_by_sorting
+from token_bits import pack_bits
 
 from kernels import dispatch
 from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, num_words
-from kernels.reference.logits import pack_bits
 from kernels.reference.sample import PURPOSE_SAMPLE, dense_noise
 
 CUDA = torch.device("cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.cpu import compiled
 
@@ -51,6 +52,31 @@ def test_a_product_is_that_of_float64(kind: int, sizes: tuple[int, int]) -> None
         assert found.dtype == torch.float32
         limit = 2e-6 * (x.double().abs() @ weight.double().abs().T)
         assert ((found - expected).abs() <= limit).all()
+
+
+class Made(TorchDispatchMode):
+    """The names of operations that take memory for their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in args if isinstance(one, torch.Tensor)}
+        if isinstance(found, torch.Tensor) and found.untyped_storage().data_ptr() not in given:
+            self.names.append(str(func))
+        return found
+
+
+@EACH
+def test_a_large_weight_is_packed_in_the_memory_of_its_panels_alone(kind: int) -> None:
+    """`in_large_pages` maps that memory itself."""
+    dtype = torch.float32 if kind == FLOATS else torch.bfloat16
+    weight = torch.zeros((1024, 1024), dtype=dtype)
+    with Made() as made:
+        panels.pack(weight, kind)
+    assert made.names == []
 
 
 @EACH

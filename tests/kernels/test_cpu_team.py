@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,28 @@ if reason := compiled.refusal():
     pytest.skip(reason, allow_module_level=True)
 
 from kernels.cpu import team
+
+
+@pytest.fixture
+def look_again() -> Iterator[None]:
+    team._parallel.cache_clear()
+    yield
+    team._parallel.cache_clear()
+
+
+@pytest.mark.usefixtures("look_again")
+def test_a_library_below_a_path_with_a_space_is_found_and_one_that_is_gone_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps = Path("/proc/self/maps").read_text()
+    [own] = {line.split(None, 5)[5] for line in maps.splitlines() if re.search(r"/libgomp[^/]*$", line)}
+    place = tmp_path / "my models"
+    place.mkdir()
+    (place / Path(own).name).symlink_to(own)
+    gone = f"7f00-7f01 r-xp 00000000 00:00 1   {tmp_path}/libgomp.so.1\n"
+    spaced = f"7f01-7f02 r-xp 00000000 00:00 2   {place / Path(own).name}\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: "7f00-7f00 rw-p 00000000 00:00 0 \n" + gone + spaced)
+    assert team._parallel() is not None
 
 
 def test_a_thread_sleeps_while_another_holds_a_piece() -> None:

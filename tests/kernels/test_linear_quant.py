@@ -9,6 +9,7 @@ import torch
 from guarded import Guarded, relative_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zero_points import quantized
 
 from kernels import dispatch
 from kernels.reference import linear as formats
@@ -55,7 +56,7 @@ class TestFormats:
     @pytest.mark.parametrize("group", [32, 64, 128])
     def test_int4_is_off_by_at_most_half_a_scale_and_with_zero_points_a_whole(self, group, symmetric, dtype):
         weight = weights(10, 256).to(dtype)
-        packed, scale, zero = formats.quantize_int4(weight, group, symmetric)
+        packed, scale, zero = quantized(weight, group, symmetric)
         assert packed.shape == (32, 10) and packed.dtype == torch.int32
         assert scale.shape == (256 // group, 10) and scale.dtype == dtype
         found = formats.dequantize_int4(packed, scale, zero, torch.float64)
@@ -150,7 +151,7 @@ def rounding(depth: int) -> float:
 )
 def test_int4_products_are_those_of_float64(ops, rows, group, symmetric, dtype, ordered):
     x, bias = draw(rows, 384, dtype=dtype), draw(66, dtype=dtype)
-    packed, scale, zero = formats.quantize_int4(weights(66, 384).to(dtype), group, symmetric)
+    packed, scale, zero = quantized(weights(66, 384).to(dtype), group, symmetric)
     wide = formats.dequantize_int4(packed, scale, zero, torch.float64)
     order = torch.randperm(384, generator=torch.Generator().manual_seed(1)).to(torch.int32)
     expected = (x[:, order] if ordered else x).double() @ wide + bias.double()
@@ -242,7 +243,7 @@ def test_rows_behind_the_last_are_not_read():
 def test_a_given_workspace_is_used_within_its_size(rows):
     x = draw(rows, 512)
     weight, scale = formats.quantize_int8(weights(40, 512))
-    packed, group_scale, zero = formats.quantize_int4(weights(40, 512), 64, False)
+    packed, group_scale, zero = quantized(weights(40, 512), 64, False)
     size = formats.workspace_size(rows, 40, 512, torch.float32)
     space = Guarded((size,), torch.float32)
     for name, told in (("linear_w8", (weight, scale)), ("linear_w4", (packed, group_scale, zero))):
@@ -264,13 +265,13 @@ def test_a_row_is_the_same_whatever_is_beside_it():
 @settings(max_examples=10, deadline=None)
 def test_drawn_shapes_agree_with_the_twin(rows, columns, num_groups, group, symmetric):
     x = draw(rows, num_groups * group)
-    told = formats.quantize_int4(draw(columns, num_groups * group), group, symmetric)
+    told = quantized(draw(columns, num_groups * group), group, symmetric)
     found = run(TRITON, "linear_w4", x, columns, *told)
     assert relative_error(found, run(TWIN, "linear_w4", x, columns, *told)) <= 2e-6
 
 
 def test_zero_points_of_another_shape_are_refused():
-    packed, scale, zero = formats.quantize_int4(draw(8, 64), 32, False)
+    packed, scale, zero = quantized(draw(8, 64), 32, False)
     with pytest.raises(AssertionError):
         run(TWIN, "linear_w4", draw(1, 64), 8, packed, scale, zero[:1])
 

@@ -10,6 +10,7 @@ import torch
 from guarded import Guarded
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from token_bits import pack_bits
 from transformers import (
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
@@ -21,7 +22,7 @@ from transformers import (
 from kernels import dispatch
 from kernels.ahead import specimens
 from kernels.arguments.draws import NO_TOKEN, DrawTensors, EditTensors, Workspace, geometry, num_words
-from kernels.reference.logits import pack_bits, unpack_bits
+from kernels.reference.logits import unpack_bits
 
 CPU = torch.device("cpu")
 TWIN = dispatch.choose(CPU)

@@ -183,7 +183,9 @@ def test_a_hub_id_costs_its_configuration_only(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["qwen2"]().to_dict()))
     asked = []
     monkeypatch.setattr(
-        checkpoint, "snapshot_download", lambda name, allow_patterns: asked.append((name, allow_patterns)) or tmp_path
+        checkpoint,
+        "snapshot_download",
+        lambda name, allow_patterns, ignore_patterns: asked.append((name, allow_patterns)) or tmp_path,
     )
     done = run("someone/qwen", "--gpu", "l4", "--json")
     assert json.loads(done.output)["model"]["parameters"] == 131_520, done.output

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from array import array
 from itertools import product
+from pathlib import Path
 
 import pooling_models
 import pytest
@@ -178,6 +179,7 @@ def test_a_decoder_with_a_classifier_gives_the_scores_of_transformers(steps, tmp
     for tokens, found in zip(texts(), whole(runner, texts()), strict=True):
         expected = torch.sigmoid(model(input_ids=torch.tensor([tokens])).logits[0])
         assert found == pytest.approx(expected.numpy(), rel=1e-4, abs=1e-5)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
 @pytest.mark.parametrize("steps", ["plain", "device"])

@@ -6,18 +6,22 @@ The packing here is the formats' own, written out number by number; the engine's
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 from stored_models import check_logits, prompt_of, start, wrapped, write
 from tiny_models import CONFIGS, GREEDY, Driven, TinyModel, drive
 from torch import nn
 from transformers import LlamaForCausalLM
 
+from workers.engine.commands import plan_command
+from workers.engine.device import memory
 from workers.engine.layers.merged_linear import Together
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
@@ -148,6 +152,23 @@ def test_logits_are_those_of_the_stored_numbers(tiny_model: TinyModels, tmp_path
     check_logits(start(tmp_path), reference)
 
 
+@pytest.mark.parametrize("name", ["gptq symmetric", "gptq 8 bits, activation order, zero points", "awq zero points"])
+def test_stored_layers_are_counted_as_they_are_stored(tiny_model: TinyModels, tmp_path, monkeypatch, name):
+    """What is free lies between their size and that of exact ones."""
+    variant = VARIANTS[name]
+    quantized(tiny_model("llama"), tmp_path, variant)
+    exact = sum(p.numel() * p.itemsize for p in tiny_model("llama").reference.parameters())
+    linear = sum(m.weight.nbytes for m in tiny_model("llama").reference.model.modules() if type(m) is nn.Linear)
+    free = exact - linear // 2
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    start(tmp_path)
+    done = CliRunner().invoke(plan_command.main, [str(tmp_path), "--gpu", "cpu", "--json"])
+    weights = json.loads(done.output)["model"]["weight_bytes"]
+    assert exact - linear + linear * variant.bits // 32 <= weights < free
+    with pytest.raises(ModelError, match="does not fit"):
+        start(tiny_model("llama").directory)
+
+
 def test_the_head_may_be_stored_too(tmp_path, monkeypatch):
     """With a vocabulary that zero points can be packed for."""
     config = CONFIGS["llama"]()
@@ -239,6 +260,27 @@ def test_a_checkpoint_without_one_layer_is_refused(tiny_model: TinyModels, tmp_p
     write(tmp_path, tiny_model("llama"), variant.settings(), kept)
     with pytest.raises(ModelError, match=rf"lacks 1 tensors, the first is {path}\.weight"):
         start(tmp_path)
+
+
+def test_zeros_as_a_bias_of_a_layer_that_has_none_are_left_out(tiny_model: TinyModels, tmp_path):
+    """AutoGPTQ writes them."""
+    tiny, variant = tiny_model("llama"), VARIANTS["gptq symmetric"]
+    tensors, reference = quantized(tiny, tmp_path, variant)
+    path = "model.layers.1.mlp.up_proj"
+    bias = torch.zeros(tensors[f"{path}.scales"].shape[1], dtype=torch.float16)
+    write(tmp_path, tiny, variant.settings(), tensors | {f"{path}.bias": bias})
+    check_logits(start(tmp_path), reference)
+    bias[-1] = 1
+    write(tmp_path, tiny, variant.settings(), tensors | {f"{path}.bias": bias})
+    with pytest.raises(ModelError, match=rf"{path}\.bias that the model has no place for"):
+        start(tmp_path)
+
+
+def test_no_layer_keeps_the_file_in_memory(tiny_model: TinyModels, tmp_path):
+    quantized(tiny_model("llama"), tmp_path, VARIANTS["gptq symmetric"])
+    runner = start(tmp_path)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert runner.num_blocks
 
 
 def test_a_quantized_layer_that_transformers_ignores_is_skipped(tiny_model: TinyModels, tmp_path, monkeypatch):

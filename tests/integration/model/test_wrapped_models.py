@@ -120,6 +120,18 @@ def test_a_checkpoint_with_the_names_of_transformers_5_is_the_same_model(name: s
     assert sequence.output == _greedy(reference, sequence.prompt)
 
 
+def test_a_head_is_read_where_the_configuration_does_not_say_whether_it_is_tied(tmp_path: Path) -> None:
+    reference = _save("mistral3", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["tie_word_embeddings"]
+    config["text_config"].pop("tie_word_embeddings", None)
+    path.write_text(json.dumps(config))
+    sequence = Driven(random.Random(1).choices(range(3, 301), k=LENGTH))
+    drive(_runner(tmp_path), [sequence], NUM_TOKENS)
+    assert sequence.output == _greedy(reference, sequence.prompt)
+
+
 def test_a_tensor_of_no_known_part_is_refused(tmp_path: Path) -> None:
     _save("gemma3", tmp_path)
     (file,) = tmp_path.glob("*.safetensors")

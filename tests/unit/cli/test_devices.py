@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from gateway.cli.devices import Room, alone, free_bytes, rooms, visible_devices
+from gateway.cli.devices import Room, alone, rooms, visible_devices, weight_bytes
 
 
 def test_devices_are_those_of_the_variable_or_else_of_the_machine(tmp_path):
@@ -38,8 +40,12 @@ def test_the_largest_model_has_a_gpu_to_itself_where_that_balances():
     assert found[2].memory_share == pytest.approx(0.9)
 
 
-def test_free_memory_is_read_where_the_kernel_says_it(tmp_path):
-    path = tmp_path / "meminfo"
-    path.write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
-    assert free_bytes(path) == 2 << 20
-    assert free_bytes(tmp_path / "none") is None
+def test_weights_are_counted_once_where_a_directory_has_them_in_two_forms(tmp_path):
+    for name, size in (("model-1.safetensors", 3), ("model-2.safetensors", 4), ("consolidated.safetensors", 7)):
+        (tmp_path / name).write_bytes(b"w" * size)
+    assert weight_bytes(tmp_path) == 14
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert weight_bytes(tmp_path) == 7
+    (tmp_path / "model.safetensors").write_bytes(b"w" * 9)
+    assert weight_bytes(tmp_path) == 9

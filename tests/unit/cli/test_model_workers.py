@@ -183,11 +183,11 @@ def test_what_a_start_waits_for_names_the_models():
 def test_weights_that_do_not_fit_together_are_refused_with_the_numbers(monkeypatch, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"x" * 3000)
     both = [model("a", 1, str(tmp_path)), model("b", 2, str(tmp_path))]
-    monkeypatch.setattr(model_workers, "free_bytes", lambda: 8999)
+    monkeypatch.setattr(model_workers, "free_memory", lambda: 8999)
     with pytest.raises(HomeError, match=r"need 0\.00 GiB of memory \(a 0\.00 GiB, b 0\.00 GiB\)"):
         check_memory(both, {"CUDA_VISIBLE_DEVICES": ""})
     check_memory(both, {"CUDA_VISIBLE_DEVICES": "0"})
-    monkeypatch.setattr(model_workers, "free_bytes", lambda: 9000)
+    monkeypatch.setattr(model_workers, "free_memory", lambda: 9000)
     check_memory(both, {"CUDA_VISIBLE_DEVICES": ""})
 
 

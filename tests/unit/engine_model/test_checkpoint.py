@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import CONFIGS, TinyModel
 from transformers import PreTrainedConfig
 
+from workers.engine.checkpoint import checkpoint
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.values.errors import ModelError
 
@@ -100,6 +101,22 @@ def test_a_torn_weight_file(model: Path) -> None:
     assert "cannot be read" in refusal(model)
 
 
+def test_a_pointer_of_git_lfs_instead_of_weights(model: Path) -> None:
+    path = model / "model.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n")
+    assert f"{path} is not whole (a pointer of git-lfs?)" in refusal(model)
+
+
+def test_weights_in_the_makers_own_form_beside_those_of_the_index_are_not_read(tmp_path: Path) -> None:
+    reference = TinyModel.make("llama", tmp_path / "whole").reference
+    model = tmp_path / "sharded"
+    reference.save_pretrained(model, max_shard_size="100KB")
+    assert len(list(model.glob("model-*.safetensors"))) > 1
+    root = start(model).root
+    save_file({"tok_embeddings.weight": torch.zeros(2)}, model / "consolidated.safetensors")
+    assert start(model).root == root
+
+
 def change_weights(model: Path, **changes: torch.Tensor | None) -> None:
     tensors = load_file(model / "model.safetensors")
     for name, tensor in changes.items():
@@ -140,6 +157,12 @@ def test_old_derived_tensors_are_ignored(model: Path) -> None:
     start(model)
 
 
+def test_the_masks_of_old_gpt_2_checkpoints_are_ignored(tmp_path: Path) -> None:
+    model = TinyModel.make("gpt2", tmp_path / "gpt2").directory
+    change_weights(model, **{"transformer.h.0.attn.masked_bias": torch.ones(1), "h.1.attn.bias": torch.ones(1)})
+    start(model)
+
+
 def test_weights_saved_without_the_head_s_prefix_are_found(model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, model / "model.safetensors")
@@ -147,9 +170,21 @@ def test_weights_saved_without_the_head_s_prefix_are_found(model: Path) -> None:
 
 
 def test_a_tokenizer_larger_than_the_vocabulary(model: Path) -> None:
-    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 301}]}
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 301}}, "added_tokens": []}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert "token id 301, but the model has only 301 tokens" in refusal(model)
+
+
+def test_an_added_token_beyond_the_vocabulary_is_told_and_served_without(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gemma's text models have the token of an image, and no row for it."""
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 300}, {"id": 301}]}
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    start(model)
+    assert [record.token_ids for record in caplog.records if getattr(record, "event", "") == "tokens_not_served"] == [
+        [301]
+    ]
 
 
 def save_config(config: PreTrainedConfig, directory: Path) -> Path:
@@ -236,3 +271,17 @@ def test_equal_directories_have_one_root_and_every_part_of_it_counts(original: P
     with_weights = start(model).root
     edit_json(model / "config.json", rms_norm_eps=1e-3)
     assert len({root, with_tokenizer, with_weights, start(model).root}) == 4
+
+
+@pytest.mark.parametrize("where", [0, 200 * 500, -1], ids=["begin", "middle", "end"])
+def test_two_trainings_that_differ_in_one_small_tensor_beside_a_large_one_have_two_roots(
+    tmp_path: Path, where: int
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    small = torch.zeros((400, 500), dtype=torch.bfloat16)
+    tensors = {"a.embed.weight": torch.zeros(8 << 20), "b.v_proj.weight": small, "c.head.weight": torch.zeros(8 << 20)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    one = checkpoint.find(str(tmp_path)).identity("")
+    small.view(-1)[where] = 1
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert checkpoint.find(str(tmp_path)).identity("") != one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from tiny_models import GREEDY, Driven, TinyModel, drive
 from workers.engine.device.graphs import DirectCall
 from workers.engine.device.memory import Largest, measure, refuse_large_weights, warm_up
 from workers.engine.device.runner import ModelRunner, RunnerSettings
+from workers.engine.kv import kv_store
 from workers.engine.sizing.capacity import MemoryPlan, Need
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import Row, SampleSpec
+from workers.process.free_memory import free_memory
 
 GIB = 2**30
 PLAN = MemoryPlan(80 * GIB, 0.9, 20 * GIB, 3 * GIB, GIB)
@@ -42,6 +45,25 @@ def test_weights_that_are_larger_than_the_free_memory_are_refused_before_they_ar
     with pytest.raises(ModelError, match=r"needs 1048576.00 GiB for weights, and has .* GiB \(the"):
         refuse_large_weights(1 << 50, torch.device("cpu"), 0.9, 1)
     refuse_large_weights(1, torch.device("cpu"), 0.9, 1)
+
+
+def test_a_worker_in_a_container_plans_with_what_its_limit_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    for path, content in (
+        (tmp_path / "proc/meminfo", f"MemAvailable: {200 << 20} kB\n"),
+        (tmp_path / "proc/self/cgroup", "0::/\n"),
+        (group / "memory.max", f"{4 * GIB}\n"),
+        (group / "memory.current", f"{2 * GIB}\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    monkeypatch.setattr(kv_store, "free_memory", partial(free_memory, tmp_path))
+    assert kv_store.plan_num_blocks(Need(GIB, 1 << 20, 16, 16), torch.device("cpu"), 1 << 20) == 2 * 1024 // 10
+    refuse_large_weights(2 * GIB, torch.device("cpu"), 0.9, 1)
+    with pytest.raises(ModelError, match=r"has 2\.00 GiB"):
+        refuse_large_weights(2 * GIB + 1, torch.device("cpu"), 0.9, 1)
 
 
 def test_on_a_gpu_weights_may_take_the_share_that_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:

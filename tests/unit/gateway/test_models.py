@@ -38,6 +38,14 @@ def test_a_wrappers_context_and_end_tokens_are_found(directory):
     assert load("m", source(directory)).max_model_len == 64
 
 
+def test_an_added_token_that_the_model_has_no_row_for_is_outside_of_the_vocabulary(directory):
+    whole = load("m", source(directory)).tokenizer.vocab_size
+    change(directory / "config.json", vocab_size=whole + 64)
+    assert load("m", source(directory)).tokenizer.vocab_size == whole
+    change(directory / "config.json", vocab_size=whole - 1)
+    assert load("m", source(directory)).tokenizer.vocab_size == whole - 1
+
+
 def test_the_operators_context_is_a_bound_and_no_promise(directory):
     assert load("m", source(directory, max_model_len=100)).max_model_len == 100
     assert load("m", source(directory, max_model_len=1 << 20)).max_model_len == 2048

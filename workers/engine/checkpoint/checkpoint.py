@@ -20,6 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError, safe_open
 
 from workers.engine.values.errors import ModelError
+from workers.process.weight_files import NOT_NEEDED, weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,9 @@ _TOKENIZER_FILES = (
     "added_tokens.json",
     "special_tokens_map.json",
 )
-_SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
-"""Number and size of the samples of a weight file that go into its identity: two trainings of one architecture differ
-in all of them."""
+_SAMPLES, _SAMPLE_BYTES = 3, 3 << 9
+"""Number and size of the samples of a tensor that go into the identity, from its begin to its end. Adapters that are
+merged change whole matrices, but often few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +121,43 @@ class Checkpoint:
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"The weight file {path} cannot be read: {error}.") from error
 
+    def has(self, ending: str) -> bool:
+        """Says whether the name of a tensor ends so. Raises ModelError if a file cannot be read."""
+        return any(found.name.endswith(ending) for found in self.tensors())
+
     def identity(self, extra: str) -> str:
-        """Returns 32 hex digits; they are equal only for equal configuration, weights, tokenizer and `extra`. Reads a
-        sample of the weights, not all of them."""
+        """Returns 32 hex digits; they are equal only for equal configuration, weights, tokenizer and `extra`. Reads
+        samples of every tensor, not all of it. Raises ModelError if a file cannot be read."""
         digest = hashlib.blake2b(extra.encode(), digest_size=16)
         for name in ("config.json", *_TOKENIZER_FILES):
             path = self.directory / name
             content = path.read_bytes() if path.is_file() else b""
             digest.update(f"\n{name} {len(content)}\n".encode() + content)
         for path in self.files:
-            size = path.stat().st_size
-            digest.update(f"\n{path.name} {size}\n".encode())
-            with path.open("rb") as file:
-                header = int.from_bytes(file.read(8), "little")
-                digest.update(file.read(header))
-                for sample in range(_SAMPLES):
-                    file.seek(8 + header + sample * (size - 8 - header) // _SAMPLES)
-                    digest.update(file.read(_SAMPLE_BYTES))
+            digest.update(f"\n{path.name} {path.stat().st_size}\n".encode())
+            for piece in _samples(path):
+                digest.update(piece)
         return digest.hexdigest()
+
+
+def _samples(path: Path) -> Iterator[bytes]:
+    """Yields the header of a weight file, which has the tensors' names and places, and then samples of each tensor."""
+    with path.open("rb") as file:
+        start = 8 + int.from_bytes(file.read(8), "little")
+        if start > path.stat().st_size:
+            raise ModelError(f"The weight file {path} is not whole (a pointer of git-lfs?).")
+        header = file.read(start - 8)
+        yield header
+        try:
+            content = json.loads(header)
+            places = sorted(tuple(one["data_offsets"]) for name, one in content.items() if name != "__metadata__")
+            for first, end in places:
+                length = min(_SAMPLE_BYTES, end - first)
+                for sample in range(_SAMPLES):
+                    file.seek(start + first + (end - first - length) * sample // (_SAMPLES - 1))
+                    yield file.read(length)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ModelError(f"The weight file {path} cannot be read: {cause_of(error)}.") from error
 
 
 def find(model: str, weights: bool = True) -> Checkpoint:
@@ -149,7 +169,7 @@ def find(model: str, weights: bool = True) -> Checkpoint:
         raise ModelError(f"The model {model} is a file, not a directory.")
     if not (directory / "config.json").is_file():
         raise ModelError(f"The model directory {directory} has no config.json.")
-    files = tuple(sorted(directory.glob("*.safetensors")))
+    files = weight_files(directory)
     if weights and not files:
         raise ModelError(
             f"The model directory {directory} has no .safetensors file; other formats can hold code and are not read."
@@ -193,7 +213,7 @@ def _download(model: str, patterns: list[str]) -> Path:
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise ModelError(f"The model directory {model} does not exist.")
     try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
+        return Path(snapshot_download(model, allow_patterns=patterns, ignore_patterns=NOT_NEEDED))
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ModelError(
             f"The model {model} is neither a directory nor a hub model that can be fetched: {cause_of(error)}"

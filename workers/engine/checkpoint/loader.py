@@ -6,6 +6,7 @@ consumed and every parameter is filled, or the load fails. No code of a checkpoi
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from workers.engine.checkpoint.stored_gptq import Tensors
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
 from workers.process.forked import give_back
+
+log = logging.getLogger(__name__)
 
 Place = tuple[torch.Tensor, list[tuple[nn.Module, str]]]
 
@@ -57,7 +60,11 @@ def read_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         kind = content.get("model_type", "none given")
         path = checkpoint.directory / "config.json"
         raise ModelError(f"The configuration {path} (model type: {kind}) cannot be used: {cause_of(error)}") from error
-    return wrappers.text_of(config)
+    text = wrappers.text_of(config)
+    is_said = text is config or "tie_word_embeddings" in content
+    if not is_said and text.tie_word_embeddings and checkpoint.has("lm_head.weight"):
+        text.tie_word_embeddings = False  # the wrapper's class only presumes that they are tied
+    return text
 
 
 def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
@@ -70,16 +77,19 @@ def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
 
 
 def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
-    """Refuses a tokenizer with ids outside the embedding, because the first such token would crash the model. Raises
-    ModelError."""
+    """Refuses a tokenizer with ids outside the embedding, because the first such token would crash the model. An added
+    token is written by who asks for it alone: requests with it are refused. Raises ModelError."""
     tokenizer = read_json(directory / "tokenizer.json")
     vocab = tokenizer.get("model", {}).get("vocab", {})
-    ids = list(vocab.values()) if isinstance(vocab, dict) else [len(vocab) - 1]
-    ids += [token["id"] for token in tokenizer.get("added_tokens", [])]
+    added = {token["id"] for token in tokenizer.get("added_tokens", [])}
+    ids = set(vocab.values() if isinstance(vocab, dict) else [len(vocab) - 1]) - added
     if ids and max(ids) >= config.vocab_size:
         raise ModelError(
             f"The tokenizer has the token id {max(ids)}, but the model has only {config.vocab_size} tokens."
         )
+    if beyond := sorted(number for number in added if number >= config.vocab_size):
+        told = {"event": "tokens_not_served", "token_ids": beyond}
+        log.warning("the model has no rows for added tokens of its tokenizer: %s", beyond, extra=told)
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
@@ -116,10 +126,12 @@ def fill(
     for found in checkpoint.tensors():
         if any(re.search(pattern, found.name) for pattern in skips) or stacks.take(found):
             continue
+        if scheme is not None and names.is_bias_of_none(found.name) and not found.read().any():
+            continue  # AutoGPTQ writes zeros for every layer without a bias
         path, _, suffix = found.name.rpartition(".")
         if scheme is not None and scheme.takes(suffix, found):
             if (weight := names.resolve(f"{path}.weight")) is not None:
-                packed.setdefault(weight, {})[suffix] = found.read().to(device)
+                packed.setdefault(weight, {})[suffix] = found.read().to(device, copy=True)
         elif (target := names.resolve(found.name)) is not None:
             filling.read(target, found, parts.get(target), device)
     for target, tensor in stacks.whole().items():

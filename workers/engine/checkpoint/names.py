@@ -15,7 +15,7 @@ from transformers.core_model_loading import WeightRenaming
 
 from workers.engine.values.errors import ModelError
 
-_DERIVED = (r"rotary_emb\.inv_freq$", r"attention\.(masked_)?bias$")
+_DERIVED = (r"rotary_emb\.inv_freq$", r"(attention|attn)\.(masked_)?bias$")
 """Names that old checkpoints carry although they follow from the configuration."""
 _TEXT = (
     (re.compile(r"^(model\.)?language_model\.lm_head\."), "lm_head."),
@@ -61,6 +61,12 @@ class Names:
             name, _ = renaming.rename_source_key(name)
         yield name
 
+    def is_bias_of_none(self, name: str) -> bool:
+        """Says whether a name is that of a bias of a layer which has none in the model."""
+        text = self.text(name) or ""
+        path, _, suffix = text.rpartition(".")
+        return suffix == "bias" and self._known_form(f"{path}.weight") is not None and self._known_form(text) is None
+
     def resolve(self, name: str) -> str | None:
         """Returns the model's name for a checkpoint's name; None for a tensor that is not needed. Raises ModelError for
         one that the model has no place for.
@@ -68,9 +74,11 @@ class Names:
         text = self.text(name)
         if text is None:
             return None
-        for form in self.forms(text):
-            if form in self._known:
-                return form
+        if (form := self._known_form(text)) is not None:
+            return form
         if any(re.search(pattern, text) for pattern in self._ignored):
             return None
         raise ModelError(f"The checkpoint has a tensor {name} that the model has no place for.")
+
+    def _known_form(self, text: str) -> str | None:
+        return next((form for form in self.forms(text) if form in self._known), None)

@@ -15,12 +15,17 @@ from workers.engine.checkpoint import stored_compressed, stored_gptq
 from workers.engine.checkpoint.checkpoint import Stored
 from workers.engine.checkpoint.stored_gptq import Tensors
 from workers.engine.layers.quant import Numbers
+from workers.engine.sizing.capacity import Format
 from workers.engine.values.errors import ModelError
 
 
 class Scheme(Protocol):
     @property
     def method(self) -> str: ...
+
+    @property
+    def counts_as(self) -> Format:
+        """The format of about the same size."""
 
     def takes(self, suffix: str, stored: Stored) -> bool:
         """Returns whether a tensor whose name ends in this suffix belongs to a quantized layer."""

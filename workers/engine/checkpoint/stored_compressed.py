@@ -21,6 +21,7 @@ from kernels.reference.linear import unpack_words
 from workers.engine.checkpoint.checkpoint import Stored
 from workers.engine.checkpoint.stored_gptq import Tensors, grouped, refuse_shape
 from workers.engine.layers.quant import Channels, Kind, Numbers, channels
+from workers.engine.sizing.capacity import Format
 
 _FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _SUFFIXES = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
@@ -55,6 +56,10 @@ class Group:
 class CompressedScheme:
     groups: tuple[Group, ...]
     method: str = "compressed-tensors"
+
+    @property
+    def counts_as(self) -> Format:
+        return "int4" if all(group.weights["num_bits"] == 4 for group in self.groups) else "int8"
 
     def takes(self, suffix: str, stored: Stored) -> bool:
         return suffix in _SUFFIXES or (suffix == "weight" and stored.dtype in _EIGHT_BITS)

@@ -21,6 +21,7 @@ import torch
 from kernels.reference.linear import GROUPS, pack_words, sort_groups, symmetric_zero, unpack_words
 from workers.engine.checkpoint.checkpoint import Stored
 from workers.engine.layers.quant import Packed
+from workers.engine.sizing.capacity import Format
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
 _BITS = {"gptq": (4, 8), "awq": (4,)}
@@ -40,6 +41,10 @@ class GptqScheme:
     method: str
     layout: str
     bits: int
+
+    @property
+    def counts_as(self) -> Format:
+        return "int4" if self.bits == 4 else "int8"
 
     def takes(self, suffix: str, stored: Stored) -> bool:
         return suffix in SUFFIXES

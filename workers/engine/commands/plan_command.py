@@ -186,8 +186,10 @@ def _census(model: str, device: Device, dtype: str, kv_dtype: str, quant: Any, n
 
     config = census.read_config(model)
     kind = torch.device("cpu" if device.is_cpu else "cuda")
-    rounded = quant != "none" or stored.scheme_of(config) is not None
-    chosen = dtypes.of_model(dtype, kind, config, rounded)
+    scheme = stored.scheme_of(config)
+    stored.refuse_beside(scheme, quant, num_ranks)
+    quant = scheme.counts_as if scheme else quant
+    chosen = dtypes.of_model(dtype, kind, config, rounded=quant != "none")
     if kv_dtype == "fp8" and not device.is_cpu and not device.fp8_flops_per_s:
         raise ModelError(f"The device {device.name} has no 8-bit floats: use int8.")
     kv_itemsize = None if kv_dtype == "auto" else 1

@@ -41,7 +41,7 @@ from workers.engine.pooling import recipe as recipes
 from workers.engine.pooling.pooler import Pooler, classifier_of
 from workers.engine.pooling.recipe import AskedTask, Recipe
 from workers.engine.sampling.sampler import Sampler
-from workers.engine.sizing.capacity import Need
+from workers.engine.sizing.capacity import Format, Need
 from workers.engine.values.abilities import Abilities
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import AdapterWeights, LoadedAdapter, Row, RowResult, Ticket
@@ -67,7 +67,7 @@ class RunnerSettings:
     """Bytes for KV. None means a share of the free memory (kv_store), or on cuda what the largest step leaves."""
     max_model_len: int | None = None
     """Longest sequence in tokens. None means the length that the model was made for."""
-    quant: quant.Format = "none"
+    quant: Format = "none"
     """Format of the weights of linear layers except the head; they are rounded when they are loaded."""
     fuse: bool = True
     """Layers without a hand-written version have siblings, norms and products fused into fewer operations (fusers)."""
@@ -161,7 +161,7 @@ class ModelRunner:
                 weights += " experts"
             self.root = found.identity(f"{config.model_type} kv={kept}{weights}{recipe.identity}")
             parts = sharding.split(model, parallel)
-            self._weights = census.weight_bytes(model, settings.quant, self._device)
+            self._weights = census.weight_bytes(model, scheme.counts_as if scheme else settings.quant, self._device)
             share = settings.memory_share
             memory.refuse_large_weights(self._weights, self._device, share, parallel.size)
             if settings.random_weights:

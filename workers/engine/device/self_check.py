@@ -22,6 +22,7 @@ from kernels.reference.quant import quantize
 from workers.engine.kv.kv_store import KVShape, LayerKV
 from workers.engine.layers import quant
 from workers.engine.model.hf import AttentionSite
+from workers.engine.sizing.capacity import Format
 from workers.engine.values.plan import KernelState
 
 log = logging.getLogger(__name__)
@@ -289,7 +290,7 @@ def _verify(ops: Ops, bench: Bench) -> list[torch.Tensor]:
     return [accepted, following]
 
 
-def _quantized(kind: quant.Format) -> Case:
+def _quantized(kind: Format) -> Case:
     """Returns the case of a layer in this format, as the model has them: few rows and many rows use different
     kernels."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -20,6 +19,7 @@ from workers.engine.kv.transport import upload
 from workers.engine.sizing import capacity
 from workers.engine.sizing.capacity import Need
 from workers.engine.values.errors import ModelError
+from workers.process.free_memory import free_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,8 @@ def _move(tensor: torch.Tensor, source: torch.Tensor, target: torch.Tensor, size
 
 
 def available_bytes() -> int:
-    """Returns the bytes of memory that are available without swapping, as the kernel estimates them."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ModelError("This system does not say how much memory is free; set the KV memory.")
+    """Returns the bytes of memory that are available without swapping. Raises ModelError if the kernel does not say."""
+    found = free_memory()
+    if found is None:
+        raise ModelError("This system does not say how much memory is free; set the KV memory.")
+    return found

@@ -21,7 +21,8 @@ from kernels.cpu import compiled
 from kernels.dispatch import Ops
 from kernels.reference.moe import MAX_TOP_K
 from workers.engine.layers import linear
-from workers.engine.layers.quant import Format, Numbers, rounded
+from workers.engine.layers.quant import Numbers, rounded
+from workers.engine.sizing.capacity import Format
 
 if TYPE_CHECKING:
     from kernels.cpu.panels import Panels
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Tolerances relative to the largest output of a block: the rounding of one operation more or less."""
+"""Tolerances relative to the largest output of a block or a layer: the rounding of one operation more or less."""
 _TOKENS = 8
-_PANEL = 32
-"""Outputs of a panel (`kernels.cpu.product`, which needs numba)."""
+PANEL = 32
+"""Outputs of a panel, of which compiled layers have whole ones (`kernels.cpu.product`, which needs numba)."""
 _TIE = {torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 3e-2}
 """Distance of two scores, relative to how far a token's scores are spread, that roundings of this dtype may turn round."""
 FORMATS = ("int8", "int4")
@@ -124,7 +125,7 @@ class PackedExperts:
 
     def _of(self, weight: Panels, expert: int, rows: torch.Tensor) -> torch.Tensor:
         outputs = weight.out_features // self._number
-        first, size = expert * outputs // _PANEL, outputs // _PANEL
+        first, size = expert * outputs // PANEL, outputs // PANEL
         own = dataclasses.replace(weight, tensor=weight.tensor[first : first + size], out_features=outputs)
         return self._product(rows.to(weight.input_dtype), own)
 
@@ -239,7 +240,7 @@ def has_panels(block: nn.Module) -> bool:
         return False
     stacks = (block.experts.gate_up_proj, block.experts.down_proj)
     return all(
-        stack.dtype in (torch.float32, torch.bfloat16) and all(size % _PANEL == 0 for size in stack.shape[1:])
+        stack.dtype in (torch.float32, torch.bfloat16) and all(size % PANEL == 0 for size in stack.shape[1:])
         for stack in stacks
     )
 

@@ -17,9 +17,9 @@ from torch import nn
 from kernels.dispatch import Ops
 from kernels.reference import linear as formats
 from workers.engine.layers.linear import MakeLinear, PackedLinear, Split
+from workers.engine.sizing.capacity import Format
 from workers.engine.values.errors import ModelError
 
-Format = Literal["none", "int8", "int4", "fp8", "w8a8", "llm_int8"]
 Kind = Literal["int8", "fp8", "w8a8", "llm_int8"]
 """Formats with 8 bits and a scale per output; all but int8 round activations too."""
 

@@ -28,7 +28,7 @@ from workers.engine.model import compiled_rows
 from workers.engine.model.fused import rope_table
 from workers.engine.model.hf import Call, PagedLayer, StepContext, StepSlot
 from workers.engine.model.layer_kinds import LayerKind, layers_of, norm_bias, norm_eps, norm_weight
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, Rotary, angles_of, decoder_of, rotary_of, rotated_by
+from workers.engine.model.llama import LlamaLayer, Rotary, angles_of, decoder_of, rotary_of, rotated_by
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -195,7 +195,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     mine = CpuPass(model, ops, trial, max_positions)
     for index, layer in enumerate(mine.layers):
         error = _difference(model, mine, index, ops, trial)
-        if not error <= TOLERANCE[layer.norms[0].weight.dtype]:
+        if not error <= moe.TOLERANCE[layer.norms[0].weight.dtype]:
             log.warning("transformers calls the layers: layer %d is off by %.1e", index, error)
             return None
     return CpuPass(model, ops, step, max_positions)

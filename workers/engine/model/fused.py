@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 
 from kernels.dispatch import TWINS, Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
+from workers.engine.layers import moe
 from workers.engine.model.hf import Call, PagedLayer, StepSlot
 from workers.engine.model.layer_kinds import PLAIN_KINDS
-from workers.engine.model.llama import TOLERANCE, LlamaLayer, Norm, Rotary, angles_of, decoder_of, rotary_of
+from workers.engine.model.llama import LlamaLayer, Norm, Rotary, angles_of, decoder_of, rotary_of
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -92,7 +93,7 @@ def build(model: PreTrainedModel, ops: Ops, step: StepSlot, max_positions: int) 
     mine = FusedPass(model, ops, trial, max_positions)
     for index, layer in enumerate(mine.layers):
         error = difference(model, mine, layer, ops, trial)
-        if not error <= TOLERANCE[layer.norms[0].weight.dtype]:
+        if not error <= moe.TOLERANCE[layer.norms[0].weight.dtype]:
             log.warning("the layers stay unfused: layer %d is off by %.1e", index, error)
             return None
     return FusedPass(model, ops, step, max_positions)

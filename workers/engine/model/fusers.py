@@ -23,13 +23,13 @@ from transformers.pytorch_utils import Conv1D
 
 from kernels.dispatch import TWINS, Ops
 from workers.engine.kv.kv_store import KVShape, KVStore
+from workers.engine.layers import moe
 from workers.engine.layers.linear import MakeLinear, PackedLinear, can_pack
 from workers.engine.layers.merged_linear import Part, Together, joined
 from workers.engine.layers.norm import RmsNorm
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.model import hf
 from workers.engine.model.hf import AttentionSite, StepSlot
-from workers.engine.model.llama import TOLERANCE
 from workers.engine.model.packing import pack
 from workers.engine.values.plan import Row
 
@@ -145,7 +145,7 @@ def _fault(found: Found, how: dict[str, Any], expected: torch.Tensor) -> str:
         error = _difference(_first(found.module.forward(*found.args, **how)), expected)
     except _UNCALLABLE as reason:
         return f"it cannot be called so ({reason})"
-    return "" if error <= TOLERANCE[expected.dtype] else f"off by {error:.1e}"
+    return "" if error <= moe.TOLERANCE[expected.dtype] else f"off by {error:.1e}"
 
 
 def _first(output: Any) -> Any:
@@ -261,7 +261,7 @@ def _norm(found: Found, make: MakeLinear) -> Change | None:
     except _UNCALLABLE:
         return None
     for kind in _norms(weight, eps, found.ops):
-        if _difference(kind.exact(rows), expected) <= TOLERANCE[torch.float32]:
+        if _difference(kind.exact(rows), expected) <= moe.TOLERANCE[torch.float32]:
             return Change(kind)
     return None
 

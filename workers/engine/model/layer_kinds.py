@@ -29,6 +29,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLayer
 from transformers.models.starcoder2.modeling_starcoder2 import Starcoder2DecoderLayer
 
+from workers.engine.layers import moe
+
 
 @dataclass(frozen=True, slots=True)
 class BaseParts:
@@ -141,10 +143,6 @@ _GATES: Mapping[type[nn.Module], Gate] = {
 _GATE_NAMES = ("act_fn", "activation_fn", "act")
 
 
-_PANEL = 32
-"""Outputs of a panel, of which compiled layers have whole ones (`kernels.cpu.product`, which needs numba)."""
-
-
 def is_compiled(config: PreTrainedConfig) -> bool:
     """Returns whether layers of such a model are compiled where a CPU's instructions allow it."""
     types = {kind.__module__.split(".")[2] for kind in (*PLAIN_KINDS, *MORE_KINDS)}
@@ -154,7 +152,7 @@ def is_compiled(config: PreTrainedConfig) -> bool:
     # GPT-2 calls the size of its products n_inner, and takes the usual one without it.
     inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None) or 4 * hidden
     sizes = (hidden, inner, getattr(config, "moe_intermediate_size", None) or inner)
-    return all(size % _PANEL == 0 for size in sizes)
+    return all(size % moe.PANEL == 0 for size in sizes)
 
 
 def gate_of(mlp: nn.Module) -> Gate | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeGuard, cast
 
@@ -50,8 +50,6 @@ DecoderLayer = LlamaDecoderLayer | MistralDecoderLayer | Qwen2DecoderLayer | Qwe
 Norm = LlamaRMSNorm | MistralRMSNorm | Qwen2RMSNorm | Qwen3RMSNorm
 Rotary = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A function of any tensor of the wanted dtype and of positions, which returns cosines and sines."""
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""Tolerances relative to the largest output of a layer: the rounding of one operation more or less."""
 
 
 class Rope:
@@ -235,7 +233,7 @@ def install(
     make: MakeLinear = PackedLinear,
 ) -> int:
     """Replaces every layer that can be replaced, and returns their number. Leaves the attention modules of all others
-    unattached. `make` builds the linear layers once the layer has been found right with exact ones."""
+    unattached; a replaced layer stands in its site itself. `make` builds the linear layers once the layer has been found right with exact ones."""
     layers = layers_of(model) or nn.ModuleList()
     ropes: defaultdict[object, Rope] = defaultdict(Rope)
     number = 0
@@ -248,12 +246,13 @@ def install(
             continue
         rope = ropes[site.window if kind.turns_by_type else None]
         mine, error = _checked(model, layer, kind, site, rope, ops)
-        if error <= TOLERANCE[model.dtype]:
+        if error <= moe.TOLERANCE[model.dtype]:
             paged = PagedLayer(store, index, ops, step)
             if make is not PackedLinear:  # the comparison used the exact weights
                 mine = LlamaLayer(layer, kind, site, paged, rope, make)
             mine.paged = paged
             layers[index] = mine
+            sites[index] = replace(site, module=mine)  # the old module holds its products, which exist packed now
             number += 1
         else:
             log.warning("layer %d stays transformers' own: off by %.1e", index, error)

@@ -85,9 +85,10 @@ def _copy_weights(model: PreTrainedModel, mine: PreTrainedModel, theirs: PreTrai
     for name, (target, homes) in loader.places(mine).items():
         path, _, attribute = name.rpartition(".")
         # This is not its parameter: a layer stored in 4 bits has none, and computes its weight when asked.
-        weight = getattr(model.get_submodule(path), attribute).to(torch.float32)
+        weight = getattr(model.get_submodule(path), attribute)
         if weight.shape != target.shape:  # embedding and head, cut to the first tokens
             weight = weight[: target.shape[0]]
+        weight = weight.to(torch.float32)
         for module, attribute in homes:
             loader.assign(module, attribute, weight)
         if (part := parts.get(name)) is not None:

@@ -182,5 +182,5 @@ def classifier_of(found: Checkpoint, device: torch.device, dtype: torch.dtype) -
     weights = {one.name: one.read() for one in found.tensors() if one.name.startswith("score.")}
     if set(weights) != {"score.weight"}:
         raise ModelError(f"The classifier of {found.directory} is not one matrix 'score.weight'.")
-    weight = weights["score.weight"].to(device, dtype)
+    weight = weights["score.weight"].to(device, dtype, copy=True)
     return lambda states: F.linear(states, weight)
