@@ -29,6 +29,7 @@ from accounting.terms import terms
 from accounting.terms.terms import Standing, Terms
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.periods import bounds, period_of
+from accounting.values.types import OPERATOR_TENANT
 
 DRAFT = "DRAFT"
 """The number of an invoice that is not made yet."""
@@ -158,13 +159,15 @@ async def list_invoices(
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     """Return the tenants that used anything in that month and have no invoice for it. What was reversed was not
-    used."""
+    used. The operator, who fills public prefixes, sends itself none."""
     start, end = bounds(period)
     invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
-    query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced))
+    query = select(either.c.tenant_id).where(
+        either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT
+    )
     return sorted((await conn.execute(query)).scalars())
 
 

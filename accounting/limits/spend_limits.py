@@ -98,10 +98,13 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
 
 
 async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> int:
-    """Return the micro-units that all tenants of the currency settled in the period, which is a month of UTC. It reads the
-    rows of that month alone, because gateways ask each second."""
-    query = select(func.coalesce(func.sum(RollupMonth.charge), 0))
-    query = query.where(RollupMonth.bucket == period.start_ms // 1000, RollupMonth.currency == currency)
+    """Return the micro-units that all tenants of the currency, without the operator, settled in the period, which is a
+    month of UTC. It reads the rows of that month alone, because gateways ask each second."""
+    query = select(func.coalesce(func.sum(RollupMonth.charge), 0)).where(
+        RollupMonth.bucket == period.start_ms // 1000,
+        RollupMonth.currency == currency,
+        RollupMonth.tenant_id != OPERATOR_TENANT,
+    )
     return int(await conn.scalar(query) or 0)
 
 

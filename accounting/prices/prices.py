@@ -297,7 +297,8 @@ async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Ra
     if last is not None and max(last.from_ms, last.until_ms or 0) > now_ms:
         return new
     rates = {(model, tier): rate for model in new for tier, rate in models[model].items()}
-    from_ms, residency = now_ms, {}
+    from_ms = now_ms
+    residency: ResidencyTable = {}
     if last is not None:
         # Two models may be added within one millisecond, and an interval must not be empty.
         from_ms = max(now_ms, last.from_ms + 1)

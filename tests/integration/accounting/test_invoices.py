@@ -11,9 +11,10 @@ from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic
 from money import posting, record
 from sqlalchemy import func, select, text
 
-from accounting.billing import credits, invoices
+from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
 from accounting.books import books
+from accounting.limits import spend_limits
 from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, RollupDay
@@ -21,7 +22,7 @@ from accounting.tenants import tenants
 from accounting.values import clock, time_zones
 from accounting.values.errors import ConflictError, KeyReusedError, NotFoundError
 from accounting.values.periods import bounds
-from accounting.values.types import TOKEN_CLASSES, Rates, Usage
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Rates, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
 
@@ -241,6 +242,20 @@ async def test_a_month_whose_only_request_was_reversed_does_not_block_the_next(d
         await close(db, owner[0], now_ms=later_ms())
     made = await close(db, owner[0], "2025-10", now_ms=later_ms())
     assert (made.total, made.num_requests) == (charge, 1)
+    await assert_books(db)
+
+
+async def test_the_operator_who_fills_public_prefixes_gets_no_invoice(db):
+    await tenants_with_keys(db, 1)
+    await settled(db, "req_1", (OPERATOR_TENANT, "key_operator"), "standard@1", START)
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == []
+        assert await summaries.top_tenants(conn, START, 9) == []
+        assert await spend_limits.spent_by_all(conn, spend_limits.month(START * 1000), "USD") == 0
+        with pytest.raises(NotFoundError):
+            await invoices.preview(conn, OPERATOR_TENANT, PERIOD, now_ms=later_ms())
+    with pytest.raises(NotFoundError):
+        await close(db, OPERATOR_TENANT, now_ms=later_ms())
     await assert_books(db)
 
 
