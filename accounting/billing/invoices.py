@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, or_, select, union
+from sqlalchemy import ColumnElement, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
@@ -73,7 +73,7 @@ def refuse_early(period: str, now_ms: int) -> None:
 async def close(database: Database, tenant_id: str, period: str, *, now_ms: int, actor: str) -> InvoiceInfo:
     """Return the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
     early, if an earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
-    start, end = bounds(period)
+    _, end = bounds(period)
     refuse_early(period, now_ms)
     async with database.read() as conn:
         # This is the long part, and it runs while others write. Rows that are posted from `mark_ms` on are read under
@@ -83,7 +83,7 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
             return known
         mark_ms = await ledger.last_posting_ms(conn)
         rows = Repriced()
-        open_rows = await _open_rows(conn, tenant_id, start, end)
+        open_rows = await _open_rows(conn, tenant_id, end)
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms < mark_ms)
     async with database.write() as conn:
         now_ms = await ledger.take_turn(conn, now_ms)
@@ -165,9 +165,7 @@ async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
-    query = select(either.c.tenant_id).where(
-        either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT
-    )
+    query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT)
     return sorted((await conn.execute(query)).scalars())
 
 
@@ -181,16 +179,12 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
     return None if number is None else await get(conn, number)
 
 
-async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[Any]:
-    """Return the conditions for rows that no invoice has: rows of the period and of months before it that had nothing
-    to invoice, and earlier rows posted after the last close."""
-    mine = (Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
-    last_cutoff = await conn.scalar(select(func.max(Invoice.cutoff_ms)).where(*mine))
-    before = select(func.max(Invoice.until_ms)).where(*mine, Invoice.until_ms <= start * 1000)
-    new = LedgerEntry.opened_at_ms >= (await conn.scalar(before) or 0)
-    if last_cutoff is not None:
-        new = or_(new, LedgerEntry.posted_at_ms > last_cutoff)
-    return [LedgerEntry.tenant_id == tenant_id, LedgerEntry.opened_at_ms < end * 1000, new]
+async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int) -> list[ColumnElement[bool]]:
+    """Return the conditions for rows up to `end` that no invoice has. Rows of a month without an invoice are among them,
+    and rows of closed months that were posted after the close."""
+    opened, posted = LedgerEntry.opened_at_ms, LedgerEntry.posted_at_ms
+    known = await invoice_lines.is_invoiced(conn, tenant_id, opened, posted)
+    return [LedgerEntry.tenant_id == tenant_id, opened < end * 1000, ~known]
 
 
 async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:

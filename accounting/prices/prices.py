@@ -213,7 +213,7 @@ async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | Non
     own = await currency_of_tenant(conn, tenant_id, at_ms)
     if given is not None and given.upper() != own:
         whose = "Limits of all tenants together are" if tenant_id == OPERATOR_TENANT else "This project pays"
-        raise InvalidError(f"{whose} in {own}: an amount in {given.upper()} is no limit of it.", "currency")
+        raise InvalidError(f"{whose} in {own}, and not in {given.upper()}.", "currency")
     return own
 
 

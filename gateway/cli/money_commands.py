@@ -309,7 +309,7 @@ CREDITS = group(
             default=100,
             help="Order of use: the grant with the lowest number is used first.",
         ),
-        option("--currency", default="USD", help="Currency of AMOUNT."),
+        option("--currency", help="Currency of AMOUNT; another one than the tenant's is refused."),
         option("--starts", "starts_at", type=MOMENT, help="Usage from then on is paid by it.  [default: now]"),
         option("--expires", "expires_at", type=MOMENT, help="Usage until then is paid by it.  [default: never]"),
         option("--note", default="", show_default=False, help="Text for the records."),

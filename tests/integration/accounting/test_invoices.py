@@ -272,6 +272,26 @@ async def test_a_close_between_a_charge_and_its_reversal_does_not_block_the_mont
     await assert_books(db)
 
 
+async def test_usage_that_comes_late_to_a_month_without_an_invoice_is_invoiced_after_a_later_month(db):
+    """The month lies between two closed ones. Usage of the later one that came after its close waits for the next."""
+    (owner,) = await tenants_with_keys(db, 1)
+    october, november = (bounds(period)[1] for period in ("2025-09", "2025-10"))
+    charges = [await settled(db, "req_1", owner, "standard@1", START - 86_400)]
+    charges.append(await settled(db, "req_2", owner, "own@1", october))
+    closed = [await close(db, owner[0], period, now_ms=later_ms()) for period in ("2025-08", "2025-10")]
+    charges.append(await settled(db, "req_late", owner, "own@1", END - 86_400))
+    charges.append(await settled(db, "req_late_october", owner, "own@1", october))
+    async with db.read() as conn:
+        assert (await invoices.preview(conn, owner[0], PERIOD, now_ms=later_ms())).total == charges[2]
+        assert await invoices.due_tenants(conn, PERIOD) == [owner[0]]
+    closed.append(await close(db, owner[0], now_ms=later_ms()))
+    await assert_books(db)
+    charges.append(await settled(db, "req_3", owner, "own@1", november))
+    closed.append(await close(db, owner[0], "2025-11", now_ms=later_ms()))
+    assert [one.total for one in closed] == [*charges[:3], sum(charges[3:])]
+    await assert_books(db)
+
+
 async def test_an_invoiced_request_that_is_reversed_later_is_a_line_below_zero_on_the_next(db):
     (owner,) = await tenants_with_keys(db, 1)
     await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)

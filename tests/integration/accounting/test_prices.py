@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import pytest
 from money import RATES
+from msgspec.structs import replace
 
+from accounting.billing import credits
+from accounting.billing.credits import NewCredit
 from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import bootstrap
 from accounting.limits import spend_limits
@@ -121,6 +124,18 @@ async def test_a_tenant_goes_from_one_sheet_of_its_currency_to_the_next_at_a_lat
     await prices.assign(conn, tenant, "euro", 1000, now_ms=1000)
     assert await prices.assign(conn, tenant, "dearer", 5000, now_ms=1000)
     assert [await prices.currency_of_tenant(conn, tenant, at) for at in (1000, 4999, 5000)] == ["EUR"] * 3
+
+
+async def test_a_grant_is_in_the_currency_that_its_tenant_pays_in(conn):
+    """One in another currency would pay for nothing."""
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    await prices.assign(conn, tenant, "euro", 1000)
+    wanted = NewCredit(type="grant", tenant_id=tenant, amount=5)
+    made, _ = await credits.create(conn, wanted, key="a", now_ms=2000, actor="test")
+    assert made.currency == "EUR"
+    with pytest.raises(InvalidError, match="pays in EUR, and not in USD"):
+        await credits.create(conn, replace(wanted, currency="usd"), key="b", now_ms=2000, actor="test")
 
 
 async def test_bootstrap_prices_a_model_once_and_keeps_the_others(conn):

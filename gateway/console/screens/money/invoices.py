@@ -83,7 +83,7 @@ async def give_credit(request: web.Request, viewer: Viewer) -> web.StreamRespons
         "type": form.get("type", ""),
         "project_id": form.get("project_id", ""),
         "amount_micro_units": amount,
-        "currency": form.get("currency") or "USD",
+        "currency": form.get("currency") or None,
         "corrects": form.get("corrects") or None,
         "note": form.get("note", ""),
     }
