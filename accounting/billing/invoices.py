@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, or_, select, union
+from sqlalchemy import ColumnElement, exists, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
@@ -167,6 +167,22 @@ async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     either = union(used, kept).subquery()
     query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT)
     return sorted((await conn.execute(query)).scalars())
+
+
+async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:
+    """Return each month before `end`, Unix seconds, and tenant that is due for an invoice, the oldest month first. KV that
+    was kept for somebody without requests counts in the last of these months; before it waits for the next invoice."""
+    has_invoice = exists().where(
+        Invoice.tenant_id == RollupMonth.tenant_id,
+        Invoice.from_ms == RollupMonth.bucket * 1000,
+        Invoice.series == invoice_numbers.INVOICE,
+    )
+    query = select(RollupMonth.bucket, RollupMonth.tenant_id).where(
+        RollupMonth.bucket < end, _IS_USED, ~has_invoice, RollupMonth.tenant_id != OPERATOR_TENANT
+    )
+    found = {(period_of(row.bucket), row.tenant_id) for row in await conn.execute(query.distinct())}
+    last = period_of(end - 1)
+    return sorted(found | {(last, tenant_id) for tenant_id in await due_tenants(conn, last)})
 
 
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:

@@ -25,7 +25,7 @@ from accounting.ledger.write_off_sums import REASONS, written_off
 from accounting.limits import end_users
 from accounting.values import clock
 from accounting.values.errors import AccountingError
-from accounting.values.periods import DAY_S, month_start, period_of
+from accounting.values.periods import DAY_S, month_start
 from gateway.base.lifecycle import ask_sql
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,13 @@ memory that it once took.
 DAY_PIECE_MS = 3_600_000
 """The length of one checked span of a day that was sealed: most of its rows held when they were posted."""
 ACTOR = "system"
+CLOSE = "close"
+"""It stands in place of an equation where a month could not be closed."""
 
 Span = tuple[int, int]
 """A span of requests: those whose ending was posted in [since, until), in ms."""
 Failure = tuple[str, str]
-"""The id of an equation, and the name of the row, bucket or day that breaks it."""
+"""The id of an equation, or `CLOSE`, and the name of the row, bucket, day or month that breaks it."""
 
 
 class Bookkeeping:
@@ -140,16 +142,18 @@ class Bookkeeping:
 
     async def _close(self, now_ms: int) -> list[Failure]:
         failures: list[Failure] = []
-        last_second = month_start(now_ms // 1000 - invoices.LATENESS_S) - 1
-        period = period_of(last_second)
+        refused: set[str] = set()
         async with self._database.read() as conn:
-            due = await invoices.due_tenants(conn, period)
-        for tenant_id in due:
+            due = await invoices.due(conn, month_start(now_ms // 1000 - invoices.LATENESS_S))
+        for period, tenant_id in due:
+            if tenant_id in refused:  # a tenant's months close in their order
+                continue
             try:
                 made = await invoices.close(self._database, tenant_id, period, now_ms=now_ms, actor=ACTOR)
                 logger.info("invoice_closed", extra={"number": made.number})
             except AccountingError as error:
-                failures.append(("I9", f"{tenant_id} {period}: {error}"))
+                refused.add(tenant_id)
+                failures.append((CLOSE, f"{tenant_id} {period}: {error}"))
         return failures
 
     async def _check(self, since_ms: int, until_ms: int) -> list[Failure]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from sqlalchemy import text
 
@@ -19,6 +20,7 @@ from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000
+USAGE = Usage(16, 32, 5, 100)
 
 
 @pytest.fixture
@@ -151,3 +153,36 @@ async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
             assert await conn.scalar(text("SELECT count(*) FROM invoice")) == number
             total = await conn.scalar(text("SELECT total FROM invoice"))
             assert total == (charge.total if number else None)
+
+
+async def used(books, *months: int, cost: int = 0) -> str:
+    """A new tenant with a request in each of the months after NOON_MS, which cost that much more than their price."""
+    async with books.write() as conn:
+        tenant = (await tenants.create(conn, f"used {months} {cost}", now=1)).id
+        charge = pricing.charge(USAGE, await prices.rates_of(conn, "standard@1", "m", "interactive"))
+        charge = replace(charge, total=charge.total + cost, output=charge.output + cost)
+        for month in months:
+            at_ms = NOON_MS + month * 31 * DAY_MS
+            one = posting(f"req_{tenant}_{month}", USAGE, tenant_id=tenant, charge=charge, opened_at_ms=at_ms)
+            await request_postings.post(conn, 0, month + 1, [one], now_ms=at_ms)
+    return tenant
+
+
+async def test_open_months_are_closed_by_themselves_the_oldest_first(books):
+    tenant = await used(books, 0, 1)
+    keeper = Bookkeeping(books, CollectorRegistry(), closes=True)
+    await keeper.once(NOON_MS + 100 * DAY_MS)
+    async with books.read() as conn:
+        found = await conn.execute(text("SELECT tenant_id, period FROM invoice ORDER BY sequence"))
+        assert list(found) == [(tenant, period) for period in ("2023-11", "2023-12")]
+
+
+async def test_a_month_that_cannot_be_closed_stops_no_other_tenant_and_is_no_broken_equation(books, registry):
+    refused, closed = await used(books, 0, 1, cost=1), await used(books, 0)
+    keeper = Bookkeeping(books, registry, closes=True)
+    keeper._checked_until_ms = NOON_MS + 100 * DAY_MS - QUIET_MS
+    await keeper.once(NOON_MS + 100 * DAY_MS)
+    async with books.read() as conn:
+        assert list((await conn.execute(text("SELECT tenant_id FROM invoice"))).scalars()) == [closed]
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1, refused
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I9"}) is None
