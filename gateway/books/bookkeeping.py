@@ -1,5 +1,5 @@
 """The bookkeeping of every minute: seal the days that are over, close the month if the operator wants it, charge kept
-caches, and check the books.
+caches, match providers' bills, and check the books.
 
 The minute's check covers requests that ended since the last one; a day is checked in full when it is sealed, and one
 day is sealed in a minute. Rows are read in snapshots, a span at a time, so no writer waits for a check. A failed equation is logged, shown by `headgate_books_ok`, and checked again each minute until it holds. Only rollups are
@@ -23,6 +23,7 @@ from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.ledger.write_off_sums import REASONS, written_off
 from accounting.limits import end_users
+from accounting.upstreams import costs
 from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.periods import DAY_S, month_start
@@ -111,6 +112,7 @@ class Bookkeeping:
         async with self._database.write() as conn:
             await end_users.forget(conn, now_ms)
             await residency.charge_due(conn, now_ms)
+        await self._judge_bills()
         for span in sorted(self._suspect):
             found = await self._check(*span)
             failures += found
@@ -119,6 +121,14 @@ class Bookkeeping:
         if self._limiter_truth is not None:
             failures += _failures(await self._limiter_truth())
         self._show(failures)
+
+    async def _judge_bills(self) -> None:
+        """Judges rows of providers' bills that came before their calls. Nobody's write waits for the search."""
+        async with self._database.read() as conn:
+            is_any = await costs.unjudged(conn)
+        if is_any:
+            async with self._database.write() as conn:
+                await costs.judge_again(conn)
 
     async def _count_write_offs(self, since_ms: int, until_ms: int) -> None:
         async with self._database.read() as conn:

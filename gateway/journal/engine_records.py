@@ -94,7 +94,7 @@ async def _post(database: Database, directory: Path, witnesses: Sequence[Witness
     """Posts all in one transaction. If a row is at fault, it posts halves, down to the row at fault."""
     try:
         async with database.write() as conn:
-            return (await request_postings.post_engine_records(conn, witnesses)).num_new
+            return await request_postings.post_engine_records(conn, witnesses)
     except (SQLAlchemyError, AccountingError, OverflowError) as failure:
         if not is_rows_fault(failure):
             raise

@@ -7,15 +7,18 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from accounting.books import day_hashes
 from accounting.books.books import any_ended, verify_ended
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
+from accounting.tables.upstream_models import UpstreamCall
 from accounting.tenants import tenants
-from accounting.values.types import Usage
+from accounting.upstreams import costs
+from accounting.upstreams.costs import CostRow
+from accounting.values.types import TOKEN_CLASSES, Usage
 from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
@@ -186,3 +189,16 @@ async def test_a_month_that_cannot_be_closed_stops_no_other_tenant_and_is_no_bro
         assert list((await conn.execute(text("SELECT tenant_id FROM invoice"))).scalars()) == [closed]
     assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1, refused
     assert registry.get_sample_value("headgate_books_failures", {"equation": "I9"}) is None
+
+
+async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(books, keeper):
+    counts = {f"{kind}_{name}": 1 for kind in ("stated", "judged") for name in TOKEN_CLASSES}
+    call = {"request_id": "req_1", "attempt": 0, "tenant_id": "operator", "upstream": "u", "model": "m"}
+    call |= {"state": "delivered", "started_at_ms": 1, "provider_id": "id-1", "expected_cost": 500, **counts}
+    call |= {"has_statement": True, "drift": "", "stated_cost": None}
+    async with books.write() as conn:
+        await costs.add(conn, "u", [CostRow("row", "id-1", 500, 1)], NOON_MS, "operator")
+        await conn.execute(insert(UpstreamCall).values(**call))
+    await keeper.once(NOON_MS)
+    async with books.read() as conn:
+        assert [(one.matched, one.drift) for one in await costs.sums(conn)] == [(500, {})]
