@@ -18,6 +18,7 @@ from aiohttp import web
 from gateways import RunningGateway
 
 from accounting.prices import prices
+from accounting.values import clock
 from accounting.values.types import Rates
 from gateway.base.app_keys import DATABASE
 
@@ -316,5 +317,5 @@ def declared(provider: Provider, **more: Any) -> dict[str, Any]:
 async def price(gateway: RunningGateway, *models: str) -> None:
     """Prices models as the provider does."""
     async with gateway.app[DATABASE].write() as conn:
-        for model in models:
-            await prices.bootstrap(conn, model, {"interactive": PRICE, "batch": PRICE}, 1)
+        rates = {"interactive": PRICE, "batch": PRICE}
+        assert await prices.bootstrap(conn, dict.fromkeys(models, rates), clock.now_ms()) == []

@@ -209,14 +209,6 @@ async def rotate(
     return NewApiKey(await find(conn, key_id), value)
 
 
-async def set_limits(
-    conn: AsyncConnection, tenant_id: str, key_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
-) -> None:
-    await get(conn, tenant_id, key_id)
-    values = {name: getattr(limits, name) for name in limits.__struct_fields__}
-    await _update(conn, tenant_id, key_id, values, "api_key.updated", now, actor)
-
-
 async def revoke(
     conn: AsyncConnection, tenant_id: str, key_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:

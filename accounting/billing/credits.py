@@ -21,6 +21,7 @@ from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.ledger import ledger
+from accounting.prices import prices
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry, Tenant
@@ -43,7 +44,8 @@ class NewCredit(msgspec.Struct, frozen=True, kw_only=True):
     type: CreditType
     tenant_id: str
     amount: int
-    currency: str = "USD"
+    currency: str | None = None
+    """The default is the one that the tenant pays in."""
     source: Literal["cash", "promotion"] = "cash"
     priority: int = 100
     starts_at: int | None = None
@@ -185,8 +187,7 @@ def _check(wanted: NewCredit, now_ms: int) -> None:
 async def _grant(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int) -> None:
     if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
         raise NotFoundError("No such tenant.")
-    currency = wanted.currency.upper()
-    currencies.decimals(currency)
+    currency = await prices.check_currency(conn, wanted.tenant_id, wanted.currency, now_ms)
     owner = {"tenant_id": wanted.tenant_id, "currency": currency}
     await conn.execute(insert(Credit).values(**values, **owner, source=wanted.source))
     entry = ledger.blank("grant", values["id"], 0, wanted.tenant_id, currency, now_ms)

@@ -17,6 +17,7 @@ from accounting.terms import terms
 from accounting.terms.terms import Terms
 from accounting.values.errors import ConflictError
 from accounting.values.periods import DAY_S, bounds
+from accounting.values.types import OPERATOR_TENANT
 
 Uses = list[tuple[Grant, int]]
 
@@ -42,10 +43,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: SumsByKey, now_ms: int) -> Draft:
-    """`sums` are the usage that no invoice has. Raises NotFoundError, and ConflictError if there is nothing to invoice
-    or if it is in two currencies."""
+    """`sums` are the usage that no invoice has. Raises NotFoundError, also for the operator, and ConflictError if there
+    is nothing to invoice or if it is in two currencies."""
     start, end = bounds(period)
-    tenant = await one(conn, select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id), "No such tenant.")
+    named = select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id, Tenant.id != OPERATOR_TENANT)
+    tenant = await one(conn, named, "No such tenant.")
     lines = await invoice_lines.of_usage(conn, sums)
     lines += await invoice_lines.of_residency(conn, tenant_id, end)
     lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, and_, false, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.billing import residency_sums
+from accounting.billing import invoice_numbers, residency_sums
 from accounting.billing.grants import Grant
 from accounting.billing.residency_sums import Kept
 from accounting.database.paging import shaped
@@ -43,10 +43,25 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """Currency of the invoice."""
 
 
+async def is_invoiced(
+    conn: AsyncConnection, tenant_id: str, opened_ms: SQLColumnExpression[int], posted_ms: SQLColumnExpression[int]
+) -> ColumnElement[bool]:
+    """Return the condition that an invoice has the row: its month or a later one was closed after it was posted. A month
+    may be closed after a later one, if its first usage came late."""
+    query = (
+        select(Invoice.until_ms, func.max(Invoice.cutoff_ms))
+        .where(Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
+        .group_by(Invoice.until_ms)
+        .order_by(Invoice.until_ms.desc())
+    )
+    closes = (await conn.execute(query)).all()
+    return or_(false(), *(and_(opened_ms < until_ms, posted_ms <= cutoff_ms) for until_ms, cutoff_ms in closes))
+
+
 async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByKey:
-    """Return the month sums up to `end`, less the lines that earlier invoices have of them."""
+    """Return the month sums up to `end`, less the lines that invoices have of them."""
     sums = await _rolled_up(conn, tenant_id, end)
-    for key, had in (await invoiced(conn, tenant_id)).items():
+    for key, had in (await invoiced(conn, tenant_id, InvoiceLine.period < period_of(end))).items():
         mine = sums.setdefault(key, Sums())
         mine.num_requests -= had.num_requests
         for i in range(len(TOKEN_CLASSES)):
@@ -178,14 +193,14 @@ async def _rolled_up(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
     return sums
 
 
-async def invoiced(conn: AsyncConnection, tenant_id: str) -> SumsByKey:
+async def invoiced(conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]) -> SumsByKey:
     """Return the sums of a tenant's usage over all its documents. A credit note that cancels an invoice takes away."""
     group = (InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency)
     sums = (InvoiceLine.num_requests, InvoiceLine.quantity, InvoiceLine.amount)
     query = (
         select(*group, InvoiceLine.token_class, *(func.sum(column) for column in sums))
         .join(Invoice, Invoice.number == InvoiceLine.number)
-        .where(Invoice.tenant_id == tenant_id)
+        .where(Invoice.tenant_id == tenant_id, *where)
         .where(InvoiceLine.kind == "usage", InvoiceLine.token_class.in_(TOKEN_CLASSES))
         .group_by(*group, InvoiceLine.token_class)
     )

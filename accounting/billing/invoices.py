@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import func, or_, select, union
+from sqlalchemy import ColumnElement, exists, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
@@ -29,6 +29,7 @@ from accounting.terms import terms
 from accounting.terms.terms import Standing, Terms
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.periods import bounds, period_of
+from accounting.values.types import OPERATOR_TENANT
 
 DRAFT = "DRAFT"
 """The number of an invoice that is not made yet."""
@@ -72,7 +73,7 @@ def refuse_early(period: str, now_ms: int) -> None:
 async def close(database: Database, tenant_id: str, period: str, *, now_ms: int, actor: str) -> InvoiceInfo:
     """Return the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
     early, if an earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
-    start, end = bounds(period)
+    _, end = bounds(period)
     refuse_early(period, now_ms)
     async with database.read() as conn:
         # This is the long part, and it runs while others write. Rows that are posted from `mark_ms` on are read under
@@ -82,7 +83,7 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
             return known
         mark_ms = await ledger.last_posting_ms(conn)
         rows = Repriced()
-        open_rows = await _open_rows(conn, tenant_id, start, end)
+        open_rows = await _open_rows(conn, tenant_id, end)
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms < mark_ms)
     async with database.write() as conn:
         now_ms = await ledger.take_turn(conn, now_ms)
@@ -158,14 +159,30 @@ async def list_invoices(
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     """Return the tenants that used anything in that month and have no invoice for it. What was reversed was not
-    used."""
+    used. The operator, who fills public prefixes, sends itself none."""
     start, end = bounds(period)
     invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
     either = union(used, kept).subquery()
-    query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced))
+    query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT)
     return sorted((await conn.execute(query)).scalars())
+
+
+async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:
+    """Return each month before `end`, Unix seconds, and tenant that is due for an invoice, the oldest month first. KV that
+    was kept for somebody without requests counts in the last of these months; before it waits for the next invoice."""
+    has_invoice = exists().where(
+        Invoice.tenant_id == RollupMonth.tenant_id,
+        Invoice.from_ms == RollupMonth.bucket * 1000,
+        Invoice.series == invoice_numbers.INVOICE,
+    )
+    query = select(RollupMonth.bucket, RollupMonth.tenant_id).where(
+        RollupMonth.bucket < end, _IS_USED, ~has_invoice, RollupMonth.tenant_id != OPERATOR_TENANT
+    )
+    found = {(period_of(row.bucket), row.tenant_id) for row in await conn.execute(query.distinct())}
+    last = period_of(end - 1)
+    return sorted(found | {(last, tenant_id) for tenant_id in await due_tenants(conn, last)})
 
 
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:
@@ -178,16 +195,12 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
     return None if number is None else await get(conn, number)
 
 
-async def _open_rows(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[Any]:
-    """Return the conditions for rows that no invoice has: rows of the period and of months before it that had nothing
-    to invoice, and earlier rows posted after the last close."""
-    mine = (Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
-    last_cutoff = await conn.scalar(select(func.max(Invoice.cutoff_ms)).where(*mine))
-    before = select(func.max(Invoice.until_ms)).where(*mine, Invoice.until_ms <= start * 1000)
-    new = LedgerEntry.opened_at_ms >= (await conn.scalar(before) or 0)
-    if last_cutoff is not None:
-        new = or_(new, LedgerEntry.posted_at_ms > last_cutoff)
-    return [LedgerEntry.tenant_id == tenant_id, LedgerEntry.opened_at_ms < end * 1000, new]
+async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int) -> list[ColumnElement[bool]]:
+    """Return the conditions for rows up to `end` that no invoice has. Rows of a month without an invoice are among them,
+    and rows of closed months that were posted after the close."""
+    opened, posted = LedgerEntry.opened_at_ms, LedgerEntry.posted_at_ms
+    known = await invoice_lines.is_invoiced(conn, tenant_id, opened, posted)
+    return [LedgerEntry.tenant_id == tenant_id, opened < end * 1000, ~known]
 
 
 async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:

@@ -1,7 +1,7 @@
 """The `page` parameter of reports. It is opaque to the client, bound to its query, and useless elsewhere.
 
 It holds no secret and gives no access, so a checksum over the query is enough: a value that was altered, or that comes
-from another query or another tenant, does not match.
+from another query or another tenant, does not match. A client may make one itself, so the reader checks its range.
 """
 
 from __future__ import annotations

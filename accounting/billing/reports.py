@@ -158,7 +158,10 @@ def _plan(
     # The range ends before `end`; a request that began in this very second is included.
     end = now + 1 if query.end_time is None else query.end_time
     if query.page is not None:
+        begin = first
         end, first = report_pages.read(_fingerprint(query), query.page)
+        if not begin <= first < end:
+            raise InvalidError("page is not one that this query returned.", "page")
     if not 0 <= query.start_time < end <= MAX_TIME:
         raise InvalidError("start_time must lie before end_time, both Unix seconds.", "start_time")
     last = first + limit * seconds

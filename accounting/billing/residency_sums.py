@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.prices import prices, pricing
+from accounting.prices.repricing import ROWS_AT_ONCE
 from accounting.tables.invoice_models import Invoice, InvoiceLine
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from accounting.values.periods import period_of
@@ -143,14 +144,16 @@ async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
     """Return the number of charges, and the ids of those that differ from the kept bytes times their rate."""
     rates: dict[tuple[str, str], tuple[int, int] | None] = {}
     num_rows, failures = 0, []
-    for row in (await conn.execute(select(ResidencyCharge.__table__))).all():
-        key = row.price_version, row.model
-        if key not in rates:
-            rates[key] = await prices.residency_rates(conn, *key)
-        priced, num_rows = rates[key], num_rows + 1
-        charge = None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
-        if charge != [row.charge_cache, row.charge_pinned]:
-            failures.append(row.request_id)
+    query = select(ResidencyCharge.__table__).execution_options(yield_per=ROWS_AT_ONCE)
+    async with conn.stream(query) as rows:
+        async for row in rows:
+            key = row.price_version, row.model
+            if key not in rates:
+                rates[key] = await prices.residency_rates(conn, *key)
+            priced, num_rows = rates[key], num_rows + 1
+            charge = None if priced is None else pricing.residency_charge((row.cache, row.pinned), priced)
+            if charge != [row.charge_cache, row.charge_pinned]:
+                failures.append(row.request_id)
     return num_rows, failures
 
 

@@ -16,6 +16,7 @@ from accounting.prices.pricing import PER_MILLION
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import RollupDay, Tenant
 from accounting.values.periods import DAY_S
+from accounting.values.types import OPERATOR_TENANT
 
 INPUT = ("cache_read", "cache_write", "uncached")
 
@@ -83,12 +84,13 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
 
 
 async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence[Spender]:
-    """Return the tenants with the highest charges of the month that begins at `month`, without those for kept KV."""
+    """Return the tenants with the highest charges of the month that begins at `month`, without those for kept KV. The
+    operator is none of them."""
     charge = cast(func.sum(RollupMonth.charge), BigInteger)
     num_requests = cast(func.sum(RollupMonth.num_requests), BigInteger)
     sums = (
         select(RollupMonth.tenant_id, RollupMonth.currency, num_requests.label("num_requests"), charge.label("charge"))
-        .where(RollupMonth.bucket == month)
+        .where(RollupMonth.bucket == month, RollupMonth.tenant_id != OPERATOR_TENANT)
         .group_by(RollupMonth.tenant_id, RollupMonth.currency)
         .order_by(charge.desc(), RollupMonth.tenant_id)
         .limit(limit)

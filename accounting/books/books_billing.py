@@ -20,34 +20,20 @@ from accounting.values.types import BILLED, CORRECTIONS
 
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
     """Invoices add up and their numbers have no gap. A tenant's invoices together hold exactly the usage of its rows up
-    to the last close, with each row priced once more."""
+    to its closes, with each row priced once more."""
     failures = [*await _wrong_totals(conn), *await _gaps(conn)]
-    last_close = (
-        select(
-            Invoice.tenant_id,
-            func.max(Invoice.until_ms).label("until_ms"),
-            func.max(Invoice.cutoff_ms).label("cutoff_ms"),
-        )
-        .where(Invoice.series == invoice_numbers.INVOICE)
-        .group_by(Invoice.tenant_id)
-    )
-    num_checked = 0
-    for tenant_id, until_ms, cutoff_ms in (await conn.execute(last_close)).all():
+    num_checked, entry, table = 0, LedgerEntry, ResidencyCharge
+    tenant_ids = select(Invoice.tenant_id).where(Invoice.series == invoice_numbers.INVOICE).distinct()
+    for tenant_id in (await conn.execute(tenant_ids)).scalars().all():
         rows = Repriced()
-        await rows.add(
-            conn,
-            LedgerEntry.tenant_id == tenant_id,
-            LedgerEntry.opened_at_ms < until_ms,
-            LedgerEntry.posted_at_ms <= cutoff_ms,
-        )
+        closed = await invoice_lines.is_invoiced(conn, tenant_id, entry.opened_at_ms, entry.posted_at_ms)
+        await rows.add(conn, entry.tenant_id == tenant_id, closed)
         failures += rows.wrong
         if not_empty(rows.sums) != not_empty(await invoice_lines.invoiced(conn, tenant_id)):
             failures.append(f"invoices of {tenant_id}: not the sums of their rows")
         num_checked += rows.num_rows
-        table = ResidencyCharge
-        kept = await residency_sums.charged(
-            conn, tenant_id, table.hour < until_ms // 1000, table.posted_at_ms <= cutoff_ms
-        )
+        closed = await invoice_lines.is_invoiced(conn, tenant_id, table.hour * 1000, table.posted_at_ms)
+        kept = await residency_sums.charged(conn, tenant_id, closed)
         if kept != await residency_sums.invoiced(conn, tenant_id):
             failures.append(f"invoices of {tenant_id}: not what was charged for kept KV")
     num_charges, wrong = await residency_sums.wrong(conn)

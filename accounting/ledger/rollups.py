@@ -115,10 +115,23 @@ def _end(span: Span, bucket: int) -> int:
     return month_start(bucket + 31 * DAY_S) if span == "month" else bucket + SECONDS[span]
 
 
+def _whole(span: Span, start: int, end: int) -> tuple[int, int]:
+    """Return [start, end), which is whole days, or the months that it lies in."""
+    return (month_start(start), _end("month", month_start(end - 1))) if span == "month" else (start, end)
+
+
+def _source(conn: AsyncConnection, span: Span, start: int | None, end: int | None) -> Select[Any]:
+    """Select what the sums of a span are made of, all of it or that of [start, end)."""
+    rows = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
+    if start is None or end is None:
+        return rows
+    times, scale = (RollupDay.bucket, 1) if span == "month" else (LedgerEntry.opened_at_ms, 1000)
+    return rows.where(times >= start * scale, times < end * scale)
+
+
 def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:
     """Select keys whose stored sums differ from the sums of their rows (for a month: of its days), in all buckets or in
     [start, end)."""
-    source = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
     stored = table_of(span)
     negated = select(
         stored.bucket,
@@ -126,38 +139,34 @@ def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: 
         *((-getattr(stored, name)).label(name) for name in ("num_requests", *SUMS)),
     )
     if start is not None and end is not None:
-        times = RollupDay.bucket if span == "month" else LedgerEntry.opened_at_ms
-        scale = 1 if span == "month" else 1000
-        source = source.where(times >= start * scale, times < end * scale)
         negated = negated.where(stored.bucket >= start, stored.bucket < end)
-    both = union_all(source, negated).subquery()
+    both = union_all(_source(conn, span, start, end), negated).subquery()
     keys = [both.c[name] for name in ("bucket", *KEYS)]
     wrong = or_(*(func.sum(both.c[name]) != 0 for name in ("num_requests", *SUMS)))
     return select(*keys).group_by(*keys).having(wrong)
 
 
 async def any_differs(conn: AsyncConnection, start: int, end: int) -> bool:
-    """Return whether a minute, hour or day of [start, end) differs from the sums of its rows."""
-    for span in TABLES:
-        if (await conn.execute(differing(conn, span, start, end).limit(1))).first() is not None:
+    """Return whether a minute, hour or day of [start, end), or a month of them, differs from its sums."""
+    for span in SPANS:
+        if (await conn.execute(differing(conn, span, *_whole(span, start, end)).limit(1))).first() is not None:
             return True
     return False
 
 
 async def recompute(conn: AsyncConnection, start: int, end: int) -> list[str]:
-    """Compute minutes, hours and days of [start, end), which are whole UTC days, anew from their rows. Returns the
-    wrong buckets."""
+    """Compute minutes, hours and days of [start, end), which are whole UTC days, anew from their rows, and their months
+    from the days. Returns the wrong buckets."""
     found: list[str] = []
-    for span, table in TABLES.items():
-        wrong = (await conn.execute(differing(conn, span, start, end))).all()
+    for span in SPANS:
+        first, last = _whole(span, start, end)
+        wrong = (await conn.execute(differing(conn, span, first, last))).all()
         if not wrong:
             continue
         found += [f"{span} bucket {row.bucket}: {', '.join(map(str, row[1:]))}" for row in wrong]
-        await conn.execute(delete(table).where(table.bucket >= start, table.bucket < end))
-        rows = _rows_by_bucket(span).where(
-            LedgerEntry.opened_at_ms >= start * 1000, LedgerEntry.opened_at_ms < end * 1000
-        )
-        each = rows.subquery()
+        table = table_of(span)
+        await conn.execute(delete(table).where(table.bucket >= first, table.bucket < last))
+        each = _source(conn, span, first, last).subquery()
         keys = [each.c[name] for name in ("bucket", *KEYS)]
         sums = [func.sum(each.c[name]) for name in ("num_requests", *SUMS)]
         await conn.execute(

@@ -5,6 +5,7 @@ The caller stores the text of the keys (mode 0600); this module only makes and l
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -17,7 +18,13 @@ from accounting.tenants import tenants
 from accounting.values import clock
 from accounting.values.types import OPERATOR_TENANT, Rates, Tier
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_TENANT = "default"
+_UNPRICED = (
+    "The last version of the price sheet %s begins or ends later, so no first price was added for %s. "
+    "Nobody can use these models before `headgate prices add` names them."
+)
 
 EXAMPLE_RATES: dict[Tier, Rates] = {
     "interactive": Rates(cache_read=10_000, cache_write=100_000, uncached=100_000, output=400_000),
@@ -40,13 +47,14 @@ async def bootstrap(
     url: str, pepper: bytes, models: Mapping[str, Mapping[Tier, Rates]], stored: Credentials | None
 ) -> Credentials:
     """Return `stored` if this database knows its keys, else new keys for the tenant `default`. Also price those of
-    `models` that the default sheet has no price for."""
+    `models` that the default sheet never named, and warn of those that it cannot price."""
     now_ms = clock.now_ms()
     database = Database(url)
     try:
         async with database.write() as conn:
-            for model, rates in models.items():
-                await prices.bootstrap(conn, model, rates, now_ms)
+            unpriced = await prices.bootstrap(conn, models, now_ms)
+            if unpriced:
+                logger.warning(_UNPRICED, prices.DEFAULT_SHEET, ", ".join(unpriced))
             if stored is not None and await _known(conn, stored):
                 return stored
             return await _make(conn, pepper, now_ms // 1000)

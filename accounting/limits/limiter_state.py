@@ -121,6 +121,11 @@ async def _raise(
     return {row.tenant_id for row in raised}
 
 
+async def _raise_for_all(conn: AsyncConnection, now_ms: int) -> None:
+    while not await _raise(conn, await _last(conn), EVERY_TENANT, None, now_ms):
+        pass  # somebody else has taken the number
+
+
 # Gateways and their running requests
 
 
@@ -130,7 +135,7 @@ async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
     last = await _last(conn)
     listed = await conn.scalar(select(LimiterGateway.epoch).where(LimiterGateway.slot == slot))
     if listed is not None and listed < last:
-        await _raise(conn, last, EVERY_TENANT, None, now_ms)
+        await _raise_for_all(conn, now_ms)
         last = await _last(conn)
     await _mark_listed(conn, slot, last, now_ms)
     return last
@@ -158,7 +163,7 @@ async def list_running(
     await _mark_listed(conn, slot, epoch, now_ms)
     is_late = raised_at_ms is not None and now_ms - raised_at_ms > late_ms
     if is_late and rows:
-        await _raise(conn, await _last(conn), EVERY_TENANT, None, now_ms)
+        await _raise_for_all(conn, now_ms)
         return False
     return True
 

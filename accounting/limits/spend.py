@@ -86,7 +86,6 @@ class Alert(msgspec.Struct, frozen=True):
     used_micro_units: int
     limit_micro_units: int
     at_ms: int
-    sent_at_ms: int | None
 
 
 async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str, list[Alert]]:
@@ -146,7 +145,6 @@ def _due(budget: Budget, period: Period, used: int, now_ms: int) -> list[dict[st
             "used_micro_units": used,
             "limit_micro_units": limit,
             "at_ms": now_ms,
-            "sent_at_ms": None,
         }
         for threshold in THRESHOLDS
         if used * 100 >= limit * threshold

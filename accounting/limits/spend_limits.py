@@ -48,7 +48,8 @@ async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitI
         return SpendLimitInfo(limit, currency, spent >= limit)
     budget = await budgets.get(conn, row.budget_id)
     spent = await spend.spent(conn, budget, period)
-    return SpendLimitInfo(budget.limit_micro_units, currency, spent >= budget.limit_at(now_ms))
+    enforcing = budget.hardness == "hard" and spent >= budget.limit_at(now_ms)
+    return SpendLimitInfo(budget.limit_micro_units, currency, enforcing)
 
 
 async def put(conn: AsyncConnection, tenant_id: str, micro_units: int, *, now_ms: int, actor: str) -> SpendLimitInfo:
@@ -69,7 +70,9 @@ async def put(conn: AsyncConnection, tenant_id: str, micro_units: int, *, now_ms
 async def _put_budget(conn: AsyncConnection, tenant_id: str, micro_units: int, now: int, actor: str) -> str:
     present = await _row(conn, tenant_id)
     if present is not None and present.budget_id is not None:
-        changed = await budgets.change(conn, present.budget_id, limit_micro_units=micro_units, now=now, actor=actor)
+        changed = await budgets.change(
+            conn, present.budget_id, limit_micro_units=micro_units, hardness="hard", now=now, actor=actor
+        )
         return changed.id
     new = NewBudget(tenant_id=tenant_id, limit_micro_units=micro_units, period="month")
     return (await budgets.create(conn, new, now=now, actor=actor)).id
@@ -98,10 +101,13 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
 
 
 async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> int:
-    """Return the micro-units that all tenants of the currency settled in the period, which is a month of UTC. It reads the
-    rows of that month alone, because gateways ask each second."""
-    query = select(func.coalesce(func.sum(RollupMonth.charge), 0))
-    query = query.where(RollupMonth.bucket == period.start_ms // 1000, RollupMonth.currency == currency)
+    """Return the micro-units that all tenants of the currency, without the operator, settled in the period, which is a
+    month of UTC. It reads the rows of that month alone, because gateways ask each second."""
+    query = select(func.coalesce(func.sum(RollupMonth.charge), 0)).where(
+        RollupMonth.bucket == period.start_ms // 1000,
+        RollupMonth.currency == currency,
+        RollupMonth.tenant_id != OPERATOR_TENANT,
+    )
     return int(await conn.scalar(query) or 0)
 
 

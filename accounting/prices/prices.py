@@ -33,6 +33,7 @@ from accounting.tables.budget_models import BudgetRow
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
 from accounting.tenants import adapters
+from accounting.values import clock
 from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
 from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Price, Rates, Tier
@@ -113,10 +114,17 @@ async def add_version(
 
 
 async def assign(
-    conn: AsyncConnection, tenant_id: str, sheet_id: str, from_ms: int, until_ms: int | None = None
+    conn: AsyncConnection,
+    tenant_id: str,
+    sheet_id: str,
+    from_ms: int,
+    until_ms: int | None = None,
+    *,
+    now_ms: int | None = None,
 ) -> bool:
-    """Make the tenant pay by that sheet from `from_ms` on. A tenant has one currency for ever. Returns False if it pays
-    by that sheet already. Raises InvalidError, NotFoundError, ConflictError."""
+    """Make the tenant pay by that sheet from `from_ms` on. A tenant has one currency for ever: it must pay in the
+    sheet's until then, and afterwards. Returns False if it pays by that sheet already. Raises InvalidError,
+    NotFoundError, ConflictError."""
     if until_ms is not None and until_ms <= from_ms:
         raise InvalidError("A price must end after it begins.", "until")
     currency = await currency_of(conn, sheet_id)
@@ -129,6 +137,7 @@ async def assign(
     now = await currency_of_tenant(conn, tenant_id, from_ms)
     if now != currency and await _has_amounts(conn, tenant_id):
         raise ConflictError(f"The tenant has budgets, limits or alerts in {now}: delete them first.")
+    await _check_without_gap(conn, tenant_id, currency, from_ms, until_ms, clock.now_ms() if now_ms is None else now_ms)
     mine = PriceAssignment.tenant_id == tenant_id
     ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
     overlapping = select(PriceAssignment.__table__).where(
@@ -161,6 +170,22 @@ async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
     return {*(await conn.execute(own)).scalars(), *(await conn.execute(charged)).scalars()}
 
 
+async def _check_without_gap(
+    conn: AsyncConnection, tenant_id: str, currency: str, from_ms: int, until_ms: int | None, now_ms: int
+) -> None:
+    """Raises ConflictError if the tenant would pay in another currency before the interval or after it. Its months could
+    not be closed any more."""
+    before = [now_ms, from_ms] if from_ms > now_ms else []
+    after = [] if until_ms is None else [until_ms]
+    for at_ms in before + after:
+        other = await currency_of_tenant(conn, tenant_id, at_ms)
+        if other != currency:
+            raise ConflictError(
+                f"A tenant has one currency: this one would pay in {other} before or after. Assign a sheet in "
+                f"{currency} from now on and without an end."
+            )
+
+
 async def _has_amounts(conn: AsyncConnection, tenant_id: str) -> bool:
     """Return whether the tenant has amounts that are in its currency without naming it."""
     amounts = [
@@ -188,7 +213,7 @@ async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | Non
     own = await currency_of_tenant(conn, tenant_id, at_ms)
     if given is not None and given.upper() != own:
         whose = "Limits of all tenants together are" if tenant_id == OPERATOR_TENANT else "This project pays"
-        raise InvalidError(f"{whose} in {own}: an amount in {given.upper()} is no limit of it.", "currency")
+        raise InvalidError(f"{whose} in {own}, and not in {given.upper()}.", "currency")
     return own
 
 
@@ -261,22 +286,28 @@ def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:
     return rates.get((adapters.base_of(model), tier)) if own is None else own
 
 
-async def bootstrap(
-    conn: AsyncConnection, model: str, rates: Mapping[Tier, Rates], now_ms: int, currency: str = DEFAULT_CURRENCY
-) -> str:
-    """Make sure that the default sheet prices `model`. Prices that it has already are not changed. Returns its
-    version."""
-    sheet = {"id": DEFAULT_SHEET, "currency": currency, "created_at": now_ms // 1000}
+async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Rates]], now_ms: int) -> list[str]:
+    """Price those of `models` that no version of the default sheet ever named. Return those that stay without a price,
+    as the sheet's last version begins or ends later: only the operator knows what they cost by then."""
+    sheet = {"id": DEFAULT_SHEET, "currency": DEFAULT_CURRENCY, "created_at": now_ms // 1000}
     await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,))
+    named = select(PriceRate.model).where(PriceRate.sheet_id == DEFAULT_SHEET).distinct()
+    new = sorted(models.keys() - {*(await conn.execute(named)).scalars()})
     last = await _last_version(conn, DEFAULT_SHEET)
-    known = {} if last is None else await _rates_of_version(conn, DEFAULT_SHEET, last.version)
-    missing = {(model, tier): rate for tier, rate in rates.items() if (model, tier) not in known}
-    if not missing:
-        assert last is not None
-        return f"{DEFAULT_SHEET}@{last.version}"
-    # Two models may be added within one millisecond, and an interval must not be empty.
-    from_ms = now_ms if last is None else max(now_ms, last.from_ms + 1)
-    return await add_version(conn, DEFAULT_SHEET, {**known, **missing}, from_ms)
+    if last is not None and max(last.from_ms, last.until_ms or 0) > now_ms:
+        return new
+    rates = {(model, tier): rate for model in new for tier, rate in models[model].items()}
+    from_ms = now_ms
+    residency: ResidencyTable = {}
+    if last is not None:
+        # Two models may be added within one millisecond, and an interval must not be empty.
+        from_ms = max(now_ms, last.from_ms + 1)
+        if last.until_ms is None:
+            rates |= await _rates_of_version(conn, DEFAULT_SHEET, last.version)
+            residency = await _residency_of_version(conn, DEFAULT_SHEET, last.version)
+    if new:
+        await add_version(conn, DEFAULT_SHEET, rates, from_ms, residency=residency)
+    return []
 
 
 async def _own_sheets(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
@@ -341,6 +372,12 @@ async def _end_predecessor(conn: AsyncConnection, sheet_id: str, last: Row[int, 
 async def _rates_of_version(conn: AsyncConnection, sheet_id: str, version: int) -> dict[tuple[str, Tier], Rates]:
     query = select(PriceRate.__table__).where(PriceRate.sheet_id == sheet_id, PriceRate.version == version)
     return {(row.model, row.tier): _rates(row) for row in await conn.execute(query)}
+
+
+async def _residency_of_version(conn: AsyncConnection, sheet_id: str, version: int) -> ResidencyTable:
+    table = PriceResidency
+    query = select(table.__table__).where(table.sheet_id == sheet_id, table.version == version)
+    return {row.model: (row.cache, row.pinned) for row in await conn.execute(query)}
 
 
 def _rates(row: Row[Any]) -> Rates:

@@ -28,16 +28,7 @@ from accounting.tables.invoice_models import Credit
 from accounting.tables.models import BatchCharge, EngineRecordRow, JournalOffset, LedgerEntry
 from accounting.upstreams import calls
 from accounting.values.errors import AccountingError
-from accounting.values.types import (
-    TOKEN_CLASSES,
-    Charge,
-    LedgerRow,
-    Posting,
-    PostResult,
-    Usage,
-    WitnessRecord,
-    WriteOffReason,
-)
+from accounting.values.types import TOKEN_CLASSES, Charge, LedgerRow, Posting, Usage, WitnessRecord, WriteOffReason
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +50,9 @@ class JournalPlace(msgspec.Struct, frozen=True):
 
 async def post(
     conn: AsyncConnection, slot: int, offset: int, postings: Sequence[Posting], *, now_ms: int | None = None
-) -> PostResult:
-    """Post endings from one slot's journal, and the journal offset after them, in the caller's transaction."""
+) -> int:
+    """Post endings from one slot's journal, and the journal offset after them, in the caller's transaction. Return the
+    number of new rows: one that was posted before is no error."""
     now_ms = await ledger.take_turn(conn, now_ms)
     result = await _post(conn, postings, now_ms)
     await _set_offset(conn, slot, offset, now_ms)
@@ -87,7 +79,7 @@ async def post_unshipped(conn: AsyncConnection, postings: Sequence[Posting]) -> 
         return [*await post_unshipped(conn, postings[:middle]), *await post_unshipped(conn, postings[middle:])]
 
 
-async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> PostResult:
+async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int) -> int:
     # The first ending of a request in journal order counts. They are sorted, so that two posters cannot deadlock.
     first: dict[str, Posting] = {}
     for posting in postings:
@@ -106,7 +98,7 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     await outbox.write_usage(conn, settled)
     records = await _records_of(conn, new)
     await _write_off(conn, entries, records, frozenset(records), now_ms)
-    return PostResult(len(new), len(postings) - len(new))
+    return len(new)
 
 
 async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> list[str]:
@@ -133,8 +125,9 @@ async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: W
 
 async def post_engine_records(
     conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
-) -> PostResult:
-    """Post the token counts of workers. A record whose request has no ending yet waits for it."""
+) -> int:
+    """Post the token counts of workers. A record whose request has no ending yet waits for it. Return the number of new
+    rows."""
     now_ms = await ledger.take_turn(conn, now_ms)
     rows = [_record(record, now_ms) for record in sorted(records, key=lambda r: (r.request_id, r.attempt))]
     columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
@@ -142,7 +135,7 @@ async def post_engine_records(
     request_ids = {request_id for request_id, _ in new}
     endings = await _endings_of(conn, request_ids)
     await _write_off(conn, endings, await _records_of(conn, request_ids), new, now_ms)
-    return PostResult(len(new), len(records) - len(new))
+    return len(new)
 
 
 async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:

@@ -50,7 +50,8 @@ class BudgetAdjustment(Base):
 
 
 class BudgetAlert(Base):
-    """An alert, due once per budget, period and threshold. Its sender sets `sent_at_ms`."""
+    """An alert, due once per budget, period and threshold. Nothing sets `sent_at_ms`: events and mails have tables of their
+    own."""
 
     __tablename__ = "budget_alert"
 

@@ -30,10 +30,16 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     discount: int
     amounts: Amounts
     settled_before: int = 0
+    """The part of what is due that was paid or credited of the void invoice before it."""
     due_at: int
     refers_to: str | None = None
     voids: bool = False
     note: str = ""
+
+    @property
+    def to_pay(self) -> int:
+        """The amount that the document asks for when it is issued."""
+        return self.amounts.due - self.settled_before
 
 
 class Standing(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The bills of providers: rows of their cost reports, matched with the calls that we know of. The rule of matching is pure.
 
 Every micro-unit of a row is matched with what a call should cost, or it is drift and stands in a named account. A row
-that comes before its call, or a call that comes before its row, is judged again when the other one comes.
+that comes before its call, or a call that comes before its row, is judged again when the other one comes, or within a minute.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from accounting.tables.upstream_models import UpstreamCall, UpstreamCost
 
 ROUNDING = 1
 """Micro-units by which a row may differ: providers round each class of tokens, and we the sum."""
+
+AT_ONCE = 10_000
+"""The most calls whose rows are judged again at a time."""
 
 Account = Literal["", "rounding", "price", "usage", "cut", "failed", "unknown", "duplicate", "refund"]
 NAMES: tuple[str, ...] = get_args(Account)
@@ -98,13 +101,20 @@ async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now
     return Imported(len(new), len(rows) - len(new))
 
 
+async def unjudged(conn: AsyncConnection) -> list[tuple[str, str]]:
+    """Return (upstream, provider_id) of calls that were not known when their rows came."""
+    cost, call = UpstreamCost, UpstreamCall
+    known = and_(call.upstream == cost.upstream, call.provider_id == cost.provider_id)
+    query = select(cost.upstream, cost.provider_id).distinct().join(call, known)
+    query = query.where(cost.account == "unknown", cost.provider_id != "").limit(AT_ONCE)
+    return [(row.upstream, row.provider_id) for row in await conn.execute(query)]
+
+
 async def judge_again(conn: AsyncConnection) -> None:
     """Judge the rows whose call was not known when they came."""
-    known = and_(UpstreamCall.upstream == UpstreamCost.upstream, UpstreamCall.provider_id == UpstreamCost.provider_id)
-    query = select(UpstreamCost.upstream, UpstreamCost.provider_id).join(UpstreamCall, known)
-    waiting = (await conn.execute(query.where(UpstreamCost.account == "unknown").limit(10_000))).all()
-    for upstream in {row.upstream for row in waiting}:
-        await _judge(conn, upstream, {row.provider_id for row in waiting if row.upstream == upstream})
+    waiting = await unjudged(conn)
+    for upstream in {upstream for upstream, _ in waiting}:
+        await _judge(conn, upstream, {provider_id for of, provider_id in waiting if of == upstream})
 
 
 async def _judge(conn: AsyncConnection, upstream: str, provider_ids: Collection[str]) -> None:
@@ -145,7 +155,8 @@ async def sums(conn: AsyncConnection) -> list[CostSums]:
     cost, call = UpstreamCost, UpstreamCall
     query = select(cost.upstream, cost.account, func.sum(cost.amount), func.sum(cost.matched))
     rows = (await conn.execute(query.group_by(cost.upstream, cost.account))).all()
-    has_row = select(cost.row_id).where(cost.upstream == call.upstream, cost.provider_id == call.provider_id).exists()
+    same = cost.upstream == call.upstream, cost.provider_id == call.provider_id, cost.provider_id != ""
+    has_row = select(cost.row_id).where(*same).exists()
     open_calls = select(call.upstream, func.sum(call.expected_cost), func.count())
     left = {
         row[0]: (int(row[1]), row[2]) for row in await conn.execute(open_calls.where(~has_row).group_by(call.upstream))

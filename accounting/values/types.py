@@ -292,10 +292,3 @@ class WitnessRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 LedgerRow = Mapping[Any, Any]
 """A ledger entry or an engine record by column name: a row of SQL, or one that will be written to it."""
-
-
-class PostResult(msgspec.Struct, frozen=True):
-    """The number of rows that one transaction of the ledger wrote. A duplicate is not an error."""
-
-    num_new: int
-    num_duplicate: int

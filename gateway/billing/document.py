@@ -49,9 +49,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     credits: list[Row]
     """Prepaid credits that were used."""
     totals: Labelled
-    """Pairs of label and amount. The last one is the amount due."""
+    """Pairs of label and amount. The last one is the amount to pay."""
     payment: Labelled
-    """How and when to pay; empty if nothing is due."""
+    """How and when to pay; empty if nothing is open."""
     notes: list[str]
     bars: list[Bar]
     highest: str
@@ -133,6 +133,9 @@ def _totals(info: InvoiceInfo) -> Labelled:
     if sums.paid:
         whole("Paid from prepaid credit", -sums.paid)
     whole("Credited" if info.series == "CN" else "Amount due", sums.due)
+    if terms.settled_before:
+        whole("Paid or credited before", -terms.settled_before)
+        whole("Open", terms.to_pay)
     return totals
 
 
@@ -143,7 +146,7 @@ def _tax_label(terms: Terms) -> str:
 def _payment(info: InvoiceInfo) -> Labelled:
     terms = info.terms
     issuer: Issuer = terms.issuer
-    if info.series == "CN" or terms.amounts.due <= 0:
+    if info.series == "CN" or terms.to_pay <= 0:
         return []
     facts = (
         ("Pay by", _date(terms.due_at)),

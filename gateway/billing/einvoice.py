@@ -71,7 +71,7 @@ def _terms(info: InvoiceInfo) -> dict[str, Any]:
     unit = currencies.unit(terms.decimals)
     discount = amounts.rounded(terms.discount, unit)
     lines = _lines(info, sign, discount, unit)
-    net, tax = terms.amounts.net, terms.amounts.tax
+    net, tax, paid = terms.amounts.net, terms.amounts.tax, terms.amounts.paid + terms.settled_before
     vat = {} if rule.tax == NOT_SUBJECT else {"rate": percentage(rule.rate)}
     category = {"vat_category_code": rule.code} | ({"vat_rate": vat["rate"]} if vat else {})
     breakdown = {"BT-116": money(net), "BT-117": money(tax), "BT-118": rule.code}
@@ -102,8 +102,8 @@ def _terms(info: InvoiceInfo) -> dict[str, Any]:
         "BT-109": money(net),
         "BT-110": money(tax),
         "BT-112": money(net + tax),
-        **({"BT-113": money(terms.amounts.paid)} if terms.amounts.paid else {}),
-        "BT-115": money(terms.amounts.due),
+        **({"BT-113": money(paid)} if paid else {}),
+        "BT-115": money(terms.to_pay),
         **(_account(info) if sign > 0 else {}),
     }
 

@@ -1,5 +1,5 @@
 """The bookkeeping of every minute: seal the days that are over, close the month if the operator wants it, charge kept
-caches, and check the books.
+caches, match providers' bills, and check the books.
 
 The minute's check covers requests that ended since the last one; a day is checked in full when it is sealed, and one
 day is sealed in a minute. Rows are read in snapshots, a span at a time, so no writer waits for a check. A failed equation is logged, shown by `headgate_books_ok`, and checked again each minute until it holds. Only rollups are
@@ -23,9 +23,10 @@ from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.ledger.write_off_sums import REASONS, written_off
 from accounting.limits import end_users
+from accounting.upstreams import costs
 from accounting.values import clock
 from accounting.values.errors import AccountingError
-from accounting.values.periods import DAY_S, month_start, period_of
+from accounting.values.periods import DAY_S, month_start
 from gateway.base.lifecycle import ask_sql
 
 logger = logging.getLogger(__name__)
@@ -44,11 +45,13 @@ memory that it once took.
 DAY_PIECE_MS = 3_600_000
 """The length of one checked span of a day that was sealed: most of its rows held when they were posted."""
 ACTOR = "system"
+CLOSE = "close"
+"""It stands in place of an equation where a month could not be closed."""
 
 Span = tuple[int, int]
 """A span of requests: those whose ending was posted in [since, until), in ms."""
 Failure = tuple[str, str]
-"""The id of an equation, and the name of the row, bucket or day that breaks it."""
+"""The id of an equation, or `CLOSE`, and the name of the row, bucket, day or month that breaks it."""
 
 
 class Bookkeeping:
@@ -109,6 +112,7 @@ class Bookkeeping:
         async with self._database.write() as conn:
             await end_users.forget(conn, now_ms)
             await residency.charge_due(conn, now_ms)
+        await self._judge_bills()
         for span in sorted(self._suspect):
             found = await self._check(*span)
             failures += found
@@ -117,6 +121,14 @@ class Bookkeeping:
         if self._limiter_truth is not None:
             failures += _failures(await self._limiter_truth())
         self._show(failures)
+
+    async def _judge_bills(self) -> None:
+        """Judges rows of providers' bills that came before their calls. Nobody's write waits for the search."""
+        async with self._database.read() as conn:
+            is_any = await costs.unjudged(conn)
+        if is_any:
+            async with self._database.write() as conn:
+                await costs.judge_again(conn)
 
     async def _count_write_offs(self, since_ms: int, until_ms: int) -> None:
         async with self._database.read() as conn:
@@ -140,16 +152,18 @@ class Bookkeeping:
 
     async def _close(self, now_ms: int) -> list[Failure]:
         failures: list[Failure] = []
-        last_second = month_start(now_ms // 1000 - invoices.LATENESS_S) - 1
-        period = period_of(last_second)
+        refused: set[str] = set()
         async with self._database.read() as conn:
-            due = await invoices.due_tenants(conn, period)
-        for tenant_id in due:
+            due = await invoices.due(conn, month_start(now_ms // 1000 - invoices.LATENESS_S))
+        for period, tenant_id in due:
+            if tenant_id in refused:  # a tenant's months close in their order
+                continue
             try:
                 made = await invoices.close(self._database, tenant_id, period, now_ms=now_ms, actor=ACTOR)
                 logger.info("invoice_closed", extra={"number": made.number})
             except AccountingError as error:
-                failures.append(("I9", f"{tenant_id} {period}: {error}"))
+                refused.add(tenant_id)
+                failures.append((CLOSE, f"{tenant_id} {period}: {error}"))
         return failures
 
     async def _check(self, since_ms: int, until_ms: int) -> list[Failure]:

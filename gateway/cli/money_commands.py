@@ -14,7 +14,7 @@ from accounting.values import periods
 from gateway.cli import price_sheets
 from gateway.cli.admin_commands import ONE_TENANT, argument, group, option, row, several
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
-from gateway.cli.api import AdminApi, segment
+from gateway.cli.api import AdminApi, ApiFailed, segment
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.money import Amount, bill, cost, shown
 from gateway.cli.price_sheets import EXAMPLE, RateParam
@@ -112,6 +112,19 @@ def _invoices(found: list[dict[str, Any]]) -> Grid:
         for one in found
     ]
     return Grid(("number", "tenant", "period", "state", *amounts, "due_at"), rows)
+
+
+def _close(api: AdminApi, fields: dict[str, Any]) -> Any:
+    """Closes a month. Where some tenants are refused, the invoices of the others are shown and the command fails."""
+    if "tenant" in fields:
+        fields["project_id"] = fields.pop("tenant")
+    made = api.call("POST", INVOICES_PATH, fields)
+    if refused := api.named(made.get("refused", [])):
+        as_json = click.get_current_context().params["as_json"]
+        if made["data"] or as_json:
+            show(api.named(made["data"]), _closed, as_json)
+        raise ApiFailed(" ".join(f"{one['tenant']}: {one['message']}" for one in refused), "conflict")
+    return made["data"] if made["object"] == "list" else made
 
 
 def _closed(made: list[dict[str, Any]] | dict[str, Any]) -> Grid | str:
@@ -219,7 +232,7 @@ INVOICE = group(
         "close",
         "Make one invoice for each tenant that has none yet, reconciled to every ledger row. Closing again with"
         " --tenant gives the same invoice.",
-        f"POST {INVOICES_PATH}",
+        _close,
         option("--period", required=True, metavar="YYYY-MM", help="Month; it closes 48 hours after its end."),
         option("--tenant", help="Id or name of the one tenant.  [default: all tenants that used something]"),
         shows=_closed,
@@ -309,7 +322,7 @@ CREDITS = group(
             default=100,
             help="Order of use: the grant with the lowest number is used first.",
         ),
-        option("--currency", default="USD", help="Currency of AMOUNT."),
+        option("--currency", help="Currency of AMOUNT; another one than the tenant's is refused."),
         option("--starts", "starts_at", type=MOMENT, help="Usage from then on is paid by it.  [default: now]"),
         option("--expires", "expires_at", type=MOMENT, help="Usage until then is paid by it.  [default: never]"),
         option("--note", default="", show_default=False, help="Text for the records."),

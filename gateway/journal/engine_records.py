@@ -38,8 +38,8 @@ async def post(database: Database, directory: Path, frame: EngineRecords) -> int
     async def post_some(witnesses: Sequence[WitnessRecord]) -> None:
         nonlocal num_new
         async with database.write() as conn:
-            posted = await request_postings.post_engine_records(conn, witnesses)
-        num_new += posted.num_new
+            num_posted = await request_postings.post_engine_records(conn, witnesses)
+        num_new += num_posted
 
     await post_all(
         [_witness(frame.worker, record) for record in frame.records],

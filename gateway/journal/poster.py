@@ -164,9 +164,9 @@ class Poster:
                 self._rewind(stored)
                 return
             postings = [ending.posting for ending in endings]
-            posted = await request_postings.post(conn, self._slot, offset, postings)
+            num_new = await request_postings.post(conn, self._slot, offset, postings)
         self._offset = offset
-        self._num_new += posted.num_new
+        self._num_new += num_new
 
     def _rewind(self, stored: int) -> None:
         log.critical("SQL went back from journal offset %d to %d: shipping again", self._offset, stored)

@@ -384,13 +384,14 @@ class Admitted:
         self._has_ended = True
 
     async def _record(self, posting: Posting) -> Settled:
-        admission = self._admission
+        admission, is_written = self._admission, True
         try:
             await admission.record(posting)
-        except BaseException:  # no ledger has the charge
-            admission.detach(admission.limiter.release(self._holder))
+        except (SQLAlchemyError, OSError):  # no ledger has the charge
+            is_written = False
             raise
-        admission.detach(self._give_back(posting))
+        finally:
+            admission.detach(self._give_back(posting) if is_written else admission.limiter.release(self._holder))
         return Settled.of(posting)
 
     async def _give_back(self, posting: Posting) -> None:

@@ -38,15 +38,23 @@ MAX_KEY_CHARS = 255
 
 
 async def close(request: web.Request) -> web.Response:
-    """Closes the period of one tenant, or of every tenant with usage in it; each is closed once."""
+    """Closes the period of one tenant, or of every tenant with usage in it; each is closed once. Of all, `refused` names
+    those that cannot be closed, and why."""
     wanted = convert(await common.stored_object(request), shapes.NewInvoice)
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
     async with reading(request) as conn:
         invoices.refuse_early(wanted.period, clock.now_ms())  # refused also if no tenant has anything due
         due = await invoices.due_tenants(conn, wanted.period)
-    made = [shapes.invoice(await _close(request, tenant_id, wanted.period)) for tenant_id in due]
-    return reply(listing(made, has_more=False))
+    made, refused = [], []
+    for tenant_id in due:
+        try:
+            made.append(shapes.invoice(await _close(request, tenant_id, wanted.period)))
+        except errors.ApiError as error:
+            if error.status != 409:
+                raise
+            refused.append({"project_id": tenant_id, "message": error.message})
+    return reply(listing(made, has_more=False) | {"refused": refused})
 
 
 async def list_all(request: web.Request) -> web.Response:

@@ -27,7 +27,8 @@ class CreditFields(msgspec.Struct, frozen=True):
     type: Literal["grant", "credit_note", "adjustment"]
     project_id: Id
     amount_micro_units: Annotated[int, Meta(ge=1, le=MAX_AMOUNT)]
-    currency: Annotated[str, Meta(pattern=forms.CURRENCY)] = "USD"
+    currency: Annotated[str, Meta(pattern=forms.CURRENCY)] | None = None
+    """The default is the one that the project pays in; a grant in another one is refused."""
     source: Literal["cash", "promotion"] = "cash"
     priority: Annotated[int, Meta(ge=0, le=1_000_000)] = 100
     starts_at: Second | None = None

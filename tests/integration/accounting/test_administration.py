@@ -13,7 +13,7 @@ from accounting.access import api_keys, principals
 from accounting.database import audit, auth_epoch, sealing
 from accounting.database.audit import AuditFilter
 from accounting.lifecycle import erasure, tenant_status
-from accounting.limits import spend_alerts, spend_limits
+from accounting.limits import budgets, spend_alerts, spend_limits
 from accounting.limits.spend_alerts import AlertFields
 from accounting.requests import label_usage, request_log, request_postings
 from accounting.requests.label_usage import LabelFilter
@@ -210,3 +210,14 @@ async def test_what_gateways_serve_raises_the_number_that_they_watch(conn):
     await spend_limits.clear(conn, OPERATOR_TENANT, now=NOW, actor="x")
     await noted()
     assert all(before < after for before, after in pairwise(epochs)), epochs
+
+
+async def test_a_spend_limit_binds_again_when_it_is_set_after_its_budget_was_made_soft(conn):
+    tenant = (await tenants.create(conn, "a", now=NOW)).id
+    set_by = {"now_ms": NOW_MS, "actor": "x"}
+    assert (await spend_limits.put(conn, tenant, 0, **set_by)).enforcing
+    [budget] = await budgets.of_tenant(conn, tenant)
+    await budgets.change(conn, budget.id, hardness="soft", now=NOW)
+    assert not (await spend_limits.get(conn, tenant, NOW_MS)).enforcing
+    assert (await spend_limits.put(conn, tenant, 0, **set_by)).enforcing
+    assert [one.hardness for one in await budgets.of_tenant(conn, tenant)] == ["hard"]

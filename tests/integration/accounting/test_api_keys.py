@@ -25,7 +25,7 @@ async def test_a_key_resolves_to_its_tenant_with_limits_and_scopes(conn, tenant,
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1, scopes=["chat"], models=["m"], expires_at=100)
     await tenants.set_limits(conn, tenant, Limits(1, 2, 3), now=2)
     await tenants.set_model_limits(conn, tenant, ModelLimits("m", Limits(9), None), now=2)
-    await api_keys.set_limits(conn, tenant, key.info.id, Limits(concurrency=4), now=2)
+    await api_keys.change(conn, tenant, key.info.id, KeyChanges(concurrency=4), now=2)
     principal = await principals.resolve(conn, pepper, key.value, 50)
     assert principal is not None
     assert (principal.kind, principal.tenant_id, principal.key_id) == ("tenant", tenant, key.info.id)

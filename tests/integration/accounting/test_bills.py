@@ -19,9 +19,12 @@ from accounting.billing import invoices, payments, voids
 from accounting.books import books
 from accounting.exports import focus
 from accounting.tables.models import LedgerEntry, LedgerLeg
+from accounting.terms import amounts
 from accounting.values.errors import ConflictError, InvalidError
 from gateway.billing import einvoice
+from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
+from gateway.schema.money import in_units
 
 LATER_MS = CLOSED_MS + 86_400_000
 RULES = {
@@ -128,6 +131,26 @@ async def test_remainders_are_carried_until_they_are_a_unit(db):
         assert abs(carried) <= 5_000
     assert asked + carried == 40 * 3_333
     assert asked == 130_000
+
+
+@pytest.mark.parametrize("paid_share", [1, 2])
+async def test_an_invoice_that_is_issued_again_asks_for_no_more_than_is_open(db, paid_share):
+    await world.issuer(db)
+    first = await world.close(db, await world.tenant(db, "acme", "EUR", country="DE"))
+    due = first.terms.amounts.due
+    paid = amounts.rounded(due // paid_share, 10_000)
+    async with db.write() as conn:
+        statement = {"reference": "s 1", "paid_at": None, "now_ms": LATER_MS, "actor": "key_admin"}
+        await payments.pay(conn, first.number, paid, **statement)
+        _, again = await voids.void(conn, first.number, reason="wrong name", now_ms=LATER_MS, actor="key_admin")
+    doc = document(again)
+    shown = [f"{in_units(amount, 2)} EUR" for amount in (due, -paid, due - paid)]
+    assert doc.totals[-3:] == list(zip(("Amount due", "Paid or credited before", "Open"), shown, strict=True))
+    assert bool(doc.payment) == (paid < due)
+    xml = einvoice.xml(again)
+    assert f"<ram:TotalPrepaidAmount>{Decimal(paid).scaleb(-6):.2f}<".encode() in xml
+    assert f"<ram:DuePayableAmount>{Decimal(due - paid).scaleb(-6):.2f}<".encode() in xml
+    assert broken_rules(xml) == []
 
 
 async def test_a_void_invoice_is_issued_again_and_the_books_stay_true(db):

@@ -18,7 +18,7 @@ from accounting.values.types import Usage
 @pytest.fixture
 async def owner(conn, pepper) -> dict[str, str]:
     """A tenant with a key, as every posting must name."""
-    await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+    await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
     tenant = (await tenants.create(conn, "a", now=1)).id
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
     return {"tenant_id": tenant, "key_id": key.info.id}

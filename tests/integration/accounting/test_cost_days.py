@@ -1,4 +1,6 @@
-"""Bills of providers by the day, in both dialects: one process pulls, corrections are kept, and nothing is unnamed."""
+"""Bills of providers by the day and by the row, in both dialects: one process pulls, corrections are kept, and nothing
+is unnamed.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from accounting.books import books
 from accounting.database.db import Database
 from accounting.tables.upstream_models import UpstreamCall, UpstreamCostDay
-from accounting.upstreams import cost_days, cost_pulls, upstreams
+from accounting.upstreams import cost_days, cost_pulls, costs, upstreams
 from accounting.upstreams.cost_days import ComparedDay
 from accounting.upstreams.cost_pulls import Claim, DayCost
+from accounting.upstreams.costs import CostRow
 from accounting.values import clock
 from accounting.values.periods import DAY_S
 from accounting.values.types import TOKEN_CLASSES
@@ -262,3 +265,26 @@ async def test_credentials_are_sealed_with_another_master_key(db: Database) -> N
             for one in await upstreams.all_stored(conn)
         }
     assert found == {"a": ("one", "two"), "b": ("", "")}
+
+
+async def test_a_row_without_a_call_of_ours_hides_no_call_that_has_no_row(db: Database) -> None:
+    """A provider bills a fee, and a call failed before the provider gave it an id: they are not each other's."""
+    async with db.write() as conn:
+        await call(conn, 1, OLD, 700, provider_id="")
+        await costs.add(conn, "u", [CostRow("fee", "", 40, OLD * 1000)], OLD * 1000, "operator")
+        [found] = await costs.sums(conn)
+        assert (found.drift, found.unbilled, found.num_unbilled) == ({"unknown": 40}, 700, 1)
+        assert await costs.unjudged(conn) == []
+
+
+async def test_calls_and_rows_without_an_id_keep_no_row_from_its_call(db: Database, monkeypatch: Any) -> None:
+    monkeypatch.setattr(costs, "AT_ONCE", 3)
+    async with db.write() as conn:
+        rows = [CostRow(f"a{number}", "", 1, OLD * 1000) for number in range(2)]
+        await costs.add(conn, "u", [*rows, CostRow("late", "id-9", 500, OLD * 1000)], OLD * 1000, "operator")
+        for number in range(2):
+            await call(conn, number, OLD, 0, provider_id="")
+        await call(conn, 9, OLD, 500)
+        await costs.judge_again(conn)
+        [found] = await costs.sums(conn)
+        assert (found.matched, found.drift) == (500, {"unknown": 2})

@@ -39,7 +39,7 @@ async def left_in_cycles(work: Callable[[int], Awaitable[object]]) -> Counter[st
 
 async def test_postings_leave_nothing_in_reference_cycles(db: Database) -> None:
     async with db.write() as conn:
-        await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
 
     async def post(number: int) -> None:
         names = [f"req_{number}_{n}" for n in range(3)]
@@ -53,7 +53,7 @@ async def test_postings_leave_nothing_in_reference_cycles(db: Database) -> None:
 
 async def test_the_minutes_check_leaves_nothing_in_reference_cycles(db: Database) -> None:
     async with db.write() as conn:
-        await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
         await request_postings.post(conn, 0, 1, [posting("req_1")], now_ms=NOON_MS)
 
     async def check(_: int) -> None:

@@ -108,11 +108,12 @@ async def test_what_changes_in_a_sealed_day_is_seen(db, forgery):
         await conn.rollback()
 
 
-async def test_sealing_puts_rollups_right_and_says_which(posted):
-    await posted.execute(text("UPDATE rollup_hour SET output = output + 1"))
+@pytest.mark.parametrize(("span", "table", "num_wrong"), [("1h", "rollup_hour", 3), ("month", "rollup_month", 1)])
+async def test_sealing_puts_rollups_right_and_says_which(posted, span, table, num_wrong):
+    await posted.execute(text(f"UPDATE {table} SET output = output + 1"))
     sealed = await seal_all(posted, MIDNIGHT_MS + 4 * DAY_MS)
     wrong = [name for day in sealed for name in day.wrong_rollups]
-    assert len(wrong) == 3
-    assert all(name.startswith("1h bucket") for name in wrong)
+    assert len(wrong) == num_wrong
+    assert all(name.startswith(f"{span} bucket") for name in wrong)
     for span in rollups.SPANS:
         assert (await posted.execute(rollups.differing(posted, span))).all() == []

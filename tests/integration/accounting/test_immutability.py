@@ -16,7 +16,7 @@ from accounting.values.types import Usage
 @pytest.fixture
 async def books(db):
     async with db.write() as conn:
-        await prices.bootstrap(conn, "m", {"interactive": RATES}, 1000)
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 1000)
         await auth_epoch.record(conn, "project.created", actor="system", now=1)
         await request_postings.post(conn, 0, 1, [posting("req_1", batch_id="batch_1", line_no=1)])
         await request_postings.post_engine_records(conn, [record("req_1", Usage(16, 32, 5, 120))])

@@ -11,9 +11,10 @@ from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic
 from money import posting, record
 from sqlalchemy import func, select, text
 
-from accounting.billing import credits, invoices
+from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
 from accounting.books import books
+from accounting.limits import spend_limits
 from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, RollupDay
@@ -21,7 +22,7 @@ from accounting.tenants import tenants
 from accounting.values import clock, time_zones
 from accounting.values.errors import ConflictError, KeyReusedError, NotFoundError
 from accounting.values.periods import bounds
-from accounting.values.types import TOKEN_CLASSES, Rates, Usage
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Rates, Usage
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
 
@@ -244,6 +245,20 @@ async def test_a_month_whose_only_request_was_reversed_does_not_block_the_next(d
     await assert_books(db)
 
 
+async def test_the_operator_who_fills_public_prefixes_gets_no_invoice(db):
+    await tenants_with_keys(db, 1)
+    await settled(db, "req_1", (OPERATOR_TENANT, "key_operator"), "standard@1", START)
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == []
+        assert await summaries.top_tenants(conn, START, 9) == []
+        assert await spend_limits.spent_by_all(conn, spend_limits.month(START * 1000), "USD") == 0
+        with pytest.raises(NotFoundError):
+            await invoices.preview(conn, OPERATOR_TENANT, PERIOD, now_ms=later_ms())
+    with pytest.raises(NotFoundError):
+        await close(db, OPERATOR_TENANT, now_ms=later_ms())
+    await assert_books(db)
+
+
 async def test_a_close_between_a_charge_and_its_reversal_does_not_block_the_month_after(db):
     """The month between has nothing to invoice. Its charge was posted before the last close, its reversal after it."""
     (owner,) = await tenants_with_keys(db, 1)
@@ -254,6 +269,26 @@ async def test_a_close_between_a_charge_and_its_reversal_does_not_block_the_mont
     await reverse(db, "req_1")
     following = await close(db, owner[0], "2025-11", now_ms=later_ms())
     assert [first.total, following.total] == charges
+    await assert_books(db)
+
+
+async def test_usage_that_comes_late_to_a_month_without_an_invoice_is_invoiced_after_a_later_month(db):
+    """The month lies between two closed ones. Usage of the later one that came after its close waits for the next."""
+    (owner,) = await tenants_with_keys(db, 1)
+    october, november = (bounds(period)[1] for period in ("2025-09", "2025-10"))
+    charges = [await settled(db, "req_1", owner, "standard@1", START - 86_400)]
+    charges.append(await settled(db, "req_2", owner, "own@1", october))
+    closed = [await close(db, owner[0], period, now_ms=later_ms()) for period in ("2025-08", "2025-10")]
+    charges.append(await settled(db, "req_late", owner, "own@1", END - 86_400))
+    charges.append(await settled(db, "req_late_october", owner, "own@1", october))
+    async with db.read() as conn:
+        assert (await invoices.preview(conn, owner[0], PERIOD, now_ms=later_ms())).total == charges[2]
+        assert await invoices.due_tenants(conn, PERIOD) == [owner[0]]
+    closed.append(await close(db, owner[0], now_ms=later_ms()))
+    await assert_books(db)
+    charges.append(await settled(db, "req_3", owner, "own@1", november))
+    closed.append(await close(db, owner[0], "2025-11", now_ms=later_ms()))
+    assert [one.total for one in closed] == [*charges[:3], sum(charges[3:])]
     await assert_books(db)
 
 

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 from money import RATES
+from msgspec.structs import replace
 
+from accounting.billing import credits
+from accounting.billing.credits import NewCredit
+from accounting.database.db import Database
+from accounting.lifecycle.bootstrap import bootstrap
 from accounting.limits import spend_limits
 from accounting.prices import prices
 from accounting.tenants import tenants
@@ -12,9 +17,10 @@ from accounting.values.types import Price, Rates
 FREE = Rates(0, 0, 0, 0)
 
 
-@pytest.fixture(autouse=True)
-async def sheet(conn):
+@pytest.fixture
+async def conn(conn):
     await prices.create_sheet(conn, "standard", "usd", 0)
+    return conn
 
 
 async def test_a_version_is_in_force_until_its_successor_begins(conn):
@@ -100,13 +106,85 @@ async def test_a_sheet_in_another_currency_changes_the_meaning_of_no_limit(conn)
     assert await prices.currency_of_tenant(conn, other, 1000) == "EUR"
 
 
+@pytest.mark.parametrize(("from_ms", "until_ms"), [(2000, None), (1000, 2000), (500, 2000)])
+async def test_a_tenant_does_not_pay_in_another_currency_before_or_after_its_sheet(conn, from_ms, until_ms):
+    """It would be charged in two currencies, and no month of it could be closed any more."""
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    with pytest.raises(ConflictError, match="would pay in USD before or after"):
+        await prices.assign(conn, tenant, "euro", from_ms, until_ms, now_ms=1000)
+    await prices.create_sheet(conn, "dollars", "usd", 0)
+    assert await prices.assign(conn, tenant, "dollars", from_ms, until_ms, now_ms=1000)
+
+
+async def test_a_tenant_goes_from_one_sheet_of_its_currency_to_the_next_at_a_later_time(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    for name in ("euro", "dearer"):
+        await prices.create_sheet(conn, name, "eur", 0)
+    await prices.assign(conn, tenant, "euro", 1000, now_ms=1000)
+    assert await prices.assign(conn, tenant, "dearer", 5000, now_ms=1000)
+    assert [await prices.currency_of_tenant(conn, tenant, at) for at in (1000, 4999, 5000)] == ["EUR"] * 3
+
+
+async def test_a_grant_is_in_the_currency_that_its_tenant_pays_in(conn):
+    """One in another currency would pay for nothing."""
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    await prices.assign(conn, tenant, "euro", 1000)
+    wanted = NewCredit(type="grant", tenant_id=tenant, amount=5)
+    made, _ = await credits.create(conn, wanted, key="a", now_ms=2000, actor="test")
+    assert made.currency == "EUR"
+    with pytest.raises(InvalidError, match="pays in EUR, and not in USD"):
+        await credits.create(conn, replace(wanted, currency="usd"), key="b", now_ms=2000, actor="test")
+
+
 async def test_bootstrap_prices_a_model_once_and_keeps_the_others(conn):
     rates = {"interactive": RATES, "batch": FREE}
-    assert await prices.bootstrap(conn, "m", rates, 1000) == "standard@1"
-    assert await prices.bootstrap(conn, "m", {"interactive": FREE, "batch": FREE}, 1000) == "standard@1"
-    assert await prices.bootstrap(conn, "n", rates, 1000) == "standard@2"
+    assert await prices.bootstrap(conn, {"m": rates}, 1000) == []
+    assert await prices.bootstrap(conn, {"m": {"interactive": FREE, "batch": FREE}}, 1000) == []
+    assert await prices.bootstrap(conn, {"m": rates, "n": rates}, 1000) == []
     assert (await prices.price_for(conn, "proj_a", "m", "interactive", 2000)).rates == RATES
+    assert (await prices.price_for(conn, "proj_a", "n", "interactive", 2000)).version == "standard@2"
     assert await prices.priced_models(conn, "proj_a", 2000) == ["m", "n"]
+
+
+async def test_bootstrap_of_one_more_model_keeps_the_rates_of_kept_kv(conn):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000, residency={"m": (5, 7)})
+    await prices.bootstrap(conn, {"n": {"interactive": FREE}}, 2000)
+    assert (await prices.price_for(conn, "proj_a", "n", "interactive", 2000)).version == "standard@2"
+    assert await prices.residency_rates(conn, "standard@2", "m") == (5, 7)
+
+
+@pytest.mark.parametrize("last", [{"from_ms": 5000}, {"from_ms": 1000, "until_ms": 5000}])
+async def test_bootstrap_leaves_a_sheet_whose_last_version_begins_or_ends_later_alone(conn, last):
+    """It would end the version that begins later, or be refused, and the start with it."""
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, **last)
+    assert await prices.bootstrap(conn, {"m": {"interactive": FREE}, "n": {"interactive": FREE}}, 2000) == ["n"]
+    assert (await prices.price_for(conn, "proj_a", "m", "interactive", 4999 + (len(last) == 1))).rates == RATES
+    assert await prices.next_change_ms(conn, 2000) == 5000
+
+
+async def test_a_start_that_cannot_price_a_model_says_so_and_goes_on(migrated_url, caplog):
+    database = Database(migrated_url)
+    async with database.write() as conn:
+        await prices.create_sheet(conn, "standard", "usd", 0)
+        await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, prices.FOR_EVER)
+    await database.close()
+    assert (await bootstrap(migrated_url, bytes(32), {"n": {"interactive": FREE}}, None)).fresh
+    assert "no first price was added for n." in caplog.text
+
+
+async def test_bootstrap_after_the_end_of_all_prices_brings_none_of_them_back(conn):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 1000, until_ms=2000)
+    await prices.bootstrap(conn, {"n": {"interactive": FREE}}, 3000)
+    assert await prices.priced_models(conn, "proj_a", 3000) == ["n"]
+
+
+async def test_bootstrap_makes_no_model_free_that_the_operator_left_out(conn):
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES, ("n", "interactive"): RATES}, 1000)
+    await prices.add_version(conn, "standard", {("m", "interactive"): RATES}, 2000)
+    await prices.bootstrap(conn, {"m": {"interactive": FREE}, "n": {"interactive": FREE}}, 3000)
+    assert await prices.priced_models(conn, "proj_a", 4000) == ["m"]
 
 
 async def test_the_rates_of_an_old_version_stay_readable(conn):

@@ -17,7 +17,7 @@ NOW = 1_700_000_000
 
 @pytest.fixture
 async def owner(conn, pepper) -> dict[str, str]:
-    await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+    await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
     tenant = (await tenants.create(conn, "a", now=1)).id
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
     return {"tenant_id": tenant, "key_id": key.info.id}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from money import NOON_MS, RATES, posting
 
-from accounting.billing import reports
+from accounting.billing import report_pages, reports
 from accounting.billing.reports import ReportQuery
 from accounting.prices import pricing
 from accounting.requests import request_postings
@@ -109,6 +109,15 @@ async def test_a_page_keeps_the_end_that_was_now_when_the_first_was_read(posted)
     second = await usage(posted, NOON - HOUR, width="1h", limit=1, now=NOON + 9 * HOUR, page=first.next_page)
     assert totals(second) == [(0, 2)]
     assert second.next_page is None
+
+
+@pytest.mark.parametrize("first", [0, 2**63])
+async def test_a_page_that_a_client_made_itself_is_refused_outside_of_its_range(posted, first):
+    """The checksum over a query is no secret."""
+    query = ReportQuery(start_time=NOON - HOUR, end_time=NOON + HOUR, width="1h")
+    page = report_pages.write(reports._fingerprint(query), NOON + HOUR, first)
+    with pytest.raises(InvalidError, match="page is not one"):
+        await usage(posted, NOON - HOUR, NOON + HOUR, width="1h", page=page)
 
 
 async def test_a_page_of_another_query_or_altered_is_refused(posted):

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from accounting.books import books
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, LedgerLeg, RollupDay, RollupMinute
-from accounting.values.types import PostResult, Usage
+from accounting.values.types import Usage
 
 NONE = Usage()
 
@@ -31,10 +31,10 @@ async def written_off(conn):
 
 async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
     batch = [posting("req_1"), posting("req_2", kind="void")]
-    assert await request_postings.post(conn, 0, 10, batch) == PostResult(2, 0)
+    assert await request_postings.post(conn, 0, 10, batch) == 2
     before = await rows(conn, *LedgerEntry.__table__.c)
     requests = await conn.scalar(select(RollupMinute.num_requests))
-    assert await request_postings.post(conn, 0, 20, [*batch, posting("req_3", kind="void")]) == PostResult(1, 2)
+    assert await request_postings.post(conn, 0, 20, [*batch, posting("req_3", kind="void")]) == 1
     assert (await rows(conn, *LedgerEntry.__table__.c))[:2] == before
     assert requests == await conn.scalar(select(RollupMinute.num_requests)) == 1
     assert await request_postings.journal_offset(conn, 0) == 20
@@ -43,8 +43,8 @@ async def test_a_repeated_posting_changes_nothing_and_says_so(conn):
 
 async def test_the_first_ending_of_a_request_decides(conn):
     result = await request_postings.post(conn, 0, 1, [posting("req_1", kind="void"), posting("req_1")])
-    assert result == PostResult(1, 1)
-    assert await request_postings.post(conn, 0, 2, [posting("req_1")]) == PostResult(0, 1)
+    assert result == 1
+    assert await request_postings.post(conn, 0, 2, [posting("req_1")]) == 0
     assert await rows(conn, LedgerEntry.kind) == [("void",)]
     assert await conn.scalar(select(func.count()).select_from(RollupDay.__table__)) == 0
 
@@ -67,8 +67,8 @@ async def _post_and_fail(db):
 async def test_whichever_comes_second_writes_the_difference_off(conn, record_first):
     async def engine() -> None:
         counted = record("req_1", Usage(16, 32, 9, 130), speculated=7, recomputed=3)
-        assert await request_postings.post_engine_records(conn, [counted]) == PostResult(1, 0)
-        assert await request_postings.post_engine_records(conn, [counted]) == PostResult(0, 1)
+        assert await request_postings.post_engine_records(conn, [counted]) == 1
+        assert await request_postings.post_engine_records(conn, [counted]) == 0
 
     async def gateway() -> None:
         await request_postings.post(conn, 0, 1, [posting("req_1", Usage(16, 32, 5, 100), write_off="late_abort")])
@@ -175,11 +175,11 @@ async def test_parallel_posters_of_overlapping_sets_post_each_request_once(db):
     async def post(slot: int) -> int:
         async with db.write() as conn:
             shuffled = endings[slot * 7 :] + endings[: slot * 7]
-            return (await request_postings.post(conn, slot, slot, shuffled[:45])).num_new
+            return await request_postings.post(conn, slot, slot, shuffled[:45])
 
     async def witness(start: int) -> int:
         async with db.write() as conn:
-            return (await request_postings.post_engine_records(conn, records[start : start + 40])).num_new
+            return await request_postings.post_engine_records(conn, records[start : start + 40])
 
     results = await asyncio.gather(*(post(slot) for slot in range(4)), *(witness(n) for n in (0, 10, 20)))
     assert sum(results[:4]) == 60
@@ -193,6 +193,6 @@ async def test_parallel_posters_of_overlapping_sets_post_each_request_once(db):
 
 async def test_thousands_of_postings_fit_into_one_transaction(conn):
     endings = [posting(f"req_{n:05d}") for n in range(2500)]
-    assert await request_postings.post(conn, 0, 1, endings) == PostResult(2500, 0)
-    assert await request_postings.post(conn, 0, 1, endings) == PostResult(0, 2500)
+    assert await request_postings.post(conn, 0, 1, endings) == 2500
+    assert await request_postings.post(conn, 0, 1, endings) == 0
     assert await conn.scalar(select(RollupMinute.num_requests)) == 2500

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from decimal import Decimal
 
 import msgspec
 import pytest
-from sqlalchemy import event, select, text
+from sqlalchemy import event, insert, select, text
 
-from accounting.billing import invoices, reports, residency
+from accounting.billing import invoices, reports, residency, residency_sums
 from accounting.billing.reports import ReportQuery
 from accounting.billing.residency import GRACE_MS, HOUR_S, KEPT_MS, Reading
 from accounting.books import books
@@ -255,3 +256,30 @@ async def test_focus_has_a_row_per_day_and_class(db, tenant):
     first = rows[0]
     assert first["ListUnitPrice"] == Decimal(RATES[0]).scaleb(-6) == first["ContractedUnitPrice"]
     assert (first["PricingUnit"], first["ConsumedQuantity"], first["SubAccountId"]) == ("GB-Hours", 24 * 10**9, None)
+
+
+async def test_a_check_of_all_charges_lets_others_run(db, tenant, monkeypatch):
+    """It reads them in parts, and others have their turns between them."""
+    async with db.write() as conn:
+        values = {"tenant_id": tenant, "model": "m", "price_version": "standard@2", "currency": "USD", "attempt": 0}
+        values |= {"cache": 0, "pinned": 0, "charge_cache": 0, "charge_pinned": 0, "posted_at_ms": 1}
+        rows = [{**values, "request_id": f"kept_{number}", "hour": START + number * HOUR_S} for number in range(6_001)]
+        await conn.execute(insert(ResidencyCharge), rows)
+    turns, seen, priced = 0, set(), pricing.residency_charge
+
+    async def take_turns():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    def charge_of(*kept):
+        seen.add(turns)
+        return priced(*kept)
+
+    monkeypatch.setattr(pricing, "residency_charge", charge_of)
+    async with db.read() as conn:
+        others = asyncio.create_task(take_turns())
+        assert await residency_sums.wrong(conn) == (6_001, [])
+        others.cancel()
+    assert len(seen) >= 4

@@ -23,7 +23,7 @@ PRINT = b"\1" * 32
 
 
 async def _owner(conn, pepper) -> dict[str, str]:
-    await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+    await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
     tenant = (await tenants.create(conn, "a", now=1)).id
     key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
     return {"tenant_id": tenant, "key_id": key.info.id}

@@ -88,7 +88,7 @@ async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     await asyncio.to_thread(migrate.upgrade, home.database_url)
     database = Database(home.database_url)
     async with database.write() as conn:
-        await prices.bootstrap(conn, "m", {"interactive": RATES}, 0)
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
         tenant = (await tenants.create(conn, "a", now=1)).id
         key = await api_keys.create(conn, bytes(32), tenant_id=tenant, now=1)
     journal = await open_journal(home.state / "gateway-0" / "journal", 0, ballast_bytes=4096)

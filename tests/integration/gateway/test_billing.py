@@ -14,8 +14,10 @@ import pytest
 from billing_world import PERIOD, START, used
 from click.testing import CliRunner
 from gateways import MODEL, running_gateway
+from sqlalchemy import text
 
 from accounting.values.types import OPERATOR_TENANT
+from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
 
 RATES = {"cache_read": 1, "cache_write": 2, "uncached": 3, "output": 4}
@@ -140,6 +142,19 @@ async def test_a_month_closes_once_for_everybody_and_reads_as_four_types(admin, 
     assert {r["tenant_name"] for r in records} == {"'=cmd|' /C calc'!A0 <b>"}
     async with admin.get(path, headers={"accept": "image/png"}) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (406, "not_acceptable")
+
+
+async def test_a_tenant_that_cannot_be_closed_is_named_beside_the_invoices_of_the_others(admin, gateway):
+    wrong, right = await used(gateway, "wrong"), await used(gateway, "right")
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE rollup_month SET num_requests = 9 WHERE tenant_id = :wrong"), {"wrong": wrong})
+    status, closed = await call(admin, "POST", "/admin/v1/invoices", {"period": PERIOD})
+    assert (status, [one["project_id"] for one in closed["data"]]) == (200, [right])
+    [refused] = closed["refused"]
+    assert (refused["project_id"], "not the sums of its rows" in refused["message"]) == (wrong, True)
+    third = await used(gateway, "third")
+    code, said = await headgate(gateway, "invoice", "close", "--period", PERIOD)
+    assert (code, "INV-000002" in said, "headgate: wrong: The sums of" in said) == (1, True, True), (third, said)
 
 
 async def test_what_cannot_be_closed_says_why(admin, gateway):

@@ -34,7 +34,7 @@ async def _priced(url: str) -> AsyncIterator[Database]:
     await asyncio.to_thread(upgrade, url)
     database = Database(url)
     async with database.write() as conn:
-        await prices.bootstrap(conn, "m", {"interactive": RATES}, 1)
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 1)
     yield database
     await database.close()
 

@@ -129,7 +129,7 @@ async def test_a_batch_line_is_not_bound_by_the_limits_of_chats_nor_counts_in_th
     metered: Metering, ask, sqlite_books
 ) -> None:
     async with sqlite_books.write() as conn:
-        await prices.bootstrap(conn, "b", {"batch": Rates(1, 1, 1, 1)}, 2)
+        await prices.bootstrap(conn, {"b": {"batch": Rates(1, 1, 1, 1)}}, 2)
     tenant = Limits(1, 300, 1)
     chat = await metered.admission.admit(ask(1, tenant=tenant), "r")
     lines = [await metered.admission.admit(line_of(ask(n, tenant=tenant, model="b"), n), "r") for n in range(2, 5)]

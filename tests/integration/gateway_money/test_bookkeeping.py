@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from accounting.books import day_hashes
 from accounting.books.books import any_ended, verify_ended
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
+from accounting.tables.upstream_models import UpstreamCall
 from accounting.tenants import tenants
-from accounting.values.types import Usage
+from accounting.upstreams import costs
+from accounting.upstreams.costs import CostRow
+from accounting.values.types import TOKEN_CLASSES, Usage
 from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000
+USAGE = Usage(16, 32, 5, 100)
 
 
 @pytest.fixture
@@ -151,3 +156,49 @@ async def test_a_month_is_closed_by_itself_where_that_is_wanted(books):
             assert await conn.scalar(text("SELECT count(*) FROM invoice")) == number
             total = await conn.scalar(text("SELECT total FROM invoice"))
             assert total == (charge.total if number else None)
+
+
+async def used(books, *months: int, cost: int = 0) -> str:
+    """A new tenant with a request in each of the months after NOON_MS, which cost that much more than their price."""
+    async with books.write() as conn:
+        tenant = (await tenants.create(conn, f"used {months} {cost}", now=1)).id
+        charge = pricing.charge(USAGE, await prices.rates_of(conn, "standard@1", "m", "interactive"))
+        charge = replace(charge, total=charge.total + cost, output=charge.output + cost)
+        for month in months:
+            at_ms = NOON_MS + month * 31 * DAY_MS
+            one = posting(f"req_{tenant}_{month}", USAGE, tenant_id=tenant, charge=charge, opened_at_ms=at_ms)
+            await request_postings.post(conn, 0, month + 1, [one], now_ms=at_ms)
+    return tenant
+
+
+async def test_open_months_are_closed_by_themselves_the_oldest_first(books):
+    tenant = await used(books, 0, 1)
+    keeper = Bookkeeping(books, CollectorRegistry(), closes=True)
+    await keeper.once(NOON_MS + 100 * DAY_MS)
+    async with books.read() as conn:
+        found = await conn.execute(text("SELECT tenant_id, period FROM invoice ORDER BY sequence"))
+        assert list(found) == [(tenant, period) for period in ("2023-11", "2023-12")]
+
+
+async def test_a_month_that_cannot_be_closed_stops_no_other_tenant_and_is_no_broken_equation(books, registry):
+    refused, closed = await used(books, 0, 1, cost=1), await used(books, 0)
+    keeper = Bookkeeping(books, registry, closes=True)
+    keeper._checked_until_ms = NOON_MS + 100 * DAY_MS - QUIET_MS
+    await keeper.once(NOON_MS + 100 * DAY_MS)
+    async with books.read() as conn:
+        assert list((await conn.execute(text("SELECT tenant_id FROM invoice"))).scalars()) == [closed]
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1, refused
+    assert registry.get_sample_value("headgate_books_failures", {"equation": "I9"}) is None
+
+
+async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(books, keeper):
+    counts = {f"{kind}_{name}": 1 for kind in ("stated", "judged") for name in TOKEN_CLASSES}
+    call = {"request_id": "req_1", "attempt": 0, "tenant_id": "operator", "upstream": "u", "model": "m"}
+    call |= {"state": "delivered", "started_at_ms": 1, "provider_id": "id-1", "expected_cost": 500, **counts}
+    call |= {"has_statement": True, "drift": "", "stated_cost": None}
+    async with books.write() as conn:
+        await costs.add(conn, "u", [CostRow("row", "id-1", 500, 1)], NOON_MS, "operator")
+        await conn.execute(insert(UpstreamCall).values(**call))
+    await keeper.once(NOON_MS)
+    async with books.read() as conn:
+        assert [(one.matched, one.drift) for one in await costs.sums(conn)] == [(500, {})]

@@ -284,7 +284,7 @@ async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Home]:
         tenant = await tenants.create(conn, "one", now=now)
         key = await api_keys.create(conn, PEPPER, tenant_id=tenant.id, now=now)
         rates = {"interactive": Rates(1, 1, 1, 1), "batch": Rates(1, 1, 1, 1)}
-        await prices.bootstrap(conn, MODEL, rates, now * 1000 - 1000)
+        await prices.bootstrap(conn, {MODEL: rates}, now * 1000 - 1000)
     yield Home(tmp_path, url, database, tenant.id, key.info.id, key.value)
     await database.close()
 

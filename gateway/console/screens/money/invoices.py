@@ -67,6 +67,12 @@ async def close_period(request: web.Request, viewer: Viewer) -> web.StreamRespon
         )
     except Refused as refused:
         return await list_invoices(request, viewer, refused.message, form)
+    if left := made.get("refused"):
+        names = choices.names_of(await choices.tenants(viewer))
+        of_each = [f"{names.get(one['project_id'], one['project_id'])}: {one['message']}" for one in left]
+        return await list_invoices(
+            request, viewer, " ".join((f"{len(made['data'])} invoices were made.", *of_each)), form
+        )
     if made["object"] == "list":
         return pages.see_other("/invoices", period=form["period"], num_closed=str(len(made["data"])))
     return pages.see_other(f"/invoices/{quote(made['number'], safe='')}")
@@ -83,7 +89,7 @@ async def give_credit(request: web.Request, viewer: Viewer) -> web.StreamRespons
         "type": form.get("type", ""),
         "project_id": form.get("project_id", ""),
         "amount_micro_units": amount,
-        "currency": form.get("currency") or "USD",
+        "currency": form.get("currency") or None,
         "corrects": form.get("corrects") or None,
         "note": form.get("note", ""),
     }
