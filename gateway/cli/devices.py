@@ -58,16 +58,13 @@ def rooms(
 
 
 def _shared(devices: Sequence[str], weights: Sequence[int], share: float, held: Mapping[str, int]) -> list[Room]:
-    """Gives each worker, the largest first, the GPU with the least weights."""
-    on: dict[str, list[int]] = {device: [] for device in devices}
+    """Gives each worker, the largest first, the GPU with the least weights. A worker that runs holds as KV what its
+    weights leave of a GPU, so that its GPU is taken only if none is free.
+    """
+    on: dict[str, list[int]] = {device: [] for device in devices if device not in held}
+    on = on or {device: [] for device in devices}
     for worker in sorted(range(len(weights)), key=lambda worker: (-weights[worker], worker)):
-        least = min(
-            devices,
-            key=lambda device: (
-                held.get(device, 0) + sum(weights[one] for one in on[device]),
-                (device in held) + len(on[device]),
-            ),
-        )
+        least = min(on, key=lambda one: (held.get(one, 0) + sum(weights[other] for other in on[one]), len(on[one])))
         on[least].append(worker)
     found = [Room()] * len(weights)
     for device, workers in on.items():

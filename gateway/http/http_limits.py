@@ -52,7 +52,7 @@ UNACKNOWLEDGED: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """The option that ends a connection whose client acknowledges nothing of what was sent. Linux has it; by itself it waits
 a quarter of an hour."""
 MIN_READ_BYTES = 64 * 1024
-"""The number of bytes that a client reads in the write timeout while writing waits for it."""
+"""The number of bytes that a client reads in two write timeouts while writing waits for it."""
 OPENAI_VERSION = "2020-10-01"
 
 HELD = web.RequestKey("held", contextlib.ExitStack)
@@ -193,14 +193,16 @@ class GatewayProtocol(RequestHandler):
         super().resume_writing()
         self._stop_watching_reader()
 
-    def _watch_reader(self, transport: asyncio.Transport, num_before: int | None = None) -> None:
-        """Drops a client that reads too little while writing waits for it, whoever writes."""
+    def _watch_reader(self, transport: asyncio.Transport, *before: int) -> None:
+        """Drops a client that reads too little while writing waits for it, whoever writes. It is judged over two write
+        timeouts: a system announces room in lumps, so that in one of them nothing may leave although it is read.
+        """
         num_unsent = transport.get_write_buffer_size()
-        if num_before is not None and num_before - num_unsent < MIN_READ_BYTES:
+        if len(before) == 2 and before[0] - num_unsent < MIN_READ_BYTES:
             transport.abort()
             return
         self._unread_timer = self._loop.call_later(
-            self._limits.write_timeout_s, self._watch_reader, transport, num_unsent
+            self._limits.write_timeout_s, self._watch_reader, transport, *before[-1:], num_unsent
         )
 
     def _stop_watching_reader(self) -> None:

@@ -102,9 +102,12 @@ class Unfinished:
         self._num_held = 0
         self._began_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     def feed(self, data: bytes) -> None:
         """Takes what has come, before it is read."""
+        if self._is_closed:
+            return
         num_ended = self._frames.num_ended
         try:
             self._frames.feed(data)
@@ -120,6 +123,7 @@ class Unfinished:
             self._timer = loop.call_later(self._most_s, self._judge)
 
     def close(self) -> None:
+        self._is_closed = True
         self._stop_timer()
         self._hold(0)
 

@@ -54,7 +54,16 @@ async def connect(request: web.Request) -> web.StreamResponse:
     if not socket.can_prepare(request).ok:
         raise errors.invalid("This path is a WebSocket; POST creates a response without one.")
     unfinished = _watched(request)
-    await socket.prepare(request)
+    try:
+        await socket.prepare(request)
+        await _serve(request, socket)
+    finally:
+        unfinished.close()
+    return socket
+
+
+async def _serve(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """Listens and answers until the connection ends."""
     waiting = _Waiting(request.app[INTAKE], request[PRINCIPAL].tenant_id)
     turns = asyncio.create_task(_turns(request, socket, waiting))
     try:
@@ -64,8 +73,6 @@ async def connect(request: web.Request) -> web.StreamResponse:
         with contextlib.suppress(asyncio.CancelledError):
             await turns
         waiting.close()
-        unfinished.close()
-    return socket
 
 
 def _watched(request: web.Request) -> Unfinished:

@@ -55,8 +55,10 @@ class ModelTokenizer:
 
     def __init__(self, spec: dict[str, Any], template_source: str = "", num_rows: int | None = None) -> None:
         """Builds the tokenizer. `spec` is the content of a `tokenizer.json`. The model may have fewer rows than there are
-        tokens: ids from `num_rows` on are outside of the vocabulary.
+        tokens: ids from `num_rows` on are outside of the vocabulary, and what is written as such an added token is text.
         """
+        served = [token for token in spec["added_tokens"] if num_rows is None or token["id"] < num_rows]
+        spec = {**spec, "added_tokens": served}
         self._tokenizer = _loaded(spec)
         added = [(token["id"], token["content"], token["special"]) for token in spec["added_tokens"]]
         self.special_ids = frozenset(number for number, _, special in added if special)

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
@@ -289,6 +290,23 @@ async def test_attack_A18_messages_that_are_not_whole_are_held_bytes_of_their_te
     assert await _ends(reader, 5)
     await until(lambda: not gateway.app[INTAKE].num_held)
     writer.close()
+
+
+async def test_attack_A18_a_part_of_a_message_beside_a_handshake_that_fails_is_held_no_longer(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each such connection left its bytes counted for ever."""
+
+    async def fails(socket: web.WebSocketResponse, request: web.Request) -> None:
+        request.protocol.message_watch(b"\x81\xfe" + (2000).to_bytes(2, "big") + bytes(4) + b"x" * 1000)
+        assert gateway.app[INTAKE].num_held >= 1000
+        raise ConnectionResetError
+
+    monkeypatch.setattr(web.WebSocketResponse, "prepare", fails)
+    async with gateway.session() as session:
+        with pytest.raises(aiohttp.ClientError):
+            await session.ws_connect(PATH)
+    await until(lambda: not gateway.app[INTAKE].num_held)
 
 
 async def test_attack_A18_a_flood_of_empty_parts_ends_its_connection(gateway: RunningGateway) -> None:

@@ -40,6 +40,12 @@ def test_the_largest_model_has_a_gpu_to_itself_where_that_balances():
     assert found[2].memory_share == pytest.approx(0.9)
 
 
+def test_workers_share_a_free_gpu_rather_than_one_whose_worker_holds_it():
+    large, small = rooms(["0", "1"], [15, 1], [1, 1], 0.9, {"0": 1})
+    assert large.devices == small.devices == ("1",)
+    assert small.memory_share == pytest.approx(0.9)
+
+
 def test_weights_are_counted_once_where_a_directory_has_them_in_two_forms(tmp_path):
     for name, size in (("model-1.safetensors", 3), ("model-2.safetensors", 4), ("consolidated.safetensors", 7)):
         (tmp_path / name).write_bytes(b"w" * size)

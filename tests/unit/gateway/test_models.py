@@ -46,6 +46,19 @@ def test_an_added_token_that_the_model_has_no_row_for_is_outside_of_the_vocabula
     assert load("m", source(directory)).tokenizer.vocab_size == whole - 1
 
 
+def test_what_is_written_as_an_added_token_without_a_row_is_text(directory):
+    """It became an id that no worker serves: a 500."""
+    spec = json.loads((directory / "tokenizer.json").read_bytes())
+    whole = max(token["id"] for token in spec["added_tokens"]) + 1
+    whole = max(whole, load("m", source(directory)).tokenizer.vocab_size)
+    spec["added_tokens"].append({**spec["added_tokens"][-1], "id": whole, "content": "<seen>", "special": False})
+    (directory / "tokenizer.json").write_text(json.dumps(spec))
+    change(directory / "config.json", vocab_size=whole)
+    assert max(load("m", source(directory)).tokenizer.encode_plain("what was <seen> there")) < whole
+    change(directory / "config.json", vocab_size=whole + 1)
+    assert max(load("m", source(directory)).tokenizer.encode_plain("what was <seen> there")) == whole
+
+
 def test_the_operators_context_is_a_bound_and_no_promise(directory):
     assert load("m", source(directory, max_model_len=100)).max_model_len == 100
     assert load("m", source(directory, max_model_len=1 << 20)).max_model_len == 2048

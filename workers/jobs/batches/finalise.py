@@ -51,8 +51,10 @@ class Finaliser(BatchWork):
             num_lines = await self._under_claim(self._prepare(output, errors))
             await self._end(output, errors, num_lines)
         except BaseException:
-            await output.discard(self._database)
-            await errors.discard(self._database)
+            try:
+                await output.discard(self._database)
+            finally:
+                await errors.discard(self._database)
             raise
 
     async def _prepare(self, output: _Part, errors: _Part) -> int:
