@@ -168,7 +168,8 @@ class Look:
         while time.monotonic() < until:
             try:
                 async with database.write() as conn:
-                    await claims.release(conn, held)
+                    pause_ms = int(self._settings.look_s * 1000)
+                    await claims.release(conn, held, await claims.now_ms(conn) + pause_ms)
                     await claims.correct_turn(conn, held.tenant_id, -held.predicted_tokens)
             except ClaimLost:
                 return
