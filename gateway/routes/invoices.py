@@ -38,8 +38,10 @@ MAX_KEY_CHARS = 255
 
 
 async def close(request: web.Request) -> web.Response:
-    """Closes the period of one tenant, or of every tenant with usage in it; each is closed once. Of all, `refused` names
-    those that cannot be closed, and why."""
+    """Closes the period of one tenant, or of every tenant with usage in it.
+
+    Each is closed once. Of all, `refused` names those that cannot be closed, and why.
+    """
     wanted = convert(await common.stored_object(request), shapes.NewInvoice)
     if wanted.project_id is not None:
         return reply(shapes.invoice(await _close(request, wanted.project_id, wanted.period)))
