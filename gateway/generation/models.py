@@ -115,6 +115,7 @@ class ServedModel:
             self.check_bytes(num_bytes + len(msgspec.json.encode(offered)), "messages")
         if offered and not template.knows_tools:
             plain, offered = in_words(plain, offered), None
+        plain = template.in_taken_roles(plain)
         try:
             render = template.render_open if continues else template.render
             rendered = render(

@@ -75,11 +75,9 @@ def test_turns_of_one_role_are_one_message() -> None:
     assert made == [{"role": "user", "content": "a\n\nb"}]
 
 
-def test_a_late_system_turn_stays_where_it_is_or_becomes_a_users_text() -> None:
-    messages = [*HELLO, {"role": "system", "content": "be brief"}]
-    assert [turn["role"] for turn in turns(*messages)] == ["user", "system"]
-    folded = turns(*messages, reader=Reader(late_system=False), system="first")
-    assert folded == [{"role": "system", "content": "first"}, {"role": "user", "content": "hello\n\nbe brief"}]
+def test_a_late_system_turn_stays_where_it_is() -> None:
+    made = turns(*HELLO, {"role": "system", "content": "be brief"}, system="first")
+    assert [turn["role"] for turn in made] == ["system", "user", "system"]
 
 
 def test_an_assistants_turn_keeps_text_thoughts_and_calls() -> None:
