@@ -88,6 +88,9 @@ def _thinking(wanted: Thinking | None, reader: Reader) -> dict[str, Any]:
     """Returns the fields that switch thinking. `adaptive` leaves the decision to the model, so every model takes it."""
     if wanted is None:
         return {}
+    if wanted.type == "between_tools":
+        message = "'thinking.type' cannot be 'between_tools': this server writes no notes of progress between calls."
+        raise _unsupported(message, "thinking.type")
     if wanted.type not in {"enabled", "disabled", "adaptive"}:
         raise errors.invalid("'thinking.type' must be 'enabled', 'disabled' or 'adaptive'.", "thinking.type")
     if wanted.display not in (None, "summarized"):

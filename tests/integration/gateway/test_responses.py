@@ -525,6 +525,10 @@ async def test_a_conversation_is_compacted_and_goes_on(shared_gateway: RunningGa
         assert compacted.usage.output_tokens > 5
         with pytest.raises(openai.BadRequestError) as found:
             await client.responses.compact(model=MODEL)
+        with pytest.raises(openai.BadRequestError, match="prewarm"):
+            await client.responses.compact(
+                model=MODEL, input=turns, extra_body={"prompt_cache_options": {"prewarm": True}}
+            )
         assert found.value.param == "input"
     RUNNER.says = lambda prompt: None
     assert "Is Paris big?\n\nAnd old?" in said[-1]

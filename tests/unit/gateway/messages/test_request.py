@@ -237,6 +237,12 @@ def test_thinking_that_a_model_cannot_do(reader: Reader, thinking: dict[str, Any
     assert fault(reader, thinking=thinking).param == param
 
 
+def test_what_anthropics_api_has_and_is_not_offered_is_told_by_its_name() -> None:
+    for body, words in (({"max_tokens": 0}, "no answer"), ({"thinking": {"type": "between_tools"}}, "'between_tools'")):
+        told = fault(**body)
+        assert told.code == "unsupported_parameter" and words in told.message
+
+
 def test_a_budget_of_thoughts_is_a_bound() -> None:
     thinking = {"type": "enabled", "budget_tokens": 2048}
     assert chat(THINKER, thinking=thinking)["thinking_token_budget"] == 2048
