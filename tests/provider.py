@@ -275,7 +275,8 @@ class _Anthropic:
         await self.send({"type": "content_block_delta", "index": block, "delta": delta})
 
     async def end(self, n: int, finish: str, usage: Any) -> None:
-        reason = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[finish]
+        reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+        reason = reasons[finish]
         stated = {"output_tokens": usage["completion_tokens"]} if isinstance(usage, dict) else {}
         await self.send({"type": "message_delta", "delta": {"stop_reason": reason}, "usage": stated})
         await self.send({"type": "message_stop"})

@@ -8,7 +8,7 @@ anybody may run the response anew.
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import ColumnElement, func, select, update
+from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
@@ -18,6 +18,8 @@ from accounting.tables.response_models import Response, ResponseEvents
 CLAIM_MS = 60_000
 MAX_RUNNING = 100
 """The most responses of a tenant that wait or run in the background."""
+NUM_WAITING = 2
+"""The number of events of a response that waits for its first run."""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -34,7 +36,9 @@ class Packet(msgspec.Struct, frozen=True):
 
 
 async def claim(conn: AsyncConnection, response_id: str, now_ms: int) -> Claim | None:
-    """Claim a response that waits, or whose run has ended without an end. Returns None if there is nothing to run."""
+    """Claim a response that waits, or whose run has ended without an end. The events of an earlier run are deleted, since
+    this one sends its own. Returns None if there is nothing to run.
+    """
     done = await conn.execute(
         update(Response)
         .where(Response.id == response_id, _is_due(now_ms))
@@ -42,7 +46,12 @@ async def claim(conn: AsyncConnection, response_id: str, now_ms: int) -> Claim |
         .returning(*Response.__table__.c)
     )
     row = done.first()
-    return None if row is None else Claim(of_row(row), row.fence)
+    if row is None:
+        return None
+    run = Claim(of_row(row), row.fence)
+    if run.fence > 1:
+        await _drop_events(conn, run.response)
+    return run
 
 
 async def write(
@@ -141,6 +150,16 @@ async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet |
     again = {"events": packet.events}
     await conn.execute(statement.on_conflict_do_update(index_elements=["response_id", "first_number"], set_=again))
     await grow(conn, response.tenant_id, response.id, len(packet.events) - num_before)
+
+
+async def _drop_events(conn: AsyncConnection, response: StoredResponse) -> None:
+    """Delete the events of earlier runs; those of the wait stay."""
+    events = ResponseEvents.__table__.c
+    sent = (events.response_id == response.id) & (events.first_number >= NUM_WAITING)
+    num_bytes = await conn.scalar(select(func.sum(func.length(events.events))).where(sent)) or 0
+    if num_bytes:
+        await conn.execute(delete(ResponseEvents).where(sent))
+        await grow(conn, response.tenant_id, response.id, -num_bytes)
 
 
 async def is_gone(conn: AsyncConnection, run: Claim) -> bool:

@@ -33,6 +33,8 @@ class ApiError(Exception):
     param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     headgate: dict[str, Any] | None = None
+    too_many_tokens: tuple[int | str, int] | None = None
+    """The tokens of a prompt beyond the context, and the most that it may have, where they are known."""
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"

@@ -115,6 +115,7 @@ class ServedModel:
             self.check_bytes(num_bytes + len(msgspec.json.encode(offered)), "messages")
         if offered and not template.knows_tools:
             plain, offered = in_words(plain, offered), None
+        plain = template.in_taken_roles(plain)
         try:
             render = template.render_open if continues else template.render
             rendered = render(
@@ -233,11 +234,9 @@ def kept_prompt(
 
 def context_exceeded(limit: int, num_prompt: int | str, num_output: int, param: str) -> errors.ApiError:
     asked = f"{num_prompt} in the prompt" + (f", {num_output} for the output" if num_output else "")
-    return errors.invalid(
-        f"This model's maximum context length is {limit} tokens. You asked for {asked}.",
-        param,
-        "context_length_exceeded",
-    )
+    message = f"This model's maximum context length is {limit} tokens. You asked for {asked}."
+    error = errors.invalid(message, param, "context_length_exceeded")
+    return replace(error, too_many_tokens=(num_prompt, limit - min(1, num_output)))
 
 
 def output_bound(

@@ -51,11 +51,21 @@ def refusal(request: web.BaseRequest, error: ApiError) -> web.Response:
     return web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
 
 
+def _message(error: ApiError) -> str:
+    """Returns the sentence of an error. Clients shorten a conversation where it begins as Anthropic's own does."""
+    if error.code != "context_length_exceeded":
+        return error.message
+    if error.too_many_tokens is None:
+        return f"prompt is too long: {error.message}"
+    found, most = error.too_many_tokens
+    return f"prompt is too long: {found} tokens > {most} maximum"
+
+
 def anthropic_error(error: ApiError, request_id: str) -> dict[str, Any]:
     """Returns the error in Anthropic's shape, for a body or an event. `param`, `code` and `headgate` are additions."""
     told: dict[str, Any] = {
         "type": _TYPES.get(error.status, "invalid_request_error"),
-        "message": error.message,
+        "message": _message(error),
         "param": error.param,
         "code": error.code,
     }

@@ -104,6 +104,9 @@ OF_CHAT = parameters.names_of("chat")
 
 def read(value: Mapping[str, Any]) -> tuple[MessagesFields, list[str]]:
     """Reads the body of a message. Returns (its fields, the names of ignored fields). Raises `ApiError` 400."""
+    if value.get("max_tokens") == 0 and value["max_tokens"] is not False:
+        message = "'max_tokens' must be at least 1: a request with no answer, which fills the cache, is not offered."
+        raise errors.invalid(message, "max_tokens", "unsupported_parameter")
     fields = convert(value, MessagesFields)
     ignored = _check_others(value, MessagesFields.__struct_fields__)
     if fields.service_tier not in {None, "auto", "standard_only"}:

@@ -1,4 +1,4 @@
-"""A Messages body becomes a chat body (docs/messages.md has the table). Here the model is three facts of its template.
+"""A Messages body becomes a chat body (docs/messages.md has the table). Here the model is two facts of its template.
 
 Chat then does all the rest, so limits, forms, tools, caches and metering are the same code for both.
 """
@@ -39,8 +39,6 @@ class Reader:
     """The variables that the model's template takes from a request."""
     thinks: Literal["never", "may", "always", "unknown"] = "never"
     """Whether the model thinks where no switch of the template decides; `unknown` for one that its provider switches."""
-    late_system: bool = True
-    """The template takes a system message after other messages."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def prompt_of(fields: CountFields, reader: Reader) -> Translated:
     """Returns the part of the chat body that makes the prompt and its form. Raises `ApiError` 400."""
     check_cache_control(fields.cache_control, "")
     _check_edits(fields.context_management)
-    made = turns(fields.system, fields.messages, late_system=reader.late_system)
+    made = turns(fields.system, fields.messages)
     if not made.messages:
         raise errors.invalid("'messages' must have some content.", "messages")
     body: dict[str, Any] = {"model": fields.model, "messages": made.messages}
@@ -90,6 +88,9 @@ def _thinking(wanted: Thinking | None, reader: Reader) -> dict[str, Any]:
     """Returns the fields that switch thinking. `adaptive` leaves the decision to the model, so every model takes it."""
     if wanted is None:
         return {}
+    if wanted.type == "between_tools":
+        message = "'thinking.type' cannot be 'between_tools': this server writes no notes of progress between calls."
+        raise _unsupported(message, "thinking.type")
     if wanted.type not in {"enabled", "disabled", "adaptive"}:
         raise errors.invalid("'thinking.type' must be 'enabled', 'disabled' or 'adaptive'.", "thinking.type")
     if wanted.display not in (None, "summarized"):

@@ -55,10 +55,8 @@ class Turns:
         self.origins.append(where)
 
 
-def turns(system: str | Sequence[Any] | None, messages: Sequence[Any], *, late_system: bool) -> Turns:
-    """Returns the chat messages. If `late_system` is False, a system turn after the first other turn is written as a
-    user's text, because the model's template takes no system message there. Raises `ApiError` 400.
-    """
+def turns(system: str | Sequence[Any] | None, messages: Sequence[Any]) -> Turns:
+    """Returns the chat messages. Raises `ApiError` 400."""
     if not messages:
         raise errors.invalid("'messages' must not be empty.", "messages")
     if len(messages) > MAX_TURNS:
@@ -67,11 +65,11 @@ def turns(system: str | Sequence[Any] | None, messages: Sequence[Any], *, late_s
     for text, where in _texts(system, "system") if system else ():
         made.text("system", text, where)
     for index, turn in enumerate(messages):
-        _add_turn(made, turn, f"messages[{index}]", late_system=late_system)
+        _add_turn(made, turn, f"messages[{index}]")
     return made
 
 
-def _add_turn(made: Turns, turn: Any, where: str, *, late_system: bool) -> None:
+def _add_turn(made: Turns, turn: Any, where: str) -> None:
     if not isinstance(turn, dict):
         raise errors.invalid(f"'{where}' must be an object.", where, "invalid_type")
     role, content = turn.get("role"), turn.get("content")
@@ -82,9 +80,8 @@ def _add_turn(made: Turns, turn: Any, where: str, *, late_system: bool) -> None:
     elif role == "assistant":
         _add_assistant(made, content, f"{where}.content")
     elif role == "system":
-        has_begun = any(message["role"] != "system" for message in made.messages)
         for text, place in _texts(content, f"{where}.content"):
-            made.text("user" if has_begun and not late_system else "system", text, place)
+            made.text("system", text, place)
     else:
         raise errors.invalid(f"'{where}.role' must be 'user', 'assistant' or 'system'.", f"{where}.role")
 

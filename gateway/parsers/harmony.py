@@ -6,12 +6,13 @@ import re
 
 from gateway.parsers.json_call import decoded
 from gateway.parsers.scan import Scan, Wait
+from gateway.schema.forms import MAX_TOOL_NAME
 
 MESSAGE, START = "<|message|>", "<|start|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
 MARKS = (MESSAGE, *ENDS, "<|channel|>", "<|constrain|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z0-9_-]{1,64})")
+_RECIPIENT = re.compile(rf"to=(?:functions\.)?([A-Za-z0-9_-]{{1,{MAX_TOOL_NAME}}})")
 
 
 def harmony(scan: Scan) -> Wait[None]:

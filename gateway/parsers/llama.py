@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.parsers import json_call
 from gateway.parsers.scan import Scan, Wait, behind
+from gateway.schema.forms import MAX_TOOL_NAME
 
 MARKS = ("<|python_tag|>", "<|python_start|>")
 END = "<|python_end|>"
@@ -97,7 +98,7 @@ def _python_call(scan: Scan) -> Wait[bool]:
 
 def _call(scan: Scan, ends: str, opening: str) -> Wait[bool]:
     """Reads `name(key="value")`, or what else the opening is. The name has none of the characters `ends`."""
-    name = yield from scan.word(ends, most=64)
+    name = yield from scan.word(ends, most=MAX_TOOL_NAME)
     if not scan.takes_name(name) or not (yield from scan.accept(opening)):
         return False
     found = _keywords(f"f({(yield from _balanced(scan))}")

@@ -47,8 +47,6 @@ MAX_WAIT_S = 3_600
 WAIT_SHARE, MAX_PAUSE_S = 1 / 8, 60
 """The time between two tries, as a share of the age, and the longest one."""
 ROUTE = "/v1/responses"
-NUM_WAITING = 2
-"""The number of events of a response that waits for its first run."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ class _Run:
         self._record.asked = self._plan.orders[0].asked(1)
         # The numbers of a run's events follow those of the wait, or of an earlier run that sent more.
         number = self._claim.response.next_number
-        self._writer.go_on(number, is_open=number <= NUM_WAITING)
+        self._writer.go_on(number, is_open=number <= runs.NUM_WAITING)
         group = self._request.app[GENERATION].run(self._plan.orders, self._record)
         self._group = group
         try:

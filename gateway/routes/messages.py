@@ -72,7 +72,7 @@ def reader_of(request: web.Request, model: ServedModel) -> Reader:
         thinks = "always"
     elif syntax.style is not None:
         thinks = "may"
-    return Reader(switches, thinks, template.takes_late_system)
+    return Reader(switches, thinks)
 
 
 async def _told_by_own_names(translated: Translated, work: Callable[[], Awaitable[T]]) -> T:

@@ -13,7 +13,7 @@ from msgspec import Meta
 from gateway.base import errors
 from gateway.schema import parameters
 from gateway.schema.convert import convert, refuse_deep
-from gateway.schema.custom_tools import arguments_of
+from gateway.schema.custom_tools import Name, arguments_of
 from gateway.schema.sampling import Bound, SamplingFields, check_shared
 from gateway.schema.search import check_search
 
@@ -59,12 +59,12 @@ class ChatFields(SamplingFields, frozen=True, kw_only=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Name
     arguments: str
 
 
 class CustomCall(msgspec.Struct, frozen=True):
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: Name
     input: str
 
 

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.base import errors
+from gateway.schema import forms
 from gateway.structured import lark_reader
 from gateway.structured.lark import of_own
 from gateway.structured.regex import RegexError, anywhere
@@ -24,7 +25,8 @@ MAX_LARK_CHARS = 64 * 1024
 """The most characters of all definitions in Lark's syntax together. Each may be several objects while its
 request waits, and workers compile no larger grammar anyway."""
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Name = Annotated[str, Meta(pattern=forms.TOOL_NAME)]
+"""The name of a tool. Where a namespace is put in front, the whole has this form."""
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -12,6 +12,9 @@ AMOUNT = r"^[0-9]{1,12}(\.[0-9]{1,6})?$(?!\n)"
 ABSOLUTE_PATH = "^/"
 SHEET_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$(?!\n)"
 SCHEMA_NAME = r"^[A-Za-z0-9_-]{1,64}$"
+MAX_TOOL_NAME = 128
+"""The longest name of a tool. Clients of MCP servers put the server's name in front."""
+TOOL_NAME = rf"^[A-Za-z0-9_-]{{1,{MAX_TOOL_NAME}}}$(?!\n)"
 EMAIL = r"^[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.-]+$(?!\n)"
 UPSTREAM_NAME = r"^[a-z0-9][a-z0-9_-]{0,62}$(?!\n)"
 PRINTABLE = r"^[!-~]*$(?!\n)"
@@ -24,6 +27,7 @@ WORDS = {
     ABSOLUTE_PATH: "a path that begins with /",
     SHEET_NAME: "letters, digits, '.', '_' and '-', beginning with a letter or digit",
     SCHEMA_NAME: "1 to 64 letters, digits, '_' and '-'",
+    TOOL_NAME: f"1 to {MAX_TOOL_NAME} letters, digits, '_' and '-'",
     EMAIL: "a mail address",
     UPSTREAM_NAME: "1 to 63 small letters, digits, '_' and '-', beginning with a letter or digit",
     PRINTABLE: "ASCII characters without a space",

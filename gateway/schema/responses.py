@@ -115,6 +115,14 @@ class ResponseStreamOptions(msgspec.Struct, frozen=True):
     """This field has no effect: nothing is added to hide lengths."""
 
 
+class CacheOptions(msgspec.Struct, frozen=True):
+    """These fields have no effect: the retention depends on tier and key."""
+
+    mode: Any = None
+    ttl: Any = None
+    comparison_response_id: Any = None
+
+
 class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     input: str | Annotated[list[Any], Meta(max_length=MAX_ITEMS)] | None = None
@@ -156,8 +164,10 @@ PARTS: Mapping[str, type[msgspec.Struct]] = {
     "reasoning": Reasoning,
     "text": TextOptions,
     "stream_options": ResponseStreamOptions,
+    "prompt_cache_options": CacheOptions,
 }
 UNSUPPORTED_INSIDE = {
+    "prompt_cache_options.prewarm": "Every request generates a response, and leaves its prompt in the cache.",
     "reasoning.max_tokens": "Use 'thinking_token_budget' instead.",
     "reasoning.exclude": "The reasoning is an item of its own, which a client may leave out.",
     "reasoning.enabled": "Use 'reasoning.effort' instead.",

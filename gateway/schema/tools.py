@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
 from gateway.base import errors
 from gateway.schema.convert import convert
-from gateway.schema.custom_tools import CustomTool, check_size, parameters_of, rules_of
+from gateway.schema.custom_tools import CustomTool, Name, check_size, parameters_of, rules_of
 from gateway.structured.rules import Rules
 
 MAX_TOOLS = 128
@@ -19,7 +18,6 @@ MAX_BYTES = 512 * 1024
 """The largest size of all tools together, as JSON."""
 MAX_DEPTH = 24
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Mode = Literal["none", "auto", "required", "named"]
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 import json
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -158,14 +159,42 @@ class ChatTemplate:
             return ""
 
     @functools.cached_property
-    def takes_late_system(self) -> bool:
-        """Whether a system message after another message reaches the prompt. Some templates refuse it or drop it."""
-        mark = "late system message"
-        messages = [{"role": "user", "content": "question"}, {"role": "system", "content": mark}]
+    def _late_role(self) -> str:
+        """The role of a system message that follows others: the user's where the template refuses or drops it."""
+        user, assistant, late = _turn("user", "question"), _turn("assistant", "answer"), _turn("system", "late text")
+        is_taken = self._shows([user, late]) and self._shows([user, assistant, late, user])
+        return "system" if is_taken else "user"
+
+    @functools.cached_property
+    def _joined_roles(self) -> frozenset[str]:
+        """The roles of which the template does not take two messages in a row, or drops one of them."""
+        systems, users = ([_turn(role, "first text"), _turn(role, "second text")] for role in ("system", "user"))
+        probes = {"system": [*systems, _turn("user", "question")], "user": users}
+        return frozenset(role for role, probe in probes.items() if not self._shows(probe))
+
+    def _shows(self, messages: list[dict[str, Any]]) -> bool:
+        """Returns whether the content of each of these messages reaches the prompt."""
         try:
-            return mark in self.render(messages)
+            rendered = self.render(messages)
         except TemplateRefused:
             return False
+        return all(message["content"] in rendered for message in messages)
+
+    def in_taken_roles(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns messages with roles in an order that the template takes. A late system message becomes the user's,
+        and neighbours of one role become one message, each only where the template does not take them.
+        """
+        begun = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+        late = [one | {"role": self._late_role} if one["role"] == "system" else one for one in messages[begun:]]
+        made: list[dict[str, Any]] = []
+        for role, neighbours in itertools.groupby([*messages[:begun], *late], key=lambda message: message["role"]):
+            first, *others = neighbours
+            if others and role in self._joined_roles:
+                contents = [message["content"] for message in (first, *others) if message["content"]]
+                made.append(first | {"content": "\n\n".join(contents)})
+            else:
+                made += [first, *others]
+        return made
 
     def render(
         self,
@@ -232,6 +261,10 @@ class ChatTemplate:
                 if _PROBED.search(rendered):
                     return form
         return TurnForm(has_short_ids=has_short_ids)
+
+
+def _turn(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
 
 
 def _probe(form: TurnForm) -> list[dict[str, Any]]:

@@ -111,16 +111,21 @@ class Answer:
     # Endings
 
     def check_whole(self) -> None:
-        """Raises `Broken` for an answer that ended too early, or whose calls cannot be used."""
+        """Raises `Broken` for an answer that ended too early, or whose calls cannot be used. A choice with calls that ends
+        with `stop`, as some providers end a named call, ends with `tool_calls` from then on.
+        """
         if self._ask.endpoint == "embeddings":
             return
         if len(self.finishes) < self._ask.num_choices:
             raise Broken("cut_short")
         for index, calls in self._calls.items():
             finish = self.finishes[index]
-            is_cut = finish == "length" or (finish == "stop" and bool(self._ask.body.get("stop")))
-            if not is_cut and not all(_is_object(call.getvalue()) for call in calls):
+            are_whole = all(_is_object(call.getvalue()) for call in calls)
+            is_cut = finish in ("length", "content_filter") or (finish == "stop" and bool(self._ask.body.get("stop")))
+            if not is_cut and not are_whole:
                 raise Broken("wrong_call")
+            if finish == "stop" and are_whole:
+                self.finishes[index] = "tool_calls"
 
     def judge(self, bound: int) -> Judged:
         if self._ask.endpoint == "embeddings":

@@ -164,6 +164,8 @@ class MessageWriter:
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if piece.finish == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
+        if piece.finish == "content_filter":
+            return {"stop_reason": "refusal", "stop_sequence": None}
         return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
 
     def _told(self, ending: Ending) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from gateway.writers.response_items import Event, ResponseItems, Seal
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 PREFIX = "resp_"
+_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
+"""Finishes that leave a response incomplete, and the reason that it tells."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class ResponseWriter:
 
     def response(self, status: Status, ending: Ending | None = None) -> dict[str, Any]:
         """Returns the Response object with the output so far."""
-        reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        reason = {"reason": _CUT[self._finish]} if status == "incomplete" and self._finish else None
         return {
             "id": self._id,
             "object": "response",
@@ -136,7 +138,7 @@ class ResponseWriter:
 
     @property
     def _status(self) -> Status:
-        return "incomplete" if self._finish == "length" else "completed"
+        return "incomplete" if self._finish in _CUT else "completed"
 
     def _take(self, piece: ChoicePiece) -> list[Event]:
         """Adds a piece. A token's logprob goes out with the next text; those of reasoning and of calls do not."""
@@ -150,7 +152,7 @@ class ResponseWriter:
         events = self._output.push(piece.parts, logprobs)
         if piece.finish is not None:
             self._finish, self._ended_at = piece.finish, int(time.time())
-            events += self._output.end(is_whole=piece.finish != "length")
+            events += self._output.end(is_whole=piece.finish not in _CUT)
         return events
 
     def _number(self, events: list[Event]) -> list[Any]:

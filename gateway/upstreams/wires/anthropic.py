@@ -15,7 +15,7 @@ from gateway.upstreams.wires.wire import Failure, decoded, id_of, number_of, par
 VERSION = "2023-06-01"
 FINISHES = {
     **{"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"},
-    **{"max_tokens": "length", "model_context_window_exceeded": "length"},
+    **{"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"},
 }
 PASSED = frozenset({"messages", "temperature", "top_p", "top_k", "stop", "tools", "tool_choice", "parallel_tool_calls"})
 """The fields of chat that have a word in Messages. Any other is refused."""

@@ -17,7 +17,10 @@ from gateway.upstreams.wires.wire import Failure, decoded, id_of, number_of, obj
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions", "embeddings": "/embeddings"}
 AZURE_VERSION = "2024-10-21"
-FINISHES = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
+FINISHES = {
+    **{"stop": "stop", "length": "length", "content_filter": "content_filter"},
+    **{"tool_calls": "tool_calls", "function_call": "tool_calls"},
+}
 MAX_CALLS = 128
 
 

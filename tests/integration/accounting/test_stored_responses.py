@@ -73,6 +73,18 @@ async def test_a_packet_of_events_that_comes_again_with_more_counts_once(conn, o
     assert await totals(conn, owner) == (1, 37)
 
 
+async def test_a_further_run_begins_without_the_events_of_the_one_before(conn, owner):
+    await stored.insert(conn, response(owner, 0, state="queued", is_background=True, next_number=2))
+    for now_ms in (0, runs.CLAIM_MS):
+        run = await runs.claim(conn, "resp_0000", now_ms)
+        if run.fence == 1:
+            await runs.first_events(conn, run.response, runs.Packet(0, b"12345"))
+        assert await runs.events_after(conn, "resp_0000", -1, 10) == [runs.Packet(0, b"12345")]
+        assert await totals(conn, owner) == (1, 35)
+        await runs.write(conn, run, runs.Packet(run.response.next_number, b"123"), run.response.next_number + 9, now_ms)
+    assert [packet.first_number for packet in await runs.events_after(conn, "resp_0000", -1, 10)] == [0, 11]
+
+
 async def test_the_oldest_leave_a_full_store_and_the_newest_and_running_stay(conn, owner, monkeypatch):
     monkeypatch.setattr(stored, "MAX_RESPONSES", 3)
     monkeypatch.setattr(stored, "MAX_BYTES", 100)

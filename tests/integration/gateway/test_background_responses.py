@@ -225,9 +225,13 @@ async def test_a_run_that_was_lost_is_run_anew_when_it_is_asked_for(slow_gateway
         assert await restarts.look() <= 1, "asking twice runs it once"
         done = await ended(client, made)
         assert done.status == "incomplete"
-        events = [event async for event in await client.responses.retrieve(made.id, stream=True)]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
+        async with client.responses.stream(response_id=made.id) as stream:
+            events = [event async for event in stream]
+    numbers = [event.sequence_number for event in events]
+    assert numbers[2] > 2 and numbers == [0, 1, *range(numbers[2], numbers[2] + len(events) - 2)]
     assert [event.type for event in events].count("response.created") == 2
+    assert [event.type for event in events].count("response.output_item.added") == 1, "of the run that ended"
+    assert events[-1].response.output_text == done.output_text
     async with slow_gateway.app[DATABASE].read() as conn:
         assert await principals.of_run(conn, made.id, 0) is None, "the credential has ended with the response"
     await until(lambda: slow_gateway.app[INTAKE].num_held == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import io
+import re
 from typing import Any
 
 import anthropic
@@ -143,11 +144,14 @@ async def test_an_answer_that_the_operators_bound_cuts_has_not_filled_the_contex
 
 
 async def test_a_prompt_beyond_the_context_is_refused(shared_gateway: RunningGateway) -> None:
-    long: list[MessageParam] = [{"role": "user", "content": "x" * 2048}]
     async with client(shared_gateway) as anthropic_client:
-        with pytest.raises(anthropic.BadRequestError) as raised:
-            await anthropic_client.messages.create(model=MODEL, messages=long, max_tokens=5000)
-    assert "context length" in raised.value.message
+        for num_chars in (2048, 2048 - len("<user: <\nassistant:"), 30_000):
+            long: list[MessageParam] = [{"role": "user", "content": "x" * num_chars}]
+            with pytest.raises(anthropic.BadRequestError) as raised:
+                await anthropic_client.messages.create(model=MODEL, messages=long, max_tokens=5000)
+            message = raised.value.body["error"]["message"]  # type: ignore[index]
+            numbers = re.fullmatch(r"prompt is too long: (at least )?(\d+) tokens > (\d+) maximum", message)
+            assert numbers and int(numbers[2]) > int(numbers[3]) >= 2047
 
 
 async def test_faults_are_told_with_the_callers_names(shared_gateway: RunningGateway) -> None:

@@ -72,6 +72,22 @@ async def test_a_loop_with_two_calls_at_once(client: anthropic.AsyncAnthropic, s
     assert reply.usage.cache_read_input_tokens > 0
 
 
+async def test_a_tool_with_a_name_of_an_mcp_server_is_called_and_told_of(
+    client: anthropic.AsyncAnthropic, says: Any
+) -> None:
+    name = "mcp__plugin_company-internal-tooling_weather-service__get_weather_now"
+    assert len(name) == 69
+    says(PARIS.replace("get_weather", name), "Sun.")
+    fields = FIELDS | {"tools": [WEATHER | {"name": name}]}
+    reply = await client.messages.create(**fields, messages=ASKED)
+    [call] = reply.content
+    assert (reply.stop_reason, call.type, call.name) == ("tool_use", "tool_use", name)
+    result: Any = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "sun"}]}
+    history: Any = [*ASKED, {"role": "assistant", "content": reply.content}, result]
+    again = await client.messages.create(**fields, messages=history)
+    assert again.content[0].text == "Sun."
+
+
 async def test_a_stream_has_the_same_calls(client: anthropic.AsyncAnthropic, says: Any) -> None:
     says(f"Let me look.\n{PARIS}\n{ROME}")
     async with client.messages.stream(**FIELDS, messages=ASKED) as stream:
@@ -114,6 +130,12 @@ async def test_a_bad_schema_is_told_with_the_callers_path(client: anthropic.Asyn
         )
     error: Any = raised.value.body
     assert error["error"]["param"].startswith("tools[0].input_schema")
+
+
+@pytest.mark.parametrize("name", ["a" * 129, "a b", "a\n"])
+async def test_a_name_that_no_tool_may_have_is_told(client: anthropic.AsyncAnthropic, name: str) -> None:
+    with pytest.raises(anthropic.BadRequestError, match="1 to 128 letters, digits, '_' and '-'"):
+        await client.messages.create(**FIELDS | {"tools": [WEATHER | {"name": name}]}, messages=ASKED)
 
 
 async def test_a_named_tool_must_exist(client: anthropic.AsyncAnthropic) -> None:

@@ -61,6 +61,8 @@ async def test_refusals_are_events_and_the_connection_goes_on(gateway: RunningGa
         assert (error["status"], error["error"]["code"]) == (404, "model_not_found")
         (error,) = await turn(socket, previous_response_id="resp_none")
         assert error["error"]["code"] == "previous_response_not_found"
+        (error,) = await turn(socket, prompt_cache_options={"prewarm": True})
+        assert error["error"]["param"] == "prompt_cache_options.prewarm"
         assert (await turn(socket))[0]["type"] == "response.created"
 
 

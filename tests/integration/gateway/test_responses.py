@@ -11,11 +11,12 @@ from typing import Any
 import openai
 import pytest
 import pytest_asyncio
-from byte_model import chat_text
+from byte_model import TEMPLATE, chat_text
 from fakes import VOCAB_SIZE, ScriptedRunner, ScriptedWorker, decode, expected_output
 from gateways import MODEL, RunningGateway, running_gateway, until
 from inline_grammars import InlineGrammars
 from pydantic import BaseModel
+from served import served
 
 from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.idempotency import idempotency
@@ -72,6 +73,25 @@ def greedy(messages: list[Any], max_tokens: int) -> str:
         prompt += [*turn.encode(), 257]
     prompt += turns[-1].encode()
     return decode(expected_output(prompt, SamplingParams(seed=0, temperature=0.0), max_tokens))
+
+
+async def test_codexs_first_turn_reaches_a_template_that_takes_one_system_message(
+    redis_socket: Path, tmp_path: Path
+) -> None:
+    prompts: list[str] = []
+    runner = ScriptedRunner()
+    runner.says = lambda prompt: prompts.append(prompt) or "ok"  # type: ignore[func-returns-value]
+    first = "{{ raise_exception('System message must be at the beginning.') }}"
+    rule = f"{{% if message.role == 'system' and not loop.first %}}{first}{{% endif %}}"
+    template = TEMPLATE.replace("{{ message.role }}", rule + "{{ message.role }}")
+    items: list[Any] = [
+        {"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]}
+        for role, text in (("developer", "<permissions>"), ("user", "# AGENTS.md"), ("user", "Fix it."))
+    ]
+    async with served(tmp_path, redis_socket, runner, template=template) as gateway, gateway.client() as client:
+        answer = await client.responses.create(model=MODEL, instructions="You are Codex.", input=items, store=False)
+    assert answer.output_text == "ok"
+    assert "system: You are Codex.\n\n<permissions>\nuser: # AGENTS.md\nuser: Fix it.\n" in prompts[0]
 
 
 async def test_a_body_is_a_response(shared_gateway: RunningGateway) -> None:
@@ -505,6 +525,10 @@ async def test_a_conversation_is_compacted_and_goes_on(shared_gateway: RunningGa
         assert compacted.usage.output_tokens > 5
         with pytest.raises(openai.BadRequestError) as found:
             await client.responses.compact(model=MODEL)
+        with pytest.raises(openai.BadRequestError, match="prewarm"):
+            await client.responses.compact(
+                model=MODEL, input=turns, extra_body={"prompt_cache_options": {"prewarm": True}}
+            )
         assert found.value.param == "input"
     RUNNER.says = lambda prompt: None
     assert "Is Paris big?\n\nAnd old?" in said[-1]

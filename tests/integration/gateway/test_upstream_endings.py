@@ -55,6 +55,60 @@ async def test_an_answer_under_a_key_is_bought_once(gateway: RunningGateway, pro
     await gateway.balanced()
 
 
+async def asked_everywhere(gateway: RunningGateway, tools: bool = True) -> tuple[Any, Any, Any]:
+    """What chat, Messages and Responses answer."""
+    schema = {"type": "object", "properties": {}}
+    bodies: dict[str, Any] = {
+        "chat/completions": {"messages": WORDS, "max_tokens": 90},
+        "messages": {"messages": WORDS, "max_tokens": 90},
+        "responses": {"input": "Say something.", "max_output_tokens": 90},
+    }
+    if tools:
+        named: dict[str, Any] = {"type": "function", "name": "look"}
+        function = {"type": "function", "function": {"name": "look", "parameters": schema}}
+        bodies["chat/completions"] |= {"tools": [function], "tool_choice": {"type": "function", "function": named}}
+        named_tool = {"type": "tool", "name": "look"}
+        bodies["messages"] |= {"tools": [{"name": "look", "input_schema": schema}], "tool_choice": named_tool}
+        bodies["responses"] |= {"tools": [named | {"parameters": schema, "strict": False}], "tool_choice": named}
+    answers = []
+    async with gateway.session() as session:
+        for path, body in bodies.items():
+            async with session.post(f"/v1/{path}", json=body | {"model": "bought"}) as answer:
+                answers.append(await answer.json())
+                assert answer.status == 200, answers[-1]
+    chat, message, response = answers
+    return chat["choices"][0], message, response
+
+
+@pytest.mark.parametrize("kind", ["openai", "anthropic"])
+async def test_an_answer_that_the_providers_filter_cut_says_so(
+    tmp_path: Path, redis_url: str, provider: Provider, kind: str
+) -> None:
+    upstreams = {"mock": declared(provider, kind=kind)}
+    if kind == "anthropic":
+        del upstreams["mock"]["models"]["vectors"]
+    async with running_gateway(tmp_path / "home", redis_url, upstreams=upstreams) as gateway:
+        await price(gateway, "bought")
+        for calls in ((), [("look", '{"at"')]):
+            provider.scripts = [Script(text="Foxes", calls=calls, finish="content_filter") for _ in range(3)]
+            choice, message, response = await asked_everywhere(gateway, tools=bool(calls))
+            assert choice["finish_reason"] == "content_filter"
+            assert message["stop_reason"] == "refusal"
+            ending = response["status"], response["incomplete_details"], response["output"][-1]["status"]
+            assert ending == ("incomplete", {"reason": "content_filter"}, "incomplete")
+        await gateway.balanced()
+
+
+async def test_a_named_call_that_a_provider_ends_with_stop_is_a_call(
+    gateway: RunningGateway, provider: Provider
+) -> None:
+    provider.scripts = [Script(text="", calls=[("look", '{"at": 1}')], finish="stop") for _ in range(3)]
+    choice, message, response = await asked_everywhere(gateway)
+    assert (choice["finish_reason"], choice["message"]["tool_calls"][0]["function"]["name"]) == ("stop", "look")
+    assert (message["stop_reason"], message["content"][0]["type"]) == ("tool_use", "tool_use")
+    assert (response["status"], response["output"][0]["type"]) == ("completed", "function_call")
+
+
 async def test_a_draining_gateway_cuts_and_what_was_bought_is_known(
     gateway: RunningGateway, provider: Provider
 ) -> None:

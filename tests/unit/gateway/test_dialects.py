@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from gateway.base import errors
+from gateway.generation.models import context_exceeded
 from gateway.http.dialects import anthropic_error, refusal, speaks_anthropic
 from gateway.telemetry.keys import RECORD
 from gateway.telemetry.record import RequestRecord
@@ -60,6 +61,14 @@ def test_every_status_has_a_type(error: errors.ApiError, kind: str) -> None:
 def test_a_spent_budget_is_told_from_a_rate() -> None:
     spent = anthropic_error(errors.ApiError(429, "No.", code="insufficient_quota"), "req_1")
     assert spent["error"]["details"] == {"error_code": "enforced_spend_limit_reached"}
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for() -> None:
+    counted = context_exceeded(100, 120, 5, "messages")
+    assert anthropic_error(counted, "req_1")["error"]["message"] == "prompt is too long: 120 tokens > 99 maximum"
+    assert "maximum context length is 100 tokens" in counted.message
+    unknown = errors.invalid("It does not fit.", None, "context_length_exceeded")
+    assert anthropic_error(unknown, "req_1")["error"]["message"] == "prompt is too long: It does not fit."
 
 
 def test_the_answer_keeps_status_and_headers() -> None:

@@ -200,6 +200,20 @@ def test_the_reasoning_s_ranges_in_channels() -> None:
     assert list(one.reasoning) == [(0, output.index("<|start|>"))]
 
 
+@pytest.mark.parametrize(
+    ("dialect", "output"),
+    [
+        ("harmony", "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{{}}<|call|>"),
+        ("pythonic", "[{}()]"),
+    ],
+)
+def test_the_longest_name_of_a_tool_is_called(dialect: str, output: str) -> None:
+    name = "a" * 128
+    tools = Tools([FunctionTool(name)], "auto", frozenset([name]))
+    parts, _ = parsed(Transcript("", dialect, output.format(name)), (), tools)
+    assert [begin.name for begin, _ in Folded.of(parts).calls] == [name]
+
+
 def test_only_allowed_tools_are_called() -> None:
     tools = Tools(TOOLS.functions, "auto", frozenset({"now"}))
     parts, one = parsed(TRANSCRIPTS[0], (), tools)

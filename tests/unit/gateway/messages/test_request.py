@@ -75,11 +75,9 @@ def test_turns_of_one_role_are_one_message() -> None:
     assert made == [{"role": "user", "content": "a\n\nb"}]
 
 
-def test_a_late_system_turn_stays_where_it_is_or_becomes_a_users_text() -> None:
-    messages = [*HELLO, {"role": "system", "content": "be brief"}]
-    assert [turn["role"] for turn in turns(*messages)] == ["user", "system"]
-    folded = turns(*messages, reader=Reader(late_system=False), system="first")
-    assert folded == [{"role": "system", "content": "first"}, {"role": "user", "content": "hello\n\nbe brief"}]
+def test_a_late_system_turn_stays_where_it_is() -> None:
+    made = turns(*HELLO, {"role": "system", "content": "be brief"}, system="first")
+    assert [turn["role"] for turn in made] == ["system", "user", "system"]
 
 
 def test_an_assistants_turn_keeps_text_thoughts_and_calls() -> None:
@@ -237,6 +235,12 @@ def test_thinking(reader: Reader, thinking: dict[str, Any], wanted: dict[str, An
 )
 def test_thinking_that_a_model_cannot_do(reader: Reader, thinking: dict[str, Any], param: str) -> None:
     assert fault(reader, thinking=thinking).param == param
+
+
+def test_what_anthropics_api_has_and_is_not_offered_is_told_by_its_name() -> None:
+    for body, words in (({"max_tokens": 0}, "no answer"), ({"thinking": {"type": "between_tools"}}, "'between_tools'")):
+        told = fault(**body)
+        assert told.code == "unsupported_parameter" and words in told.message
 
 
 def test_a_budget_of_thoughts_is_a_bound() -> None:

@@ -166,6 +166,11 @@ def test_logprobs_are_asked_for_by_include_or_number() -> None:
         ({"input": "hi", "conversation": "conv_1"}, "conversation", "unsupported_parameter"),
         ({"input": "hi", "max_tokens": 3}, "max_tokens", "unsupported_parameter"),
         ({"input": "hi", "n": 2}, "n", "unsupported_parameter"),
+        (
+            {"input": "hi", "prompt_cache_options": {"prewarm": True}},
+            "prompt_cache_options.prewarm",
+            "unsupported_parameter",
+        ),
         ({"input": "hi", "include": ["everything"]}, "include[0]", "invalid_value"),
         ({"input": "hi", "background": True, "store": False}, "background", "invalid_value"),
         ({"input": "hi", "tools": [{"type": "web_search"}]}, "tools[0].type", "unsupported_parameter"),
@@ -182,6 +187,7 @@ def test_what_cannot_be_honoured_is_named(body: dict[str, Any], param: str, code
 
 def test_what_is_switched_off_is_not_refused() -> None:
     off = {"conversation": None, "n": 1, "moderation": False, "context_management": [], "prompt": {}}
+    off |= {"prompt_cache_options": {"prewarm": False, "ttl": "30m"}}
     assert set(_translated(input="hi", **off).body) == {"model", "messages"}
 
 

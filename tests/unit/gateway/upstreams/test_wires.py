@@ -185,7 +185,7 @@ def anthropic_events(*events):
         ("max_tokens", "length"),
         ("model_context_window_exceeded", "length"),
         ("tool_use", "tool_calls"),
-        ("refusal", "stop"),
+        ("refusal", "content_filter"),
     ],
 )
 def test_a_stop_reason_of_messages_has_a_finish(reason, finish):
