@@ -371,6 +371,22 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
     await assert_books(db)
 
 
+async def test_a_credit_note_refers_to_the_invoice_that_has_the_charge_although_an_earlier_month_closed_last(db):
+    ((tenant, key),) = await tenants_with_keys(db, 1)
+    owner, october = (tenant, key), bounds("2025-09")[1]
+    await settled(db, "req_1", owner, "standard@1", START - 86_400)
+    await close(db, tenant, "2025-08", now_ms=later_ms())
+    await settled(db, "req_late", owner, "standard@1", START - 86_400)
+    await settled(db, "req_2", owner, "own@1", october)
+    has_it = await close(db, tenant, "2025-10", now_ms=later_ms())
+    await settled(db, "req_3", owner, "own@1", END - 86_400)
+    await close(db, tenant, now_ms=later_ms())
+    note, _ = await correct(db, tenant, "credit_note", 1, "k1", "req_late", now_ms=later_ms())
+    async with db.read() as conn:
+        assert (await invoices.get(conn, note.number)).terms.refers_to == has_it.number == "INV-000002"
+    await assert_books(db)
+
+
 async def test_an_adjustment_is_on_the_next_invoice_once(db, tenant):
     request, charge = await a_charge(db)
     await correct(db, tenant, "adjustment", charge, "k1", request, now_ms=END * 1000 + 5)
