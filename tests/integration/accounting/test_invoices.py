@@ -9,14 +9,15 @@ import msgspec
 import pytest
 from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic, tenants_with_keys
 from money import posting, record
-from sqlalchemy import func, select, text
+from sqlalchemy import func, insert, select, text
 
 from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
-from accounting.books import books
+from accounting.books import books, books_billing
 from accounting.limits import spend_limits
 from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
+from accounting.tables.invoice_models import InvoiceLine
 from accounting.tables.models import LedgerEntry, RollupDay
 from accounting.tenants import tenants
 from accounting.values import clock, time_zones
@@ -385,6 +386,51 @@ async def test_a_credit_note_refers_to_the_invoice_that_has_the_charge_although_
     async with db.read() as conn:
         assert (await invoices.get(conn, note.number)).terms.refers_to == has_it.number == "INV-000002"
     await assert_books(db)
+
+
+async def named_by_i9(db, *statements) -> tuple[str, ...]:
+    """What I9 names once the statements are executed, which are undone."""
+    async with db.write() as conn:
+        for statement in statements:
+            await conn.execute(statement)
+        named = (await books_billing.invoice_truth(conn)).failures
+        await conn.rollback()
+    return named
+
+
+def line(number: str, place: int, kind: str, amount: int, credit_id: str | None = None):
+    texts = dict.fromkeys(("model", "tier", "token_class", "price_version", "note"), "")
+    counts = dict.fromkeys(("rate", "num_requests", "quantity"), 0)
+    one = {"number": number, "line_no": 100 + place, "kind": kind, "period": PERIOD, "amount": amount}
+    return insert(InvoiceLine).values(**texts, **counts, **one, credit_id=credit_id)
+
+
+@pytest.mark.parametrize("kind", ["adjustment", "credit_note"])
+async def test_a_correction_that_is_not_what_its_documents_say_is_named(db, tenant, kind):
+    """The documents add up all the same."""
+    request, charge = await a_charge(db)
+    if kind == "credit_note":
+        await close(db, tenant)
+    made, _ = await correct(db, tenant, kind, charge - 1, "k1", request, now_ms=END * 1000 + 5)
+    number = made.number or (await close(db, tenant)).number
+    assert await named_by_i9(db) == ()
+    other = line(number, 1, "usage", -5)
+    assert await named_by_i9(db, line(number, 0, kind, 5, made.id), other) == (made.id,)
+    assert await named_by_i9(db, line(number, 0, kind, charge - 1, made.id), line(number, 1, "usage", 1 - charge)) == (
+        () if kind == "adjustment" else (made.id,)  # an adjustment may wait for its invoice
+    )
+    assert await named_by_i9(db, line(number, 0, kind, 5), other) == (number,)
+
+
+async def test_an_invoice_that_no_grant_paid_although_it_says_so_is_named(db, tenant, monkeypatch):
+    async def use(*_, **__) -> None:
+        pass
+
+    await grant(db, tenant, 500, "k1")
+    monkeypatch.setattr(credits, "use", use)
+    made = await close(db, tenant)
+    assert made.prepaid == 500
+    assert await named_by_i9(db) == (made.number,)
 
 
 async def test_an_adjustment_is_on_the_next_invoice_once(db, tenant):
