@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic, tenants_with_keys
 from money import posting, record
-from sqlalchemy import func, insert, select, text
+from sqlalchemy import event, func, insert, select, text
+from sqlalchemy.engine import Engine
 
 from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
@@ -94,6 +95,26 @@ async def test_a_repeated_close_is_the_same_invoice_and_two_at_once_are_one(db, 
     async with db.read() as conn:
         assert (await invoices.list_invoices(conn, limit=9)).items[0].number == "INV-000001"
         assert await conn.scalar(text("SELECT count(*) FROM invoice")) == 1
+
+
+async def test_a_close_reads_no_more_than_what_was_posted_meanwhile_while_writers_wait(db, tenant):
+    reads = []
+
+    def note(conn, cursor, statement, parameters, context, many) -> None:
+        if "posted_at_ms >= " in statement:
+            reads.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        await close(db, tenant)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    [(statement, parameters)] = reads
+    if db.dialect == "sqlite":  # PostgreSQL reads a table of a few rows as it is
+        async with db.read() as conn:
+            plan = [row[3] for row in await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+        assert "SEARCH ledger_entry USING INDEX ix_ledger_entry_posted_at_ms (posted_at_ms>?)" in plan
+        assert [line for line in plan if "ix_ledger_entry_tenant_id" in line] == []
 
 
 async def test_a_month_of_an_adapter_that_pays_its_bases_price_closes(db):
