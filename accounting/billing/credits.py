@@ -243,7 +243,8 @@ async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, in
 
 
 async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
-    """Return the number of the invoice that has the charge and is not void."""
+    """Return the number of the invoice that has the charge and is not void: the first that was closed after it was posted.
+    An invoice that was issued again has the time of its first close."""
     voided = select(InvoiceTerms.refers_to).where(InvoiceTerms.voids)
     covering = (
         select(Invoice.number)
@@ -254,7 +255,7 @@ async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
             Invoice.cutoff_ms >= wrong["posted_at_ms"],
             Invoice.number.not_in(voided),
         )
-        .order_by(Invoice.until_ms, Invoice.version.desc())
+        .order_by(Invoice.cutoff_ms, Invoice.version.desc())
     )
     return await conn.scalar(covering.limit(1))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, exists, or_, select, union
+from sqlalchemy import ColumnElement, FromClause, exists, or_, select, union
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
@@ -21,7 +21,7 @@ from accounting.database.db import Database
 from accounting.database.paging import Page, newest_first, shaped
 from accounting.events import events, outbox
 from accounting.ledger import ledger, rollups
-from accounting.prices.repricing import Repriced, not_empty
+from accounting.prices.repricing import ENTRIES, Repriced, not_empty, posted_since
 from accounting.tables.invoice_models import Invoice, RollupMonth
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
@@ -83,14 +83,15 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
             return known
         mark_ms = await ledger.last_posting_ms(conn)
         rows = Repriced()
-        open_rows = await _open_rows(conn, tenant_id, end)
+        open_rows = await _open_rows(conn, tenant_id, end, ENTRIES)
         await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms < mark_ms)
     async with database.write() as conn:
         now_ms = await ledger.take_turn(conn, now_ms)
         known = await _known(conn, tenant_id, period)
         if known is not None:
             return known
-        await rows.add(conn, *open_rows, LedgerEntry.posted_at_ms >= mark_ms)
+        posted = posted_since(mark_ms)
+        await rows.add(conn, *await _open_rows(conn, tenant_id, end, posted), among=posted)
         number = await _issue(conn, tenant_id, period, rows, now_ms=now_ms)
         await auth_epoch.record(
             conn,
@@ -195,12 +196,12 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
     return None if number is None else await get(conn, number)
 
 
-async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int) -> list[ColumnElement[bool]]:
+async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int, among: FromClause) -> list[ColumnElement[bool]]:
     """Return the conditions for rows up to `end` that no invoice has. Rows of a month without an invoice are among them,
     and rows of closed months that were posted after the close."""
-    opened, posted = LedgerEntry.opened_at_ms, LedgerEntry.posted_at_ms
-    known = await invoice_lines.is_invoiced(conn, tenant_id, opened, posted)
-    return [LedgerEntry.tenant_id == tenant_id, opened < end * 1000, ~known]
+    opened = among.c.opened_at_ms
+    known = await invoice_lines.is_invoiced(conn, tenant_id, opened, among.c.posted_at_ms)
+    return [among.c.tenant_id == tenant_id, opened < end * 1000, ~known]
 
 
 async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.books import books_billing, books_documents, books_upstreams, equations
 from accounting.books.equations import BooksReport, Equation, EquationResult
-from accounting.ledger.legs import COUNTED, TOKENS
+from accounting.ledger.legs import CHARGES, COUNTED, TOKENS
 from accounting.ledger.rollups import SPANS, differing, table_of
 from accounting.tables.batch_models import Batch, IdempotentReply
 from accounting.tables.billing_models import InvoicePayment, InvoiceTerms
@@ -24,7 +24,7 @@ from accounting.tables.invoice_models import Credit, CreditUse
 from accounting.tables.models import ApiKey, EngineRecordRow, LedgerEntry, LedgerLeg, Tenant
 from accounting.tables.residency_models import ResidencyCharge
 from accounting.values.progress import Told, nobody
-from accounting.values.types import BILLED, CORRECTIONS, OPERATOR_TENANT, RESIDENCY, WITHOUT_REQUEST
+from accounting.values.types import BILLED, CORRECTIONS, OPERATOR_TENANT, RESIDENCY, TOKEN_CLASSES, WITHOUT_REQUEST
 
 MAX_FAILURES = 100
 """Failures that are named per equation: one is enough to stop, a hundred are enough to see a pattern."""
@@ -130,7 +130,8 @@ def _conservation(among: Ids | None = None) -> Statements:
 
 @cache
 def _balance(among: Ids | None = None) -> Statements:
-    """Debits equal credits per unit, and the legs add up to the amounts of their entry."""
+    """Debits equal credits per unit, and the legs add up to the amounts of their entry. What a request owes is on the
+    tenant's account, and its revenue is of the classes that were charged."""
     event = (LedgerLeg.request_id, LedgerLeg.kind, LedgerLeg.attempt)
     unbalanced = select(LedgerLeg.request_id).group_by(*event, LedgerLeg.unit).having(func.sum(LedgerLeg.amount) != 0)
     tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), LedgerEntry.cache_read)
@@ -140,6 +141,7 @@ def _balance(among: Ids | None = None) -> Statements:
         LedgerEntry.attempt,
         func.abs(tokens).label("tokens"),
         func.abs(LedgerEntry.charge).label("money"),
+        *(getattr(LedgerEntry, name).label(name) for name in CHARGES),
     ).where(LedgerEntry.kind.not_in(WITHOUT_REQUEST))
     grants = select(Credit.id, literal("grant"), literal(0), literal(0), Credit.amount).where(Credit.type == "grant")
     uses = select(CreditUse.credit_id, CreditUse.kind, CreditUse.use_no, literal(0), CreditUse.amount)
@@ -156,11 +158,16 @@ def _balance(among: Ids | None = None) -> Statements:
     payments = select(
         InvoicePayment.number, literal("payment"), InvoicePayment.payment_no, literal(0), InvoicePayment.amount
     )
+    of_request = LedgerLeg.kind.not_in(WITHOUT_REQUEST)
+    owed = case((and_(of_request, LedgerLeg.account == "tenant_receivable"), -LedgerLeg.amount), else_=0)
+    revenue = and_(of_request, LedgerLeg.account == "revenue")
     debit = case((LedgerLeg.amount > 0, -LedgerLeg.amount), else_=0)
     booked = select(
         *event,
         case((LedgerLeg.unit == TOKENS, debit), else_=0).label("tokens"),
         case((LedgerLeg.unit != TOKENS, debit), else_=0).label("money"),
+        owed,
+        *(case((and_(revenue, LedgerLeg.token_class == name), LedgerLeg.amount), else_=0) for name in TOKEN_CLASSES),
     )
     if among is not None:
         unbalanced = unbalanced.where(LedgerLeg.request_id.in_(among))
@@ -168,8 +175,9 @@ def _balance(among: Ids | None = None) -> Statements:
         booked = booked.where(LedgerLeg.request_id.in_(among))
     # Money that belongs to no request is left out of a check of single requests.
     money = (grants, uses, kept, taxes, payments) if among is None else ()
-    both = union_all(entries, *money, booked).subquery()
-    unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money"))
+    others = [query.add_columns(*(literal(0) for _ in CHARGES)) for query in money]
+    both = union_all(entries, *others, booked).subquery()
+    unequal = _not_zero(both, ["request_id", "kind", "attempt"], ("tokens", "money", *CHARGES))
     return _statements(_entries(among), unbalanced, unequal)
 
 

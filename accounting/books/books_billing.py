@@ -21,7 +21,7 @@ from accounting.values.types import BILLED, CORRECTIONS
 async def invoice_truth(conn: AsyncConnection) -> EquationResult:
     """Invoices add up and their numbers have no gap. A tenant's invoices together hold exactly the usage of its rows up
     to its closes, with each row priced once more."""
-    failures = [*await _wrong_totals(conn), *await _gaps(conn)]
+    failures = [*await _wrong_totals(conn), *await _wrong_corrections(conn), *await _gaps(conn)]
     num_checked, entry, table = 0, LedgerEntry, ResidencyCharge
     tenant_ids = select(Invoice.tenant_id).where(Invoice.series == invoice_numbers.INVOICE).distinct()
     for tenant_id in (await conn.execute(tenant_ids)).scalars().all():
@@ -96,14 +96,37 @@ async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
             )
         )
     )
+    # Grants pay an invoice once, however often it is issued again.
+    is_first = and_(Invoice.series == invoice_numbers.INVOICE, Invoice.version == 1)
+    used = case((CreditUse.kind == "grant_use", CreditUse.amount), else_=0)
     uses = (
-        select(CreditUse.number)
-        .join(Invoice, Invoice.number == CreditUse.number)
-        .where(CreditUse.kind == "grant_use")
-        .group_by(CreditUse.number, Invoice.prepaid)
-        .having(func.sum(CreditUse.amount) != Invoice.prepaid)
+        select(Invoice.number)
+        .outerjoin(CreditUse, CreditUse.number == Invoice.number)
+        .group_by(Invoice.number, Invoice.series, Invoice.version, Invoice.prepaid)
+        .having(func.coalesce(func.sum(used), 0) != case((is_first, Invoice.prepaid), else_=0))
     )
     return [*(await conn.execute(query)).scalars(), *(await conn.execute(uses)).scalars()]
+
+
+async def _wrong_corrections(conn: AsyncConnection) -> Iterable[str]:
+    """Return the credits of which documents have another amount, and documents with corrections of no credit. An adjustment
+    may wait for its invoice."""
+    is_its = and_(InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == Credit.type)
+    documented = func.coalesce(func.sum(InvoiceLine.amount), 0)
+    differing = (
+        select(Credit.id)
+        .outerjoin(InvoiceLine, is_its)
+        .where(Credit.type.in_(CORRECTIONS))
+        .group_by(Credit.id, Credit.type, Credit.amount)
+        .having(documented != -Credit.amount, or_(documented != 0, Credit.type == "credit_note"))
+    )
+    of_none = (
+        select(InvoiceLine.number)
+        .outerjoin(Credit, is_its)
+        .where(InvoiceLine.kind.in_(CORRECTIONS), Credit.id.is_(None))
+        .distinct()
+    )
+    return [*(await conn.execute(differing)).scalars(), *(await conn.execute(of_none)).scalars()]
 
 
 async def _gaps(conn: AsyncConnection) -> Iterable[str]:

@@ -79,7 +79,7 @@ INVOICE_TRUTH = Equation(
     "I9",
     "invoice truth",
     "Invoices add up, no invoice number is missing, and a tenant's invoices hold what its ledger rows and its charges for"
-    " kept KV cost when they are priced once more.",
+    " kept KV cost when they are priced once more, less what corrections took back and what grants paid.",
 )
 LIMITER_EQUALS_BOOKS = Equation(
     "I13",

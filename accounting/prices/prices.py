@@ -134,10 +134,12 @@ async def assign(
         raise NotFoundError("No such tenant.")
     if await _currencies(conn, tenant_id) - {currency}:
         raise ConflictError("A tenant has one currency.")
-    now = await currency_of_tenant(conn, tenant_id, from_ms)
-    if now != currency and await _has_amounts(conn, tenant_id):
-        raise ConflictError(f"The tenant has budgets, limits or alerts in {now}: delete them first.")
-    await _check_without_gap(conn, tenant_id, currency, from_ms, until_ms, clock.now_ms() if now_ms is None else now_ms)
+    if now_ms is None:
+        now_ms = clock.now_ms()
+    until_then = await currency_of_tenant(conn, tenant_id, max(now_ms, from_ms - 1))
+    if until_then != currency and await _has_amounts(conn, tenant_id):
+        raise ConflictError(f"The tenant has budgets, limits or alerts in {until_then}: delete them first.")
+    await _check_without_gap(conn, tenant_id, currency, from_ms, until_ms, now_ms)
     mine = PriceAssignment.tenant_id == tenant_id
     ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
     overlapping = select(PriceAssignment.__table__).where(
@@ -175,7 +177,7 @@ async def _check_without_gap(
 ) -> None:
     """Raises ConflictError if the tenant would pay in another currency before the interval or after it. Its months could
     not be closed any more."""
-    before = [now_ms, from_ms] if from_ms > now_ms else []
+    before = [now_ms, from_ms - 1] if from_ms > now_ms else []
     after = [] if until_ms is None else [until_ms]
     for at_ms in before + after:
         other = await currency_of_tenant(conn, tenant_id, at_ms)

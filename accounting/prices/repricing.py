@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import CTE, ColumnElement, FromClause, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.prices import pricing
@@ -20,6 +20,7 @@ from accounting.tables.models import LedgerEntry
 from accounting.values.periods import month_start
 from accounting.values.types import BILLED, TOKEN_CLASSES, Charge, Rates, Tier, Usage
 
+ENTRIES: FromClause = LedgerEntry.__table__
 ROWS_AT_ONCE = 2_000
 MAX_WRONG = 20
 COLUMNS = (
@@ -86,8 +87,8 @@ class Repriced:
         self.num_rows = 0
         self._rates = RatesByVersion()
 
-    async def add(self, conn: AsyncConnection, *where: ColumnElement[bool]) -> None:
-        async for row in settled(conn, *where):
+    async def add(self, conn: AsyncConnection, *where: ColumnElement[bool], among: FromClause = ENTRIES) -> None:
+        async for row in settled(conn, *where, among=among):
             rates = await self._rates.of(conn, row.price_version, row.model, row.tier)
             self.num_rows += 1
             priced = None if rates is None else charge_of(row, rates)
@@ -119,9 +120,19 @@ class RatesByVersion:
         return rates_in(self._known[version], model, tier)
 
 
-async def settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> AsyncIterator[Any]:
-    query = select(*(getattr(LedgerEntry, name) for name in COLUMNS))
-    query = query.where(LedgerEntry.kind.in_(BILLED), *where)
+def posted_since(since_ms: int) -> CTE:
+    """Select the entries that were posted from then on. A database finds them by that time, also where it would rather go
+    through the whole history of a tenant that is asked for besides."""
+    query = select(ENTRIES).where(LedgerEntry.posted_at_ms >= since_ms)
+    return query.cte("posted").prefix_with("MATERIALIZED")
+
+
+async def settled(
+    conn: AsyncConnection, *where: ColumnElement[bool], among: FromClause = ENTRIES
+) -> AsyncIterator[Any]:
+    """Yield the billed rows of `among`, to whose columns the conditions belong."""
+    query = select(*(among.c[name] for name in COLUMNS))
+    query = query.where(among.c.kind.in_(BILLED), *where)
     async with conn.stream(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:
         async for row in rows:
             yield row

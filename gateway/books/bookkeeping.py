@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -44,6 +44,8 @@ memory that it once took.
 """
 DAY_PIECE_MS = 3_600_000
 """The length of one checked span of a day that was sealed: most of its rows held when they were posted."""
+CLOSE_AGAIN_MS = 3_600_000
+"""The time after which a month that could not be closed is tried again: each try reads all that it would invoice."""
 ACTOR = "system"
 CLOSE = "close"
 """It stands in place of an equation where a month could not be closed."""
@@ -52,6 +54,14 @@ Span = tuple[int, int]
 """A span of requests: those whose ending was posted in [since, until), in ms."""
 Failure = tuple[str, str]
 """The id of an equation, or `CLOSE`, and the name of the row, bucket, day or month that breaks it."""
+
+
+class Refused(NamedTuple):
+    """A month that could not be closed."""
+
+    period: str
+    tried_ms: int
+    reason: str
 
 
 class Bookkeeping:
@@ -69,6 +79,8 @@ class Bookkeeping:
         self._checked_until_ms = clock.now_ms() - QUIET_MS
         self._suspect: set[Span] = set()
         """The spans that are checked until they hold."""
+        self._refused: dict[str, Refused] = {}
+        """The month of each tenant that could not be closed."""
         self._equations: set[str] = set()
         self.watched: dict[str, Any] | None = None
         """The last round: when it ended (`as_of`, Unix seconds), and the equations that failed. None before the first."""
@@ -151,20 +163,23 @@ class Bookkeeping:
         return [("I8", bucket) for bucket in sealed.wrong_rollups]
 
     async def _close(self, now_ms: int) -> list[Failure]:
-        failures: list[Failure] = []
-        refused: set[str] = set()
+        refused: dict[str, Refused] = {}
         async with self._database.read() as conn:
             due = await invoices.due(conn, month_start(now_ms // 1000 - invoices.LATENESS_S))
         for period, tenant_id in due:
             if tenant_id in refused:  # a tenant's months close in their order
                 continue
+            known = self._refused.get(tenant_id)
+            if known is not None and known.period == period and now_ms < known.tried_ms + CLOSE_AGAIN_MS:
+                refused[tenant_id] = known
+                continue
             try:
                 made = await invoices.close(self._database, tenant_id, period, now_ms=now_ms, actor=ACTOR)
                 logger.info("invoice_closed", extra={"number": made.number})
             except AccountingError as error:
-                refused.add(tenant_id)
-                failures.append((CLOSE, f"{tenant_id} {period}: {error}"))
-        return failures
+                refused[tenant_id] = Refused(period, now_ms, str(error))
+        self._refused = refused
+        return [(CLOSE, f"{tenant_id} {month.period}: {month.reason}") for tenant_id, month in refused.items()]
 
     async def _check(self, since_ms: int, until_ms: int) -> list[Failure]:
         async with self._database.read() as conn:

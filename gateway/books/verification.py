@@ -1,7 +1,8 @@
 """The whole of `verify-books`, for the command and for the route: the ledger's equations, and its journals against it.
 
 It only reads. Requests that still run, or whose journal is not shipped yet, are left out; their slots are named. So are
-requests whose ending came to SQL just now, before the engine's record of them.
+requests whose ending came to SQL just now, before the engine's record of them, and where another machine has gateways,
+requests without an ending that an engine recorded lately: only a journal there knows whether they run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gateway.base.redis_link import RedisLink
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.journal.journal_truth import shipped_whole
 from gateway.journal.journals import gateway_journals
-from gateway.journal.unshipped import unshipped
+from gateway.journal.unshipped import OLD_MS, unshipped
 
 FOR_EVER_MS = 2**62
 RECORD_LATE_MS = 2_000 + CLOCKS_APART_MS
@@ -75,12 +76,16 @@ async def verify(database: Database, state_dir: Path, link: RedisLink, told: Tol
     running = frozenset().union(*(slot.requests for slot in left.values()))
     async with database.read() as conn:
         late = await request_postings.unwitnessed(conn, clock.now_ms() - RECORD_LATE_MS)
-        report = await books.verify(conn, running=running | late, told=told)
+        away = {place.slot for place in await request_postings.journal_offsets(conn)} - journals.keys()
+        young_ms = clock.now_ms() - OLD_MS
+        unended = await request_postings.unended(conn) if away else []
+        young = {one.request_id for one in unended if one.posted_at_ms > young_ms} - running
+        report = await books.verify(conn, running=running | late | young, told=told)
         shipped = await shipped_whole(conn, journals)
         lost = await written_off(conn, 0, FOR_EVER_MS)
     limited = await limiter_equals_books(database, link, journals)
-    slots = sorted(slot for slot, found in left.items() if found.requests)
-    return Verified(BooksReport((*report.equations, limited, shipped)), tuple(slots), lost)
+    slots = {slot for slot, found in left.items() if found.requests} | (away if young else set())
+    return Verified(BooksReport((*report.equations, limited, shipped)), tuple(sorted(slots)), lost)
 
 
 async def _offset(database: Database, slot: int) -> int:

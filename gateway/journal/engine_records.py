@@ -29,36 +29,31 @@ AT_ONCE = 1000
 """Records in one transaction of a restore."""
 
 
-async def post(database: Database, directory: Path, frame: EngineRecords) -> int:
-    """Posts the records of one worker, and returns how many were new. One that SQL will never take is kept in
-    `directory`. Raises SQLAlchemyError, OSError.
+async def post(database: Database, directory: Path, frame: EngineRecords) -> None:
+    """Posts the records of one worker. One that SQL will never take is kept in `directory`. Raises SQLAlchemyError,
+    OSError.
     """
-    num_new = 0
 
     async def post_some(witnesses: Sequence[WitnessRecord]) -> None:
-        nonlocal num_new
         async with database.write() as conn:
-            num_posted = await request_postings.post_engine_records(conn, witnesses)
-        num_new += num_posted
+            await request_postings.post_engine_records(conn, witnesses)
 
     await post_all(
         [_witness(frame.worker, record) for record in frame.records],
         post_some,
         lambda one, failure: bury(directory, msgspec.to_builtins(one), one.seq, failure),
     )
-    return num_new
 
 
-async def post_restored(database: Database, state_dir: Path) -> int:
-    """Posts what the journals of a restored home's workers hold, removes these journals, and returns how many records
-    were new. No worker may run. Raises SQLAlchemyError, OSError.
+async def post_restored(database: Database, state_dir: Path) -> None:
+    """Posts what the journals of a restored home's workers hold, and removes these journals. No worker may run. Raises
+    SQLAlchemyError, OSError.
 
     Requests that neither SQL nor a gateway's journal knows began after the backup. Their records are left out, unless
     SQL names gateways whose journals are not here: such a request may be theirs.
     """
     journals = gateway_journals(state_dir)
     waiting, knows_all = await _waiting(database, journals)
-    num_new = 0
     for worker, directory in sorted(worker_journals(state_dir).items()):
         records = await asyncio.to_thread(_records_of, directory)
         for start in range(0, len(records), AT_ONCE):
@@ -66,10 +61,9 @@ async def post_restored(database: Database, state_dir: Path) -> int:
             if knows_all:
                 ended = await _ended(database, some)
                 some = [record for record in some if record.request_id in waiting or record.request_id in ended]
-            num_new += await post(database, directory, EngineRecords(worker, tuple(some)))
+            await post(database, directory, EngineRecords(worker, tuple(some)))
         for segment in list_segments(directory):
             segment.path.unlink()
-    return num_new
 
 
 async def _waiting(database: Database, journals: Mapping[int, Path]) -> tuple[frozenset[str], bool]:

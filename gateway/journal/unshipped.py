@@ -19,6 +19,10 @@ from workers.protocol.segments import Segment, list_segments
 
 CHUNK_BYTES = 2 * MAX_PAYLOAD_BYTES
 """The size of one read, at least that of the largest record."""
+OLD_MS = 600_000
+"""The age from which engine records count as unended. They wait for their endings no longer than an outage is shipped
+after; younger records are left alone.
+"""
 
 
 @dataclass(frozen=True)

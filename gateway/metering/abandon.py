@@ -20,15 +20,10 @@ from accounting.values import clock
 from accounting.values.types import Posting
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journals import GATEWAY
-from gateway.journal.unshipped import unshipped
+from gateway.journal.unshipped import OLD_MS, unshipped
 from gateway.limiter.redis_keys import open_key
 from gateway.metering.metering import metering
 from workers.protocol.segments import list_segments
-
-OLD_MS = 600_000
-"""The age from which engine records count as unended. They wait for their endings no longer than an outage is shipped
-after; younger records are left alone.
-"""
 
 
 class JournalThere(Exception):

@@ -35,7 +35,9 @@ from gateway.metering.settlement import decide, unstored
 log = logging.getLogger(__name__)
 
 REPEATS_S = (0.0, *[1.0] * 30)
-"""The waits after each time that neither the journal nor SQL took an ending."""
+"""The waits after each time that neither the journal nor SQL took an ending, while its client waits."""
+LATE_EVERY_S = 5.0
+"""The wait before each later try."""
 
 T = TypeVar("T")
 
@@ -92,6 +94,7 @@ class Admission:
         self._backlog = backlog
         self._subjects = Subjects()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_ending = False
 
     async def admit(self, ask: AdmissionRequest, root: str) -> Admitted:
         """Admits a request for a worker with this root. If it raises ApiError (429, 503) or is cancelled, it leaves
@@ -130,7 +133,8 @@ class Admission:
         return await asyncio.shield(self._task(work))
 
     async def drain(self) -> None:
-        """Waits until every ending that began is written."""
+        """Waits until every ending that began is written. What nothing takes is left to the next start."""
+        self._is_ending = True
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -147,6 +151,17 @@ class Admission:
             await self.journal.revive()
             await asyncio.sleep(wait_s)
         await self._record(posting)
+
+    async def record_late(self, posting: Posting) -> bool:
+        """Repeats an ending that `record` gave up. Returns False if nothing has taken it when the gateway ends."""
+        while True:
+            await asyncio.sleep(LATE_EVERY_S)
+            try:
+                await self._record(posting)
+                return True
+            except (SQLAlchemyError, OSError):
+                if self._is_ending:
+                    return False
 
     async def _record(self, posting: Posting) -> None:
         try:
@@ -384,15 +399,19 @@ class Admitted:
         self._has_ended = True
 
     async def _record(self, posting: Posting) -> Settled:
-        admission, is_written = self._admission, True
+        then = self._give_back
         try:
-            await admission.record(posting)
-        except (SQLAlchemyError, OSError):  # no ledger has the charge
-            is_written = False
+            await self._admission.record(posting)
+        except (SQLAlchemyError, OSError):  # a ledger may get the charge all the same: the reservation is held
+            then = self._record_late
             raise
         finally:
-            admission.detach(self._give_back(posting) if is_written else admission.limiter.release(self._holder))
+            self._admission.detach(then(posting))
         return Settled.of(posting)
+
+    async def _record_late(self, posting: Posting) -> None:
+        if await self._admission.record_late(posting):
+            await self._give_back(posting)
 
     async def _give_back(self, posting: Posting) -> None:
         billed, limiter = posting.usage, self._admission.limiter

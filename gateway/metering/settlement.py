@@ -59,14 +59,14 @@ def decide(outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: in
 
 def _client_gone(usage: Usage, engine_final: bool, max_output: int | None) -> Ending:
     """A client that left pays for what was computed for it. If the worker was lost, it pays for what had reached the
-    gateway.
+    gateway, up to the bound.
     """
+    if max_output is not None and usage.output > max_output:
+        usage = msgspec.structs.replace(usage, output=max_output)
     if not engine_final:
         if usage.output == 0:
             return Ending("void", "client_gone", Usage(), "worker_crash")
         return Ending("settle", "client_gone", usage, "worker_crash")
-    if max_output is not None and usage.output > max_output:
-        usage = msgspec.structs.replace(usage, output=max_output)
     if usage.total == 0:
         return Ending("void", "client_gone", Usage(), "late_abort")
     return Ending("settle", "client_gone", usage, "late_abort")

@@ -45,7 +45,6 @@ class EngineRecord(Frame, frozen=True):
     tenant: str
     root: str
     usage: TokenUsage
-    lease_bound: int = 0
     reason: str = ""
 
 

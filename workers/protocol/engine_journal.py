@@ -23,7 +23,6 @@ class Begun(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     tenant: str
     root: str
-    lease_bound: int
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
@@ -35,7 +34,6 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
     uncached: int
     output: int
     recomputed: int
-    lease_bound: int
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -86,13 +84,12 @@ class Replay:
     def crashed(self, number: int, seq: int) -> EngineRecord:
         """Returns the record that ends an open attempt whose process is gone: its last counts are its ending."""
         begun, counts = self.open[number], self.counts.get(number)
-        usage, bound = TokenUsage(), begun.lease_bound
+        usage = TokenUsage()
         if counts is not None:
             usage = TokenUsage(
                 counts.cache_read, counts.cache_write, counts.uncached, counts.output, 0, counts.recomputed
             )
-            bound = counts.lease_bound
-        return EngineRecord(seq, begun.request_id, begun.attempt, begun.tenant, begun.root, usage, bound, CRASH_REASON)
+        return EngineRecord(seq, begun.request_id, begun.attempt, begun.tenant, begun.root, usage, CRASH_REASON)
 
 
 def replay(left: Left) -> Replay:

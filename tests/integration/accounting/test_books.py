@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from money import RATES, posting, record
+from money import RATES, legs, posting, record
 from sqlalchemy import insert, text
 
 from accounting.access import api_keys
@@ -49,6 +49,7 @@ async def entry(conn, **changes):
         **changes,
     }
     await conn.execute(insert(LedgerEntry).values(**values))
+    return values
 
 
 async def test_honest_books_verify_and_say_how_much_they_checked(conn):
@@ -106,6 +107,19 @@ async def test_legs_that_balance_but_disagree_with_their_entry_are_named(conn):
     await conn.execute(insert(LedgerLeg).values(**leg, account="x", amount=-1))
     await conn.execute(insert(LedgerLeg).values(**leg, account="y", amount=1))
     assert await failures(conn) == {"I2": ("req_1",)}
+
+
+@pytest.mark.parametrize(
+    ("column", "moves"),
+    [("account", {"tenant_receivable": "cash"}), ("token_class", {"output": "uncached", "uncached": "output"})],
+)
+async def test_money_on_another_account_or_of_another_class_than_its_entry_says_is_named(conn, column, moves):
+    """It balances, and it is the right sum."""
+    right = list(legs(await entry(conn)))
+    wrong = [{**leg, column: moves.get(leg[column], leg[column])} if leg["unit"] != "tokens" else leg for leg in right]
+    assert wrong != right
+    await conn.execute(insert(LedgerLeg), wrong)
+    assert (await failures(conn))["I2"] == ("req_bad",)
 
 
 async def test_an_entry_without_legs_rollup_or_record_is_named(conn):

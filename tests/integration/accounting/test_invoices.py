@@ -9,14 +9,16 @@ import msgspec
 import pytest
 from billing_world import CLOSED_MS, END, PERIOD, START, USAGE, month_of_traffic, tenants_with_keys
 from money import posting, record
-from sqlalchemy import func, select, text
+from sqlalchemy import event, func, insert, select, text
+from sqlalchemy.engine import Engine
 
 from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
-from accounting.books import books
+from accounting.books import books, books_billing
 from accounting.limits import spend_limits
 from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
+from accounting.tables.invoice_models import InvoiceLine
 from accounting.tables.models import LedgerEntry, RollupDay
 from accounting.tenants import tenants
 from accounting.values import clock, time_zones
@@ -93,6 +95,26 @@ async def test_a_repeated_close_is_the_same_invoice_and_two_at_once_are_one(db, 
     async with db.read() as conn:
         assert (await invoices.list_invoices(conn, limit=9)).items[0].number == "INV-000001"
         assert await conn.scalar(text("SELECT count(*) FROM invoice")) == 1
+
+
+async def test_a_close_reads_no_more_than_what_was_posted_meanwhile_while_writers_wait(db, tenant):
+    reads = []
+
+    def note(conn, cursor, statement, parameters, context, many) -> None:
+        if "posted_at_ms >= " in statement:
+            reads.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        await close(db, tenant)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    [(statement, parameters)] = reads
+    if db.dialect == "sqlite":  # PostgreSQL reads a table of a few rows as it is
+        async with db.read() as conn:
+            plan = [row[3] for row in await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+        assert "SEARCH ledger_entry USING INDEX ix_ledger_entry_posted_at_ms (posted_at_ms>?)" in plan
+        assert [line for line in plan if "ix_ledger_entry_tenant_id" in line] == []
 
 
 async def test_a_month_of_an_adapter_that_pays_its_bases_price_closes(db):
@@ -369,6 +391,67 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
         after = await invoices.get(conn, invoice.number)
         assert msgspec.structs.replace(after, standing=invoice.standing) == invoice
     await assert_books(db)
+
+
+async def test_a_credit_note_refers_to_the_invoice_that_has_the_charge_although_an_earlier_month_closed_last(db):
+    ((tenant, key),) = await tenants_with_keys(db, 1)
+    owner, october = (tenant, key), bounds("2025-09")[1]
+    await settled(db, "req_1", owner, "standard@1", START - 86_400)
+    await close(db, tenant, "2025-08", now_ms=later_ms())
+    await settled(db, "req_late", owner, "standard@1", START - 86_400)
+    await settled(db, "req_2", owner, "own@1", october)
+    has_it = await close(db, tenant, "2025-10", now_ms=later_ms())
+    await settled(db, "req_3", owner, "own@1", END - 86_400)
+    await close(db, tenant, now_ms=later_ms())
+    note, _ = await correct(db, tenant, "credit_note", 1, "k1", "req_late", now_ms=later_ms())
+    async with db.read() as conn:
+        assert (await invoices.get(conn, note.number)).terms.refers_to == has_it.number == "INV-000002"
+    await assert_books(db)
+
+
+async def named_by_i9(db, *statements) -> tuple[str, ...]:
+    """What I9 names once the statements are executed, which are undone."""
+    async with db.write() as conn:
+        for statement in statements:
+            await conn.execute(statement)
+        named = (await books_billing.invoice_truth(conn)).failures
+        await conn.rollback()
+    return named
+
+
+def line(number: str, place: int, kind: str, amount: int, credit_id: str | None = None):
+    texts = dict.fromkeys(("model", "tier", "token_class", "price_version", "note"), "")
+    counts = dict.fromkeys(("rate", "num_requests", "quantity"), 0)
+    one = {"number": number, "line_no": 100 + place, "kind": kind, "period": PERIOD, "amount": amount}
+    return insert(InvoiceLine).values(**texts, **counts, **one, credit_id=credit_id)
+
+
+@pytest.mark.parametrize("kind", ["adjustment", "credit_note"])
+async def test_a_correction_that_is_not_what_its_documents_say_is_named(db, tenant, kind):
+    """The documents add up all the same."""
+    request, charge = await a_charge(db)
+    if kind == "credit_note":
+        await close(db, tenant)
+    made, _ = await correct(db, tenant, kind, charge - 1, "k1", request, now_ms=END * 1000 + 5)
+    number = made.number or (await close(db, tenant)).number
+    assert await named_by_i9(db) == ()
+    other = line(number, 1, "usage", -5)
+    assert await named_by_i9(db, line(number, 0, kind, 5, made.id), other) == (made.id,)
+    assert await named_by_i9(db, line(number, 0, kind, charge - 1, made.id), line(number, 1, "usage", 1 - charge)) == (
+        () if kind == "adjustment" else (made.id,)  # an adjustment may wait for its invoice
+    )
+    assert await named_by_i9(db, line(number, 0, kind, 5), other) == (number,)
+
+
+async def test_an_invoice_that_no_grant_paid_although_it_says_so_is_named(db, tenant, monkeypatch):
+    async def use(*_, **__) -> None:
+        pass
+
+    await grant(db, tenant, 500, "k1")
+    monkeypatch.setattr(credits, "use", use)
+    made = await close(db, tenant)
+    assert made.prepaid == 500
+    assert await named_by_i9(db) == (made.number,)
 
 
 async def test_an_adjustment_is_on_the_next_invoice_once(db, tenant):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from money import RATES
 from msgspec.structs import replace
+from sqlalchemy import insert
 
 from accounting.billing import credits
 from accounting.billing.credits import NewCredit
@@ -10,6 +11,7 @@ from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import bootstrap
 from accounting.limits import spend_limits
 from accounting.prices import prices
+from accounting.tables.models import PriceAssignment
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.types import Price, Rates
@@ -124,6 +126,19 @@ async def test_a_tenant_goes_from_one_sheet_of_its_currency_to_the_next_at_a_lat
     await prices.assign(conn, tenant, "euro", 1000, now_ms=1000)
     assert await prices.assign(conn, tenant, "dearer", 5000, now_ms=1000)
     assert [await prices.currency_of_tenant(conn, tenant, at) for at in (1000, 4999, 5000)] == ["EUR"] * 3
+
+
+async def test_a_tenant_whose_sheet_has_an_end_goes_on_in_its_currency(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    for name in ("euro", "dearer"):
+        await prices.create_sheet(conn, name, "eur", 0)
+    ends = {"tenant_id": tenant, "sheet_id": "euro", "from_ms": 0, "until_ms": 5000}
+    await conn.execute(insert(PriceAssignment).values(**ends))
+    await spend_limits.put(conn, tenant, 10_000_000, now_ms=1000, actor="test")
+    with pytest.raises(ConflictError, match="in USD"):
+        await prices.assign(conn, tenant, "dearer", 5001, now_ms=1000)
+    assert await prices.assign(conn, tenant, "dearer", 5000, now_ms=1000)
+    assert await prices.currency_of_tenant(conn, tenant, 5000) == "EUR"
 
 
 async def test_a_grant_is_in_the_currency_that_its_tenant_pays_in(conn):

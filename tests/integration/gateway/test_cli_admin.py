@@ -157,7 +157,10 @@ async def test_clean_books_verify_and_broken_ones_exit_with_the_requests_name(ga
     told = {(e["id"], e["name"], e["meaning"], e["documented_in"]) for e in report["equations"]}
     assert told == {(e.id, e.name, e.meaning, DOCUMENTED_IN) for e in EQUATIONS}
     async with gateway.app[DATABASE].write() as conn:
-        await request_postings.post_engine_records(conn, [record("req_2", tenant_id=gateway.keys.tenant_id)])
+        ((key_id, tenant_id),) = await gateway.sql("SELECT key_id, tenant_id FROM ledger_entry WHERE kind = 'settle'")
+        billed = posting("req_2", Usage(0, 0, 0, 5), tenant_id=tenant_id, key_id=key_id)
+        await request_postings.post(conn, 9, 2, [billed])
+        await request_postings.post_engine_records(conn, [record("req_2", Usage(0, 0, 0, 4), tenant_id=tenant_id)])
     status, output = await headgate(gateway, "verify-books")
     assert status == 1
     assert "conservation         FAILED" in output

@@ -24,10 +24,10 @@ from gateway.books.verification import RECORD_LATE_MS, verify
 from gateway.cli.main import main
 from gateway.cli.preparation import Preparation
 from gateway.journal.journal import open_journal
+from gateway.journal.unshipped import OLD_MS
 from gateway.limiter.limits import Limiter, limiter_link
 from gateway.limiter.redis_keys import open_key
 from gateway.limiter.rules import LimitSubject
-from gateway.metering.abandon import OLD_MS
 from gateway.metering.metering import METERING
 from workers.protocol.journal import segment_name
 
@@ -245,6 +245,25 @@ async def test_an_ending_waits_seconds_for_its_engine_record(gateway, monkeypatc
     async with gateway.app[DATABASE].write() as conn:
         await request_postings.post_engine_records(conn, [record("req_late", usage, tenant_id=tenant)])
     assert await verified() == before
+
+
+async def test_what_a_gateway_of_another_machine_has_not_shipped_yet_breaks_no_equation(gateway, monkeypatch):
+    database, link = gateway.app[DATABASE], gateway.app[METERING].link
+    running = record("req_elsewhere", Usage(0, 0, 5, 2), tenant_id=gateway.keys.tenant_id)
+
+    async def verified():
+        return await verify(database, gateway.settings.journals_dir, link)
+
+    async with database.write() as conn:
+        await request_postings.post(conn, 1, 1, [])
+    assert (await verified()).unreplayed == ()
+    async with database.write() as conn:
+        await request_postings.post_engine_records(conn, [running])
+    found = await verified()
+    assert (found.report.ok, found.unreplayed) == (True, (1,))
+    now_ms = clock.now_ms() + OLD_MS
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+    assert {one.id for one in (await verified()).report.equations if not one.ok} == {"I1", "I4"}
 
 
 async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headgate):

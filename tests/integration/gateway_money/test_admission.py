@@ -308,19 +308,49 @@ async def test_an_ending_that_journal_and_sql_refuse_is_written_when_one_of_them
     assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 105
 
 
-async def test_an_ending_that_nothing_ever_takes_keeps_no_charge_in_the_limiter(
-    metered: Metering, ask, monkeypatch
-) -> None:
+async def tokens_used(metered: Metering) -> int:
+    return int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum"))
+
+
+async def untaken(metered: Metering, ask, monkeypatch) -> Refusing:
+    """A request of 105 tokens whose ending was taken by nothing in the time that its client waits."""
     monkeypatch.setattr("gateway.metering.admission.REPEATS_S", (0.0,))
+    monkeypatch.setattr("gateway.metering.admission.LATE_EVERY_S", 0.01)
     refusing = Refusing(metered, monkeypatch)
     admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
     refusing.num_syncs = refusing.num_transactions = 1 << 30
     with pytest.raises(OperationalError):
         await admitted.settle("ok", Usage(0, 0, 100, 5), True)
+    await asyncio.sleep(0.1)
+    assert metered.limiter.num_held == 1
+    assert await tokens_used(metered) >= 105
+    return refusing
+
+
+async def test_an_ending_that_nothing_took_in_time_is_held_until_a_ledger_has_it(
+    metered: Metering, sqlite_books, ask, monkeypatch
+) -> None:
+    """Its reservation was given back, and a charge that a ledger got later was missing in the limiter."""
+    refusing = await untaken(metered, ask, monkeypatch)
     refusing.num_syncs = refusing.num_transactions = 0
     await metered.admission.drain()
-    assert metered.limiter.num_held == 0
-    assert int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum")) == 0
+    [row] = await posted(sqlite_books, 1)
+    assert (row.kind, row.charge) == ("settle", 450)
+    assert (metered.limiter.num_held, await tokens_used(metered)) == (0, 105)
+
+
+async def test_an_ending_that_nothing_takes_until_the_gateway_ends_is_left_to_the_next_start(
+    sqlite_books, redis_url: str, ask, monkeypatch, tmp_path: Path
+) -> None:
+    async with running(sqlite_books, redis_url, tmp_path / "journal") as metered:
+        refusing = await untaken(metered, ask, monkeypatch)
+        await metered.admission.drain()
+        assert metered.limiter.num_held == 1
+        refusing.num_syncs = refusing.num_transactions = 0
+    async with running(sqlite_books, redis_url, tmp_path / "journal") as metered:
+        [row] = await posted(sqlite_books, 1)
+        assert (metered.limiter.num_held, metered.limiter.num_owed) == (0, 0)
+        assert await tokens_used(metered) == (105 if row.kind == "settle" else 0)
 
 
 async def test_a_request_that_never_reached_redis_owes_it_no_ending(metered: Metering, ask) -> None:

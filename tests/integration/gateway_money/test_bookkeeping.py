@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from sqlalchemy import insert, text
 
+from accounting.billing import invoices
 from accounting.books import day_hashes
 from accounting.books.books import any_ended, verify_ended
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
@@ -189,6 +190,24 @@ async def test_a_month_that_cannot_be_closed_stops_no_other_tenant_and_is_no_bro
         assert list((await conn.execute(text("SELECT tenant_id FROM invoice"))).scalars()) == [closed]
     assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1, refused
     assert registry.get_sample_value("headgate_books_failures", {"equation": "I9"}) is None
+
+
+async def test_a_month_that_was_refused_is_tried_again_after_an_hour(books, registry, monkeypatch):
+    await used(books, 0, cost=1)
+    tried, close = [], invoices.close
+
+    async def noted(*arguments, now_ms, **rest):
+        tried.append(now_ms)
+        return await close(*arguments, now_ms=now_ms, **rest)
+
+    monkeypatch.setattr(invoices, "close", noted)
+    keeper = Bookkeeping(books, registry, closes=True)
+    start_ms = NOON_MS + 100 * DAY_MS
+    keeper._checked_until_ms = start_ms - QUIET_MS
+    for after_ms in (0, 60_000, 3_599_999, 3_600_000):
+        await keeper.once(start_ms + after_ms)
+        assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1
+    assert tried == [start_ms, start_ms + 3_600_000]
 
 
 async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(books, keeper):

@@ -61,6 +61,11 @@ def test_a_client_that_left_does_not_pay_beyond_the_abort_bound() -> None:
     assert decide("client_gone", FULL, engine_final=True, max_output=40).billed == FULL
 
 
+def test_a_client_that_left_before_its_worker_was_lost_does_not_pay_beyond_the_bound_either() -> None:
+    ending = decide("client_gone", Usage(0, 0, 10, 200), engine_final=False, max_output=11)
+    assert (ending.kind, ending.billed, ending.write_off) == ("settle", Usage(0, 0, 10, 11), "worker_crash")
+
+
 @pytest.mark.parametrize("outcome", sorted(FREE))
 @pytest.mark.parametrize("usage", [NOTHING, PROMPT, FULL])
 @pytest.mark.parametrize("engine_final", [True, False])

@@ -11,14 +11,16 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.journal import journal_records
 from gateway.journal.journal import open_journal
 from gateway.journal.reader import Reader
 from workers.engine.journal.journal import EngineJournal
-from workers.protocol.engine_journal import CRASH_REASON
-from workers.protocol.journal import Kind, segment_name
+from workers.protocol.counts import EngineRecord, TokenUsage
+from workers.protocol.engine_journal import CRASH_REASON, Replay
+from workers.protocol.journal import Kind, Record, segment_name
 from workers.protocol.segments import list_segments, recover
 
 OLD = Path(__file__).parents[2] / "old_journals"
@@ -130,6 +132,18 @@ def test_an_old_workers_journal_gives_the_records_that_nobody_acknowledged(
         ended = {name: record for name, record in found.items() if record.reason == CRASH_REASON}
         assert {name: record.usage.output for name, record in ended.items()} == crashed
         assert all(record.seq >= NEXT_SEQ["engine"] for record in ended.values())
+
+
+def test_an_old_engine_record_has_a_lease_bound_that_nobody_reads() -> None:
+    """It stands before the reason in a frame, and at the end of what a journal says of an attempt's beginning and counts."""
+    record = {"seq": 1, "request_id": "r", "attempt": 0, "tenant": "t", "root": "x", "usage": {"output": 2}}
+    old = msgspec.msgpack.encode({**record, "lease_bound": 64, "reason": "length"})
+    read = msgspec.msgpack.decode(old, type=EngineRecord)
+    assert (read.usage, read.reason) == (TokenUsage(output=2), "length")
+    begun = msgspec.msgpack.encode([1, "r", 0, "t", "x", 64])
+    counts = msgspec.msgpack.encode([[1, 5, 6, 7, 8, 9, 64]])
+    state = Replay([Record(Kind.BEGUN, 1, begun), Record(Kind.COUNTS, 2, counts)])
+    assert state.crashed(1, 3) == EngineRecord(3, "r", 0, "t", "x", TokenUsage(5, 6, 7, 8, 0, 9), CRASH_REASON)
 
 
 @pytest.mark.parametrize("name", ["gateway", "engine"])

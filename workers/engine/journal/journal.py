@@ -97,9 +97,7 @@ class EngineJournal:
 
     def begin(self, attempt: Attempt) -> None:
         message = attempt.message
-        begun = Begun(
-            self._next_number, message.request_id, message.attempt, message.tenant, self._root, message.lease_bound
-        )
+        begun = Begun(self._next_number, message.request_id, message.attempt, message.tenant, self._root)
         self._next_number += 1
         self._numbers[attempt.serial] = begun.number
         self._append(Kind.BEGUN, begun)
@@ -126,7 +124,6 @@ class EngineJournal:
             message.tenant,
             self._root,
             attempt.usage,
-            attempt.lease.bound,
             attempt.end_reason,
         )
         self._end(number, record)
@@ -225,11 +222,5 @@ class EngineJournal:
 def _counts(number: int, attempt: Attempt) -> Counts:
     prompt = attempt.account.counts
     return Counts(
-        number,
-        prompt.cache_read,
-        prompt.cache_write,
-        prompt.uncached,
-        attempt.num_output,
-        attempt.num_recomputed,
-        attempt.lease.bound,
+        number, prompt.cache_read, prompt.cache_write, prompt.uncached, attempt.num_output, attempt.num_recomputed
     )
