@@ -20,7 +20,7 @@ class InlineGrammars:
     def ask(self, key: Key, text: str) -> Compiled | None:
         outcome = self.kept.get(key)
         if isinstance(outcome, GrammarError):
-            raise outcome
+            raise GrammarError(str(outcome))
         if outcome is None:
             self._asked.setdefault(key, [text, self.num_rounds])
         return outcome

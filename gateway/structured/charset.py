@@ -37,7 +37,7 @@ def without(ranges: Ranges, taken: Ranges) -> Ranges:
 
 
 def common(one: Ranges, other: Ranges) -> Ranges:
-    return without(one, without(ALL, other))
+    return without(one, without(((0, 0x10FFFF),), other))
 
 
 def chars(text: str) -> Ranges:

@@ -18,6 +18,7 @@ from gateway.structured.rules import (
     RulesError,
     Sequence,
     either,
+    endless,
     refs,
     sequence,
 )
@@ -40,7 +41,8 @@ _LAST = 0x10FFFF
 
 
 def read(text: str) -> Rules:
-    """Parses the text into rules, one of which is `root`. Raises `RulesError`, also for a name that has no rule."""
+    """Parses the text into rules, one of which is `root`. Raises `RulesError`, also for a name that has no rule
+    and for a rule that has no text."""
     rules = dict(_Reader(text).rules())
     if "root" not in rules:
         raise RulesError("there is no rule root")
@@ -48,6 +50,8 @@ def read(text: str) -> Rules:
         for name in refs(body):
             if name not in rules:
                 raise RulesError(f"there is no rule {name}")
+    if (without_end := endless(rules)) is not None:
+        raise RulesError(f"the rule {without_end} has no text that ends")
     return rules
 
 
@@ -138,6 +142,8 @@ def _code(match: re.Match[str]) -> int:
         code = int(next(number for number in numbers if number), 16)
         if code > _LAST:
             raise RulesError(f"the escape {match[0]} is not a character")
+        if 0xD800 <= code <= 0xDFFF:
+            raise RulesError("a surrogate is not a character")
         return code
     if escaped in _ITSELF:
         return ord(escaped)

@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from gateway.structured.charset import Ranges, in_json, one_of
-from gateway.structured.rules import Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
+from gateway.structured.rules import LARK_ROOT, Chars, Either, Node, Ref, Repeat, Rules, Sequence, refs
 
 _DEPTH = 8
 """Largest depth of parentheses in a rule. A deeper part gets its own rule, because the library bounds the
@@ -47,24 +47,24 @@ def of_expression(expression: str) -> str:
 
 def of_rules(rules: Rules) -> str:
     """Writes the rules that `root` leads to. It needs as many stack frames as nodes are nested."""
-    writer = _written(rules, "", one_of)
+    writer = _written(rules, "root", "", one_of)
     return "\n".join((f"start: {writer.names['root']}", *writer.lines, ""))
 
 
 def of_own(rules: Rules, prefix: str) -> tuple[str, list[str]]:
-    """Writes rules of texts as they stand in a string of JSON, under names that begin with `prefix`, which is in small
-    letters. Returns the name of the first rule, and the rules. Raises `ValueError` for a character that cannot stand
-    there.
+    """Writes the rules that `LARK_ROOT` leads to, of texts as they stand in a string of JSON, under names that begin
+    with `prefix`, which is in small letters. Returns the name of the first rule, and the rules. Raises `ValueError` for
+    a character that cannot stand there.
 
     Each terminal is one character or its escape: longer ones would be split before it is known whether a backslash goes
     on with them or begins the next.
     """
-    writer = _written(rules, prefix, in_json)
-    return writer.names["root"], writer.lines
+    writer = _written(rules, LARK_ROOT, prefix, in_json)
+    return writer.names[LARK_ROOT], writer.lines
 
 
-def _written(rules: Rules, prefix: str, one_of: Callable[[Ranges], str]) -> _Writer:
-    used = reached(rules, "root")
+def _written(rules: Rules, root: str, prefix: str, one_of: Callable[[Ranges], str]) -> _Writer:
+    used = reached(rules, root)
     writer = _Writer(f"{prefix}r" if _has_cycle(rules, used) else f"{prefix.upper()}R", one_of)
     for name in used:
         writer.names[name] = writer.new_name()

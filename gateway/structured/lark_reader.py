@@ -18,6 +18,7 @@ from gateway.structured import charset, terminal
 from gateway.structured.lexemes import Lexeme, Lexemes, split
 from gateway.structured.regex import RegexError
 from gateway.structured.rules import (
+    LARK_ROOT,
     REPEATS,
     Chars,
     Either,
@@ -51,7 +52,7 @@ _LEXEME = re.compile(
     r"|(?P<mark>[|()\[\]*+?~:.,!])"
 )
 
-_IGNORED, _ROOT = "%ignore", "root"
+_IGNORED = "%ignore"
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class _Reader:
 
 
 def read(text: str) -> Rules:
-    """Reads a grammar into rules of characters, one of which is `root`. Raises `RulesError`."""
+    """Reads a grammar into rules of characters, one of which is `LARK_ROOT`. Raises `RulesError`."""
     grammar = _Reader(Lexemes(_joined(split(text, _LEXEME)))).read()
     if len(grammar.bodies) > MAX_NAMES:
         raise RulesError(f"there are more than {MAX_NAMES} rules and terminals")
@@ -238,7 +239,7 @@ def _rules(grammar: _Grammar) -> Rules:
     gap: Node = Ref(_IGNORED) if grammar.ignored else Sequence(())
     found = {name: _placed(body, None if is_terminal(name) else gap) for name, body in grammar.bodies.items()}
     found[_IGNORED] = Repeat(Either(tuple(_once(_placed(one, None), found) for one in grammar.ignored)), 0, None)
-    found[_ROOT] = Sequence((Ref("start"), gap))
+    found[LARK_ROOT] = Sequence((Ref("start"), gap))
     return found
 
 

@@ -347,7 +347,7 @@ def _is_a(value: Json, kind: str) -> bool:
         case "boolean":
             return isinstance(value, bool)
         case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
+            return isinstance(value, int | float) and not isinstance(value, bool) and value % 1 == 0
         case "number":
             return isinstance(value, int | float) and not isinstance(value, bool)
         case "string":

@@ -14,6 +14,9 @@ from gateway.structured.charset import Ranges
 REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 """How often the part before a mark may stand, at least and at most."""
 
+LARK_ROOT = "%root"
+"""The name of the first rule of a grammar in Lark's syntax, where a client's own rule may be called `root`."""
+
 
 class RulesError(ValueError):
     """The text is no grammar that can be enforced. The message is one sentence without its end."""
@@ -94,7 +97,7 @@ def endless(rules: Rules) -> str | None:
             case Ref(name):
                 users.setdefault(name, []).append(number)
                 num_needed = 1
-            case Either():
+            case Either() | Chars(()):
                 num_needed = 1
             case Sequence() | Repeat():
                 num_needed = len(parts)

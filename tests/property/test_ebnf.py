@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walks import END, VOCABULARY, automaton, library, matches, of_rules, tokens_of, walk
 
-from gateway.structured import ebnf
+from gateway.structured import charset, ebnf
 from gateway.structured.rules import Chars, Either, Ref, Repeat, RulesError, Sequence
 from workers.engine.grammars import library as library_module
 from workers.engine.grammars.grammar import Automaton, begin
@@ -31,6 +31,7 @@ READ = [
     "root ::= a-b\na-b ::= a.c # a note\na.c ::= [a-] [-a] [\\]\\[\\^]",
     'x ::= "a"\nroot ::= x x? [^\\u0000-\\u00ff]',
     'root ::= "a" | ""',
+    'root ::= "a" root | "b"',
     'root ::= "a" | []',
     'root ::= "a" ("b" | ())',
     "root ::= " + "(" * 64 + "[ab]" + " | [bc])" * 64,
@@ -129,6 +130,11 @@ def test_drafts_that_are_taken_back_leave_no_trace(grammar, seed):
         "root ::= [a\nb]",
         'root ::= "a" | ',
         "root ::= /ab+/",
+        'root ::= "\\uD83D\\uDE00"',
+        "root ::= [\\uD800-\\uDFFF]",
+        'root ::= "a" root',
+        "root ::= x\nx ::= x",
+        "root ::= []",
         'root ::= "\\u{e9}"',
         'other ::= "a"',
         'root "a"',
@@ -145,10 +151,15 @@ def test_what_is_no_grammar_is_refused(grammar):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("grammar", ['root ::= ""', "root ::= x\nx ::= x", "root ::= []"])
+@pytest.mark.parametrize("grammar", [of_rules('root ::= ""'), "start: x\nx: x", "start: /[a&&b]/"])
 def test_what_allows_no_text_does_not_begin(grammar):
     with pytest.raises(GrammarError):
-        begin(library().compile(of_rules(grammar)), (END,))
+        begin(library().compile(grammar), (END,))
+
+
+def test_no_set_has_a_surrogate_in_common_with_all_characters():
+    assert charset.common(((0xD800, 0xDFFF),), charset.ALL) == ()
+    assert charset.common(((0x41, 0x10FFFF),), charset.ALL) == ((0x41, 0xD7FF), (0xE000, 0x10FFFF))
 
 
 def test_a_negated_class_holds_no_surrogates():

@@ -54,6 +54,8 @@ GRAMMARS = {
         ["SELECT a, b FROM t", "select * from x"],
         ["SELECT FROM t", "SELECT a b FROM t"],
     ),
+    "a rule root": ('start: root "b" | "x" root?\nroot: "a"', ["ab", "xa", "x"], ["xb", "a", "aba"]),
+    "only a rule root": ('start: root\nroot: "a"', ["a"], ["", "aa"]),
     "quotes": (
         'start: (QUOTED | "\\\\" | "\\n" | TAB)+\nQUOTED: "\\"" /[^"]*/ "\\""\nTAB: /\\t/',
         ['"a"\\\n\t', '"\n"'],
@@ -176,6 +178,8 @@ def test_long_inputs_stay_within_what_a_mask_may_cost() -> None:
         ("%import .own.X\nstart: X", "name should stand"),
         ("%declare X\nstart: X", "%declare"),
         ('start: "(" start', "has no text that ends"),
+        ("start: root\nroot: /a/ root", "the rule start has no text that ends"),
+        ("start: A\nA: /[^\\s\\S]/", "has no text that ends"),
         ('start: "a"~2000', "1000 times"),
         ("start: " + "(" * 40 + '"a"' + ")" * 40, "nested deeper"),
         ('start: "\\U0001F600"', "escape"),

@@ -208,6 +208,6 @@ async def test_what_cannot_be_enforced_is_a_400_that_says_where(
 
 async def test_a_refused_grammar_costs_nothing_and_the_next_request_runs(shared_gateway: RunningGateway) -> None:
     with pytest.raises(openai.BadRequestError):
-        await chat(shared_gateway, stream=True, extra_body={"structured_outputs": {"grammar": "root ::= x\nx ::= x"}})
+        await chat(shared_gateway, stream=True, extra_body={"structured_outputs": {"grammar": 'root ::= ""'}})
     reply = await chat(shared_gateway, extra_body={"structured_outputs": {"choice": ["ok"]}})
     assert reply.choices[0].message.content == "ok"

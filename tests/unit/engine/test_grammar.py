@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 
 import pytest
 from byte_model import CONTROL, tokenizer_spec
+from engine_driver import LINK
+from fakes import generate_request
+from simulation import BlindRunner, paced_driver
 
 from workers.engine.grammars import grammar, vocabulary
+from workers.engine.grammars.compiling import Grammars
 from workers.engine.grammars.grammar import Automaton, GrammarError, begin
 from workers.engine.grammars.mask_time import AT_ONCE_S, EACH_S, MAX_TENANTS, MaskTime, MaskTimes
 
@@ -148,6 +154,34 @@ def test_masks_of_a_tenant_share_what_they_may_take():
     for number in range(MAX_TENANTS):
         times.of(str(number))
     assert len(times._by_tenant) == MAX_TENANTS
+
+
+def test_a_refused_grammar_holds_no_request_that_asked_for_it(monkeypatch):
+    """Each request left its attempt, with its prompt, in the traceback of the refusal that is kept."""
+    grammars = Grammars(lambda: [])
+    monkeypatch.setattr(grammars, "_tried", lambda text: "it is too large")
+    drive = paced_driver(BlindRunner((0.001, 0, 0), num_blocks=64), grammars=grammars)
+    admit, attempts = drive.engine._attempts._intake.admit, []
+
+    def seen(*given):
+        attempt = admit(*given)
+        attempts.append(weakref.ref(attempt))
+        return attempt
+
+    monkeypatch.setattr(drive.engine._attempts._intake, "admit", seen)
+    end = time.monotonic() + 50
+    for name in ("first", "again"):  # the first one waits for the refusal, the second finds it
+        drive.send(generate_request(name, grammar="start: /a/"))
+        while (LINK, name) not in drive.endings:
+            assert time.monotonic() < end
+            drive.step()
+        assert drive.endings[LINK, name].message == "it is too large"
+    (kept,) = grammars._shelf._entries.values()
+    grammars.close()
+    drive.outputs.clear()  # they name the attempts that ended
+    gc.collect()
+    assert [attempt() for attempt in attempts] == [None, None]
+    assert kept.__traceback__ is None
 
 
 def test_a_byte_level_vocabulary_says_its_bytes(tmp_path):

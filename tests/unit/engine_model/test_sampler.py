@@ -95,9 +95,9 @@ def test_words_of_a_prompt_leave_with_it() -> None:
     prompts = PromptWords()
     kept = [array("i", [number]) for number in range(9)]
     assert all(prompts.of(prompt) is prompts.of(prompt) for prompt in kept)
-    assert len(prompts) == 9
+    assert len(prompts._known) == 9
     del kept[1:]
-    assert len(prompts) == 1
+    assert len(prompts._known) == 1
     assert list(prompts.of(array("i")).places) == []
 
 

@@ -138,7 +138,7 @@ class Grammars:
         compiled again."""
         outcome = self._shelf.get(key)
         if isinstance(outcome, GrammarError):
-            raise outcome
+            raise GrammarError(str(outcome))  # the traceback of the one that is kept would hold each request
         if outcome is None and key not in self._asked:
             if len(text) > MAX_TEXT_BYTES:
                 raise GrammarError("the grammar is too large")
@@ -206,7 +206,7 @@ class Grammars:
             try:
                 outcome: Outcome = self._compile(job.text)
             except GrammarError as error:
-                outcome = error
+                outcome = error.with_traceback(None)  # it is kept, and the frames hold the text
             except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
                 # This is the thread's outermost frame: those who wait must get an answer.
                 logger.exception("a grammar was not compiled", extra={"event": "grammar_failed"})

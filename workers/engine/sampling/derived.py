@@ -20,9 +20,6 @@ class Derived(Generic[S, V]):
         self._known: dict[int, tuple[weakref.ref[Any], V]] = {}
         """Values by the id of an object, with the object that has this id."""
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     def of(self, source: S) -> V:
         """Returns the value of an object, the same in each call. It is made anew in each call for an object to which no
         weak reference is possible, such as a list."""

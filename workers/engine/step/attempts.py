@@ -197,7 +197,7 @@ class Attempts:
                     continue  # it ended meanwhile
                 try:
                     if isinstance(outcome, GrammarError):
-                        raise outcome
+                        raise type(outcome)(str(outcome))
                     attempt.use_grammar(outcome, self._mask_times.of(attempt.message.tenant))
                 except GrammarsWait as error:
                     self.fail(attempt, "overloaded", str(error))

@@ -138,6 +138,8 @@ def test_a_schema_at_the_limits_is_taken(schema):
         ({"type": "string", "pattern": '^"\\d$'}, ['"\\"7"'], ['""7"', '"x\\"7"', '"\\"77"']),
         ({"enum": [1, "a", {"k": [None, True]}]}, ["1", '"a"', '{"k": [null, true]}'], ["2", '"1"']),
         ({"enum": [1, "a"], "type": "string"}, ['"a"'], ["1"]),
+        ({"enum": [1.0, 2, 2.5], "type": "integer"}, ["1", "2"], ["1.0", "2.5"]),
+        ({"const": 1.0, "type": "integer"}, ["1"], ["1.0", "2"]),
         (
             {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
             ["[true]", "[true,false]", "[true, false]"],
