@@ -193,7 +193,7 @@ class GatewayProtocol(RequestHandler):
         super().resume_writing()
         self._stop_watching_reader()
 
-    def _watch_reader(self, transport: asyncio.Transport, *before: int) -> None:
+    def _watch_reader(self, transport: asyncio.Transport, before: tuple[int, ...] = ()) -> None:
         """Drops a client that reads too little while writing waits for it, whoever writes. It is judged over two write
         timeouts: a system announces room in lumps, so that in one of them nothing may leave although it is read.
         """
@@ -202,7 +202,7 @@ class GatewayProtocol(RequestHandler):
             transport.abort()
             return
         self._unread_timer = self._loop.call_later(
-            self._limits.write_timeout_s, self._watch_reader, transport, *before[-1:], num_unsent
+            self._limits.write_timeout_s, self._watch_reader, transport, (*before[-1:], num_unsent)
         )
 
     def _stop_watching_reader(self) -> None:
