@@ -42,12 +42,10 @@ class Running(msgspec.Struct, frozen=True):
 
 _OF_ALL = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
 _IS_IN_FORCE = LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
-_NEWEST = (
-    select(func.max(LimiterIncident.epoch))
-    .where(LimiterIncident.epoch > bindparam("after"), _IS_IN_FORCE)
-    .group_by(LimiterIncident.tenant_id)
-)
-_INCIDENTS = select(LimiterIncident.__table__).where(LimiterIncident.epoch.in_(_NEWEST)).order_by(LimiterIncident.epoch)
+_NEWEST = select(func.max(LimiterIncident.epoch)).where(_IS_IN_FORCE).group_by(LimiterIncident.tenant_id)
+_IN_ORDER = select(LimiterIncident.__table__).order_by(LimiterIncident.epoch)
+_IN_FORCE = _IN_ORDER.where(LimiterIncident.epoch.in_(_NEWEST))
+_LATER = _IN_ORDER.where(LimiterIncident.epoch > bindparam("after"))
 _EPOCHS = (
     select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch))
     .where(_IS_IN_FORCE)
@@ -56,9 +54,9 @@ _EPOCHS = (
 
 
 async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
-    """Return incidents in order: the newest of each tenant, for there is one for each charge that was ever taken back.
-    Those that came before the last incident of every tenant are left out."""
-    rows = await conn.execute(_INCIDENTS, {"after": after})
+    """Return the incidents after `after`, in order. If that is 0, they are those in force: the newest of each tenant,
+    for there is one for each charge that was ever taken back, since the last incident of every tenant."""
+    rows = await (conn.execute(_LATER, {"after": after}) if after else conn.execute(_IN_FORCE))
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 
