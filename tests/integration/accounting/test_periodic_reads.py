@@ -13,6 +13,7 @@ from money import RATES, posting
 from sqlalchemy import event
 
 from accounting.access import api_keys
+from accounting.billing import drafts
 from accounting.database.db import Database
 from accounting.events import deliveries
 from accounting.limits import limiter_state, spend_alerts, spend_limits
@@ -24,7 +25,7 @@ from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.limiter_models import LimiterIncident
 from accounting.tables.models import RollupDay
 from accounting.tenants import tenants
-from accounting.values.periods import DAY_S, month_start
+from accounting.values.periods import DAY_S, bounds, month_start
 from accounting.values.types import OPERATOR_TENANT
 
 NOW = 1_790_000_000
@@ -176,3 +177,16 @@ async def test_a_sweep_reads_the_rows_that_it_is_after(old: Database, pepper: by
             assert "ix_idempotent_reply_stored (batch_id=? AND expires_at<?)" in plan
             assert "ix_idempotent_reply_running (slot=? AND created_at<?)" in plan
             assert "ix_idempotent_reply_running (slot=?)" in plan
+
+
+async def test_a_draft_of_an_invoice_reads_the_hours_of_its_tenant_alone(old: Database) -> None:
+    """It walked the hours of all tenants while postings waited."""
+    start, end = bounds("2026-08")
+    async with old.read() as conn:
+        with Noted(conn, old.dialect) as noted:
+            await drafts._prepaid(conn, "proj_1", "USD", "2026-08", 0, 0)
+            await drafts._days(conn, "proj_1", start, end)
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            for table in ("rollup_hour", "rollup_day"):
+                assert f"sqlite_autoindex_{table}_1 (bucket=? AND tenant_id=?)" in plan
