@@ -16,7 +16,9 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.batches.files import ENDED
 from accounting.database import auth_epoch
+from accounting.database.db import Database
 from accounting.events import webhooks
+from accounting.requests import request_log_pruning
 from accounting.responses import stored
 from accounting.tables.admin_models import ModelPermission, SpendAlert
 from accounting.tables.batch_models import Batch, BatchLine, DataKey, File, IdempotentReply
@@ -42,7 +44,29 @@ class ErasureReport(msgspec.Struct, frozen=True):
 
 
 async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, now: int, actor: str) -> ErasureReport:
-    """Erase a tenant for good. Raises ConflictError while this is not allowed."""
+    """Erase a tenant for good. Raises ConflictError while this is not allowed. Nobody makes it a data key meanwhile."""
+    await conn.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
+    await _refuse(conn, tenant_id, retention_days, now)
+    report = await _destroy(conn, tenant_id, now)
+    detail = {name: value for name, value in msgspec.to_builtins(report).items() if name != "tenant_id"}
+    version = await auth_epoch.record(
+        conn, "project.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
+    )
+    values = {"erased_at": now, "name": ERASED, "version": version}
+    await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values))
+    return report
+
+
+async def delete_request_log(database: Database, tenant_id: str, *, retention_days: int, now: int) -> None:
+    """Delete the tenant's rows of the request log in short transactions, before `erase`, which has the same terms."""
+    async with database.read() as conn:
+        await _refuse(conn, tenant_id, retention_days, now)
+    while await request_log_pruning.delete_some(database, tenant_id):
+        pass
+
+
+async def _refuse(conn: AsyncConnection, tenant_id: str, retention_days: int, now: int) -> None:
+    """Raises ConflictError unless the tenant may be erased."""
     tenant = await tenants.get(conn, tenant_id)
     if tenant.status != "archived" or tenant.archived_at is None:
         raise ConflictError("Only an archived project can be deleted.")
@@ -53,14 +77,6 @@ async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, n
     running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED)
     if await _count(conn, Batch.id, running):
         raise ConflictError("A batch of the project has not ended yet.")
-    report = await _destroy(conn, tenant_id, now)
-    detail = {name: value for name, value in msgspec.to_builtins(report).items() if name != "tenant_id"}
-    version = await auth_epoch.record(
-        conn, "project.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=detail
-    )
-    values = {"erased_at": now, "name": ERASED, "version": version}
-    await conn.execute(update(Tenant).where(Tenant.id == tenant_id).values(**values))
-    return report
 
 
 async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureReport:
