@@ -16,9 +16,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.batches.files import ENDED
 from accounting.database import auth_epoch
-from accounting.database.db import Database
+from accounting.database.db import Database, among
 from accounting.events import webhooks
-from accounting.requests import request_log_pruning
 from accounting.responses import stored
 from accounting.tables.admin_models import ModelPermission, SpendAlert
 from accounting.tables.batch_models import Batch, BatchLine, DataKey, File, IdempotentReply
@@ -30,6 +29,8 @@ from accounting.values.errors import ConflictError
 
 DAY_S = 86_400
 ERASED = "(deleted)"
+PIECE_ROWS = 1_000
+"""The most rows of the request log that one transaction deletes. Writers of SQLite wait for each other."""
 
 
 class ErasureReport(msgspec.Struct, frozen=True):
@@ -61,8 +62,13 @@ async def delete_request_log(database: Database, tenant_id: str, *, retention_da
     """Delete the tenant's rows of the request log in short transactions, before `erase`, which has the same terms."""
     async with database.read() as conn:
         await _refuse(conn, tenant_id, retention_days, now)
-    while await request_log_pruning.delete_some(database, tenant_id):
-        pass
+    mine = select(RequestLog.request_id).where(RequestLog.tenant_id == tenant_id).limit(PIECE_ROWS)
+    while True:
+        async with database.write() as conn:
+            ids = list(await conn.scalars(mine))
+            await conn.execute(delete(RequestLog).where(among(conn, RequestLog.request_id, ids)))
+        if len(ids) < PIECE_ROWS:
+            return
 
 
 async def _refuse(conn: AsyncConnection, tenant_id: str, retention_days: int, now: int) -> None:

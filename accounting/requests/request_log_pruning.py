@@ -55,17 +55,6 @@ async def _delete_old(database: Database, before: str) -> int:
         return (await conn.execute(delete(RequestLog).where(RequestLog.request_id <= ids[-1]))).rowcount
 
 
-async def delete_some(database: Database, tenant_id: str) -> bool:
-    """Delete rows of the tenant, `PIECE_ROWS` at most. Return whether there were any."""
-    async with database.read() as conn:
-        query = select(RequestLog.request_id).where(RequestLog.tenant_id == tenant_id)
-        ids = list(await conn.scalars(query.limit(PIECE_ROWS)))
-    if ids:
-        async with database.write() as conn:
-            await conn.execute(delete(RequestLog).where(among(conn, RequestLog.request_id, ids)))
-    return bool(ids)
-
-
 async def _counts(conn: AsyncConnection) -> Counter[_Run]:
     groups = (RequestLog.tenant_id, RequestLog.is_tail)
     rows = await conn.execute(select(*groups, func.count()).group_by(*groups))

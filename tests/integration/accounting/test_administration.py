@@ -19,7 +19,6 @@ from accounting.limits.spend_alerts import AlertFields
 from accounting.requests import label_usage, request_log, request_postings
 from accounting.requests.label_usage import LabelFilter
 from accounting.requests.request_log import LoggedRequest, RequestFilter
-from accounting.requests.request_log_pruning import PIECE_ROWS
 from accounting.tables.batch_models import DataKey
 from accounting.tenants import adapters, model_permissions, prefixes, tenants
 from accounting.upstreams import upstreams
@@ -212,7 +211,7 @@ async def test_an_erasure_deletes_a_long_request_log_in_pieces(db):
     async with db.write() as conn:
         await erasure.erase(conn, tenant, actor="cli", **terms)
     assert sum(deleted) == 5_000
-    assert max(deleted) <= PIECE_ROWS
+    assert max(deleted) <= erasure.PIECE_ROWS
     async with db.read() as conn:
         assert [one.tenant_id for one in (await request_log.list_requests(conn, RequestFilter())).items] == [
             "proj_other"
