@@ -5,7 +5,7 @@ preview and a close are one computation.
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, grants, invoice_lines, residency_sums
@@ -15,6 +15,7 @@ from accounting.database.paging import one
 from accounting.tables.models import RollupDay, RollupHour, Tenant
 from accounting.terms import terms
 from accounting.terms.terms import Terms
+from accounting.values.budget_types import HOUR_S
 from accounting.values.errors import ConflictError
 from accounting.values.periods import DAY_S, bounds
 from accounting.values.types import OPERATOR_TENANT
@@ -86,15 +87,7 @@ async def _prepaid(
 ) -> tuple[Uses, Uses]:
     """Return the amount that each grant pays, and the rest of each grant that has ended with the period."""
     start, end = bounds(period)
-    hours = {
-        row.bucket: int(row.charge)
-        for row in await conn.execute(
-            select(RollupHour.bucket, func.sum(RollupHour.charge).label("charge"))
-            .where(RollupHour.tenant_id == tenant_id)
-            .where(RollupHour.bucket >= start, RollupHour.bucket < end)
-            .group_by(RollupHour.bucket)
-        )
-    }
+    hours = await _charges(conn, RollupHour, tenant_id, range(start, end, HOUR_S))
     for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
         hours[hour] = hours.get(hour, 0) + charge
     # Usage that was posted late counts from the beginning of the period in which it is invoiced.
@@ -111,13 +104,20 @@ async def _prepaid(
 
 
 async def _days(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> list[int]:
-    query = (
-        select(RollupDay.bucket, func.sum(RollupDay.charge).label("charge"))
-        .where(RollupDay.tenant_id == tenant_id, RollupDay.bucket >= start, RollupDay.bucket < end)
-        .group_by(RollupDay.bucket)
-    )
-    charges = {row.bucket: int(row.charge) for row in await conn.execute(query)}
+    charges = await _charges(conn, RollupDay, tenant_id, range(start, end, DAY_S))
     for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
         day = hour - hour % DAY_S
         charges[day] = charges.get(day, 0) + charge
     return [charges.get(day, 0) for day in range(start, end, DAY_S)]
+
+
+async def _charges(
+    conn: AsyncConnection, table: type[RollupHour | RollupDay], tenant_id: str, buckets: range
+) -> dict[int, int]:
+    """Return the charge of each bucket that has one. Buckets are listed, because rollups have no index that begins with
+    a tenant: a range would read those of all tenants."""
+    query = select(table.bucket, func.sum(table.charge)).where(
+        table.tenant_id == tenant_id, table.bucket.in_(bindparam("buckets", expanding=True))
+    )
+    found = await conn.execute(query.group_by(table.bucket), {"buckets": list(buckets)})
+    return {bucket: int(charge) for bucket, charge in found}

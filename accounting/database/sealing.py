@@ -18,7 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
 from accounting.tables.batch_models import DataKey
-from accounting.values.errors import AccountingError
+from accounting.tables.models import Tenant
+from accounting.values.errors import AccountingError, NotFoundError
 
 KEY_BYTES, NONCE_BYTES, TAG_BYTES = 32, 12, 16
 
@@ -28,11 +29,15 @@ class SealBroken(AccountingError):
 
 
 async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: int) -> bytes:
-    """Return the tenant's key. It is made when it is first needed, so the connection must be a writing one then."""
+    """Return the tenant's key. It is made when it is first needed, so the connection must be a writing one then. Raises
+    NotFoundError for a tenant that is erased."""
     query = select(DataKey.wrapped).where(DataKey.tenant_id == tenant_id)
     wrapping = _wrapping(master)
     wrapped = await conn.scalar(query)
     if wrapped is None:
+        erased = select(Tenant.erased_at).where(Tenant.id == tenant_id)
+        if await conn.scalar(erased.with_for_update(read=True, key_share=True)) is not None:
+            raise NotFoundError("The tenant was erased.")
         fresh = seal(wrapping, secrets.token_bytes(KEY_BYTES), _place(tenant_id))
         statement = upsert(conn, DataKey.__table__).values(tenant_id=tenant_id, wrapped=fresh, created_at=now)
         await conn.execute(statement.on_conflict_do_nothing())

@@ -42,12 +42,10 @@ class Running(msgspec.Struct, frozen=True):
 
 _OF_ALL = select(func.max(LimiterIncident.epoch)).where(LimiterIncident.tenant_id.is_(None))
 _IS_IN_FORCE = LimiterIncident.epoch >= func.coalesce(_OF_ALL.scalar_subquery(), 0)
-_NEWEST = (
-    select(func.max(LimiterIncident.epoch))
-    .where(LimiterIncident.epoch > bindparam("after"), _IS_IN_FORCE)
-    .group_by(LimiterIncident.tenant_id)
-)
-_INCIDENTS = select(LimiterIncident.__table__).where(LimiterIncident.epoch.in_(_NEWEST)).order_by(LimiterIncident.epoch)
+_NEWEST = select(func.max(LimiterIncident.epoch)).where(_IS_IN_FORCE).group_by(LimiterIncident.tenant_id)
+_IN_ORDER = select(LimiterIncident.__table__).order_by(LimiterIncident.epoch)
+_IN_FORCE = _IN_ORDER.where(LimiterIncident.epoch.in_(_NEWEST))
+_SINCE = _IN_ORDER.where(LimiterIncident.epoch >= bindparam("epoch"))
 _EPOCHS = (
     select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch))
     .where(_IS_IN_FORCE)
@@ -55,10 +53,10 @@ _EPOCHS = (
 )
 
 
-async def incidents(conn: AsyncConnection, after: int) -> list[Incident]:
-    """Return incidents in order: the newest of each tenant, for there is one for each charge that was ever taken back.
-    Those that came before the last incident of every tenant are left out."""
-    rows = await conn.execute(_INCIDENTS, {"after": after})
+async def incidents(conn: AsyncConnection, since: int = 0) -> list[Incident]:
+    """Return the incidents from the epoch `since` on, in order. Without it they are those in force: the newest of each
+    tenant, for there is one for each charge that was ever taken back, after the last incident of every tenant."""
+    rows = await (conn.execute(_SINCE, {"epoch": since}) if since else conn.execute(_IN_FORCE))
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 
@@ -75,9 +73,9 @@ async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:
         await _raise(conn, await _last(conn), EVERY_TENANT, life, now_ms)
 
 
-async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], now_ms: int) -> None:
+async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], now_ms: int, above: int = 0) -> None:
     """Raise an incident for each tenant whose state, built under the given epoch, is damaged. A tenant that has a newer
-    incident already gets none."""
+    incident already gets none. Their numbers are greater than `above`."""
     query = select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch)).where(
         or_(LimiterIncident.tenant_id.is_(None), among(conn, LimiterIncident.tenant_id, damaged))
     )
@@ -85,7 +83,7 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
     newest = {row.tenant_id: int(row[1]) for row in found}
     of_all = newest.pop(None, 0)
     due = [tenant_id for tenant_id, epoch in sorted(damaged.items()) if max(of_all, newest.get(tenant_id, 0)) == epoch]
-    await _raise(conn, await _last(conn), due, None, now_ms)
+    await _raise(conn, max(await _last(conn), above), due, None, now_ms)
 
 
 async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int) -> None:
@@ -121,8 +119,9 @@ async def _raise(
     return {row.tenant_id for row in raised}
 
 
-async def _raise_for_all(conn: AsyncConnection, now_ms: int) -> None:
-    while not await _raise(conn, await _last(conn), EVERY_TENANT, None, now_ms):
+async def raise_for_all(conn: AsyncConnection, now_ms: int, above: int = 0) -> None:
+    """Raise an incident for every tenant. Its number is greater than `above`."""
+    while not await _raise(conn, max(await _last(conn), above), EVERY_TENANT, None, now_ms):
         pass  # somebody else has taken the number
 
 
@@ -135,7 +134,7 @@ async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
     last = await _last(conn)
     listed = await conn.scalar(select(LimiterGateway.epoch).where(LimiterGateway.slot == slot))
     if listed is not None and listed < last:
-        await _raise_for_all(conn, now_ms)
+        await raise_for_all(conn, now_ms)
         last = await _last(conn)
     await _mark_listed(conn, slot, last, now_ms)
     return last
@@ -163,7 +162,7 @@ async def list_running(
     await _mark_listed(conn, slot, epoch, now_ms)
     is_late = raised_at_ms is not None and now_ms - raised_at_ms > late_ms
     if is_late and rows:
-        await _raise_for_all(conn, now_ms)
+        await raise_for_all(conn, now_ms)
         return False
     return True
 

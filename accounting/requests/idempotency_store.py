@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches.claims import now_ms
-from accounting.database.db import upsert
+from accounting.database.db import among, upsert
 from accounting.tables.batch_models import Batch, BatchLine
 from accounting.tables.batch_models import IdempotentReply as Reply
 from accounting.tables.idempotency_models import IdempotentPosting
@@ -29,6 +29,11 @@ MAX_KEYS, MAX_BYTES = 10_000, 256 * 1024 * 1024
 """Bounds for one tenant, not counting batch lines. Beyond them a new key is refused, and no answer is dropped early."""
 RUNNING_BYTES = 64 * 1024
 """Bytes that are reserved for an answer that does not exist yet."""
+PURGED_AT_ONCE = 500
+
+# Indexes have these conditions. A database uses one where the statement itself has the state, and no parameter.
+_IS_STORED = Reply.state == literal_column("'stored'")
+_IS_RUNNING = Reply.state == literal_column("'running'")
 
 
 def line_key(batch_id: str, line_no: int) -> str:
@@ -194,14 +199,14 @@ async def drop(conn: AsyncConnection, tenant_id: str, key: str, request_id: str)
 
 async def drop_running(conn: AsyncConnection, slot: int) -> None:
     """Free the keys that the slot's last process left running, once its journal is replayed."""
-    await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running"))
+    await conn.execute(delete(Reply).where(Reply.slot == slot, _IS_RUNNING))
 
 
 async def drop_lost(conn: AsyncConnection, slot: int, held: Collection[str], claimed_before: int) -> None:
     """Free keys that the slot's process runs no more, although this did not reach SQL. `held` has the requests that it
     does run, and is complete for all that were claimed before that second."""
     lost = Reply.created_at < claimed_before, Reply.request_id.not_in(list(held))
-    await conn.execute(delete(Reply).where(Reply.slot == slot, Reply.state == "running", *lost))
+    await conn.execute(delete(Reply).where(Reply.slot == slot, _IS_RUNNING, *lost))
 
 
 async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection[int]) -> Mapping[int, Stored]:
@@ -264,9 +269,14 @@ async def owed_by_batch(conn: AsyncConnection, batch_id: str) -> list[Posting]:
     return [msgspec.msgpack.decode(one, type=Posting) for one in (await conn.execute(query)).scalars() if one]
 
 
-async def purge(conn: AsyncConnection, now: int) -> None:
-    """Delete stored answers that have expired; answers of a batch are deleted with the batch."""
-    await conn.execute(delete(Reply).where(Reply.expires_at <= now, Reply.state == "stored", Reply.batch_id.is_(None)))
+async def purge(conn: AsyncConnection, now: int) -> bool:
+    """Delete stored answers that have expired, `PURGED_AT_ONCE` at most. Return whether more may be there. Answers of a
+    batch are deleted with the batch."""
+    expired = select(Reply.request_id).where(_IS_STORED, Reply.batch_id.is_(None), Reply.expires_at <= now)
+    ids = list(await conn.scalars(expired.order_by(Reply.expires_at).limit(PURGED_AT_ONCE)))
+    if ids:
+        await conn.execute(delete(Reply).where(among(conn, Reply.request_id, ids)))
+    return len(ids) == PURGED_AT_ONCE
 
 
 def _key(tenant_id: str, key: str) -> Any:

@@ -16,7 +16,8 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, and_, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import insert_absent
+from accounting.database.db import among, insert_absent
+from accounting.tables.models import Tenant
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError, NotFoundError
 
@@ -103,6 +104,14 @@ HAS_SESSION = RequestLog.session_id != literal_column("''")
 """The condition of the index of sessions. It is written out, because databases do not look into parameters."""
 
 _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeline"]
+
+
+async def without_erased(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
+    """Return the requests of tenants that are not erased. No tenant is erased until the transaction ends."""
+    query = select(Tenant.id, Tenant.erased_at).where(among(conn, Tenant.id, {one.tenant_id for one in requests}))
+    rows = await conn.execute(query.order_by(Tenant.id).with_for_update(read=True, key_share=True))
+    erased = {row.id for row in rows if row.erased_at is not None}
+    return [one for one in requests if one.tenant_id not in erased]
 
 
 async def add(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import delete, func, or_, select, update
+from sqlalchemy import delete, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.orm import aliased
 
-from accounting.database.db import upsert
+from accounting.database.db import among, upsert
 from accounting.requests import request_postings
+from accounting.tables.idempotency_models import TO_MOVE
 from accounting.tables.idempotency_models import UnheardAttempt as Attempt
 from accounting.tables.models import ApiKey, LedgerEntry
 
@@ -78,15 +78,12 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 async def move(conn: AsyncConnection) -> list[str]:
     """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now. Returns
     the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at again."""
-    own, repeat = aliased(LedgerEntry), aliased(LedgerEntry)
-    query = (
-        select(Attempt.request_id)
-        .join(own, (own.request_id == Attempt.request_id) & (own.kind == "settle"))
-        .join(repeat, (repeat.request_id == Attempt.replaced_by) & (repeat.kind == "settle"))
-        .where(Attempt.is_moved.is_(False))
-        .limit(MAX_AT_ONCE)
-    )
-    request_ids = list((await conn.execute(query)).scalars())
+    found = await conn.execute(select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)))
+    pairs = [(row.request_id, row.replaced_by) for row in found]
+    of_pairs = among(conn, LedgerEntry.request_id, {request_id for pair in pairs for request_id in pair})
+    settles = await conn.scalars(select(LedgerEntry.request_id).where(of_pairs, LedgerEntry.kind == "settle"))
+    settled = frozenset(settles)
+    request_ids = [own for own, repeat in pairs if own in settled and repeat in settled][:MAX_AT_ONCE]
     if not request_ids:
         return []
     moved = await request_postings.reverse(conn, request_ids, "sdk_retry")
@@ -95,8 +92,7 @@ async def move(conn: AsyncConnection) -> list[str]:
 
 
 async def any_to_move(conn: AsyncConnection) -> bool:
-    query = select(Attempt.request_id).where(Attempt.replaced_by.is_not(None), Attempt.is_moved.is_(False))
-    return (await conn.execute(query.limit(1))).first() is not None
+    return (await conn.execute(select(Attempt.request_id).where(text(TO_MOVE)).limit(1))).first() is not None
 
 
 async def forget(conn: AsyncConnection, now_ms: int) -> None:

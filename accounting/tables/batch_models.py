@@ -172,10 +172,12 @@ class IdempotentReply(Base):
     """The bytes of the body. While the request runs, they are the bytes that are reserved for it."""
     posting: Mapped[bytes | None]
     created_at: Mapped[int]
-    expires_at: Mapped[int] = mapped_column(index=True)
+    expires_at: Mapped[int]
 
     __table_args__ = (
         CheckConstraint("state IN ('running', 'stored')", "state"),
+        partial_index("ix_idempotent_reply_running", "slot", "created_at", where="state = 'running'"),
+        partial_index("ix_idempotent_reply_stored", "batch_id", "expires_at", where="state = 'stored'"),
         partial_index("ix_idempotent_reply_room", "tenant_id", "expires_at", "num_bytes", where="batch_id IS NULL"),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import CheckConstraint, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base, partial_index
+from accounting.tables.models import Base
 
 
 class BudgetRow(Base):
@@ -64,8 +64,6 @@ class BudgetAlert(Base):
     limit_micro_units: Mapped[int]
     at_ms: Mapped[int]
     sent_at_ms: Mapped[int | None]
-
-    __table_args__ = (partial_index("ix_budget_alert_unsent", "at_ms", where="sent_at_ms IS NULL"),)
 
 
 class QuotaRow(Base):

@@ -9,7 +9,10 @@ from __future__ import annotations
 from sqlalchemy import ForeignKey, ForeignKeyConstraint, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
-from accounting.tables.models import Base
+from accounting.tables.models import Base, partial_index
+
+TO_MOVE = "replaced_by IS NOT NULL AND is_moved = false"
+"""SQLite uses the index for this very text alone."""
 
 
 class IdempotentPosting(Base):
@@ -46,7 +49,10 @@ class UnheardAttempt(Base):
     """The request that repeated it. Once that request is settled, this one's charge is moved."""
     is_moved: Mapped[bool] = mapped_column(server_default=false())
 
-    __table_args__ = (Index("ix_unheard_attempt_key_id_fingerprint", "key_id", "fingerprint"),)
+    __table_args__ = (
+        Index("ix_unheard_attempt_key_id_fingerprint", "key_id", "fingerprint"),
+        partial_index("ix_unheard_attempt_to_move", "replaced_by", where=TO_MOVE),
+    )
 
 
 class Quote(Base):

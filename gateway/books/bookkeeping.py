@@ -188,7 +188,7 @@ class Bookkeeping:
 
     def _show(self, failures: list[Failure]) -> None:
         """Shows the failures, and also that an equation which failed before holds now."""
-        self._ok.set(0 if failures else 1)
+        self._ok.set(all(equation == CLOSE for equation, _ in failures))
         self.watched = {"as_of": clock.now_ms() // 1000, "failed": sorted({equation for equation, _ in failures})}
         self._equations |= {equation for equation, _ in failures}
         for equation in sorted(self._equations):

@@ -39,7 +39,8 @@ FORMAT = 1
 MANIFEST, DATABASE, OF_HOME, OF_STATE = "manifest.json", "database", "home", "state"
 KEPT = ("secrets", "credentials.json", "headgate.toml", "files")
 """The parts of a home that are kept in addition to database and journals. Sockets, logs, and Redis' file are made again."""
-UNPACKED = ".restoring"
+FILES = f"{OF_HOME}/files/"
+UNPACKED, HELD = ".restoring", ".backup-"
 CHUNK_BYTES = 1 << 20
 
 
@@ -65,10 +66,11 @@ class Member(NamedTuple):
 
 
 class Sources:
-    """The files of a home that go into the archive, held by links in a directory of their own."""
+    """The files of a home that go into the archive, held by links in directories of their own."""
 
-    def __init__(self, home: Home, held: Path) -> None:
-        self._home, self._held = home, held
+    def __init__(self, home: Home, held: Path, held_files: Path) -> None:
+        """`held_files` is for `files/`, which may be another mount: no link leads out of one."""
+        self._home, self._held, self._held_files = home, held, held_files
         self._numbers = itertools.count()
         self._members: dict[str, Member] = {}
 
@@ -82,7 +84,8 @@ class Sources:
             self._members[name] = _measured(name, member.source)
         for name, path in self._found():
             known = self._members.get(name)
-            held = known.source if known is not None else self._held / str(next(self._numbers))
+            room = self._held_files if name.startswith(FILES) else self._held
+            held = known.source if known is not None else room / str(next(self._numbers))
             try:
                 _hold(path, held)
             except FileNotFoundError:  # it went before it could be held, so the database has it or needs it no more
@@ -99,8 +102,9 @@ class Sources:
             root = self._home.root / name
             paths = sorted(root.rglob("*")) if root.is_dir() else [root]
             for path in paths:
-                if path.is_file():
-                    yield f"{OF_HOME}/{path.relative_to(self._home.root).as_posix()}", path
+                below = path.relative_to(self._home.root).as_posix()
+                if path.is_file() and f"/{HELD}" not in below:
+                    yield f"{OF_HOME}/{below}", path
 
 
 def _measured(name: str, held: Path) -> Member:
@@ -109,8 +113,12 @@ def _measured(name: str, held: Path) -> Member:
 
 @contextmanager
 def held_sources(home: Home) -> Iterator[Sources]:
-    with tempfile.TemporaryDirectory(prefix=".backup-", dir=home.root) as held:
-        yield Sources(home, Path(held))
+    files = home.root / "files"
+    with (
+        tempfile.TemporaryDirectory(prefix=HELD, dir=home.root) as held,
+        tempfile.TemporaryDirectory(prefix=HELD, dir=files if files.is_dir() else home.root) as held_files,
+    ):
+        yield Sources(home, Path(held), Path(held_files))
 
 
 def pack(path: Path, manifest: Manifest, members: Sequence[Member], told: Told = nobody) -> Manifest:

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from accounting.database import sealing
 from accounting.database.db import Database
+from accounting.values.errors import NotFoundError
+from gateway.base import errors
 
 KEPT = 1_000
 FRESH_S = 60.0
@@ -22,12 +24,15 @@ class DataKeys:
         self._keys: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
 
     async def key(self, tenant_id: str) -> bytes:
-        """Returns a tenant's data key. Raises what SQL raises."""
+        """Returns a tenant's data key. Raises what SQL raises, and `ApiError` 404 for a tenant that was erased meanwhile."""
         known = self._keys.get(tenant_id)
         if known is not None and time.monotonic() - known[0] < FRESH_S:
             return known[1]
-        async with self._database.write() as conn:
-            key = await sealing.data_key(conn, self._master, tenant_id, int(time.time()))
+        try:
+            async with self._database.write() as conn:
+                key = await sealing.data_key(conn, self._master, tenant_id, int(time.time()))
+        except NotFoundError:
+            raise errors.not_found() from None
         self._keys[tenant_id] = (time.monotonic(), key)
         self._keys.move_to_end(tenant_id)
         if len(self._keys) > KEPT:

@@ -221,9 +221,11 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
     """Removes expired answers, keys of this slot without a running request, attempts that were not repeated, quotes,
     and stored responses that have expired.
     """
-    now = time.time()
+    now, may_be_more = time.time(), True
+    while may_be_more:
+        async with database.write() as conn:
+            may_be_more = await idempotency_store.purge(conn, int(now))
     async with database.write() as conn:
-        await idempotency_store.purge(conn, int(now))
         await idempotency_store.drop_lost(conn, slot, keyed, int(now) - LOST_S)
         await sdk_retries.forget(conn, int(now * 1000))
         await quotes.forget(conn, int(now * 1000))

@@ -38,6 +38,8 @@ class Epochs:
     """The epochs in force, as far as this gateway knows."""
 
     last: int = 0
+    newest: Incident | None = None
+    """The incident of `last`."""
     of_all: int = 0
     of_one: dict[str, int] = field(default_factory=dict)
     raised_at_ms: dict[int, int] = field(default_factory=dict)
@@ -48,7 +50,7 @@ class Epochs:
         return max(self.of_all, self.of_one.get(tenant_id, 0))
 
     def note(self, incident: Incident) -> None:
-        self.last = incident.epoch
+        self.last, self.newest = incident.epoch, incident
         self.raised_at_ms[incident.epoch] = incident.raised_at_ms
         self.noted_at[incident.epoch] = time.monotonic()
         if incident.tenant_id is not None:
@@ -143,12 +145,24 @@ class Incidents:
                     await limiter_state.raise_for_life(conn, life, clock.now_ms())
             version = self._database.data_version()
             if version is None or version != self._version:
-                async with reading(self._database) as conn:
-                    found = await limiter_state.incidents(conn, self._epochs.last)
-                for incident in found:
+                for incident in await self._later():
                     self._epochs.note(incident)
                 self._version = version
             self._life = life
+
+    async def _later(self) -> list[Incident]:
+        """Returns the incidents after the last known one. If SQL has lost that one, as a failover may do, its number can
+        mean another tenant's, so everything is built again.
+        """
+        newest = self._epochs.newest
+        async with reading(self._database) as conn:
+            found = await limiter_state.incidents(conn, self._epochs.last)
+        if newest is None or newest in found:
+            return [incident for incident in found if incident != newest]
+        log.warning("SQL has lost the limiter's incident %d, so every tenant's state is built again", newest.epoch)
+        async with writing(self._database) as conn:
+            await limiter_state.raise_for_all(conn, clock.now_ms(), above=newest.epoch)
+            return await limiter_state.incidents(conn, newest.epoch + 1)
 
     async def follow(self) -> None:
         """Notices losses here or elsewhere, and lists what this gateway holds. Raises LimiterUnavailable."""
@@ -167,16 +181,16 @@ class Incidents:
             if self._settled < epoch:
                 await asyncio.sleep(LOOK_S)
 
-    async def give_up(self, damaged: Mapping[str, int]) -> dict[str, int]:
-        """Raises new epochs for states that were built under these epochs but cannot be trusted. Returns the new
-        epochs.
+    async def give_up(self, damaged: Mapping[str, int], above: int = 0) -> dict[str, int]:
+        """Raises new epochs, above this one, for states that were built under these epochs but cannot be trusted.
+        Returns the new epochs.
         """
         if not damaged:
             return {}
         named = ", ".join(sorted(damaged)[:NAMED])
         log.warning("limiter states are damaged or lost: %d, as of %s", len(damaged), named)
         async with writing(self._database) as conn:
-            await limiter_state.raise_for_tenants(conn, damaged, clock.now_ms())
+            await limiter_state.raise_for_tenants(conn, damaged, clock.now_ms(), above)
         await self.follow()
         return {tenant_id: self._epochs.of(tenant_id) for tenant_id in damaged}
 

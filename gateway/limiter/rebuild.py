@@ -174,7 +174,7 @@ class Rebuilder:
             group.has_begun = True  # tenants that were added until now are in this group
             await self._incidents.follow()
             lost, damaged = self._lost_and_damaged(group)
-            due = lost | await self._incidents.give_up(damaged)
+            due = lost | await self._incidents.give_up(damaged, max(found for _, found in group.asked.values()))
             if not due:
                 return
             await self._incidents.until_listed(max(due.values()))
@@ -193,7 +193,7 @@ class Rebuilder:
             epoch = self._incidents.of(tenant_id)
             if found < epoch:
                 lost[tenant_id] = epoch
-            elif found == asked == epoch:
+            elif found == asked == epoch or found > epoch:  # SQL may have lost the incident that it was built under
                 damaged[tenant_id] = epoch
         return lost, damaged
 

@@ -7,13 +7,14 @@ ones share the series `_other`. A tenant keeps its series until the process ends
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from accounting.values import clock
 from accounting.values.types import Posting, Tier
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journal import Journal
@@ -42,7 +43,7 @@ class MeteringMetrics:
         """The series that an ending counts in: tokens by kind, and the charge. The key is tenant, model, currency."""
         self._num_refused = 0
         """The number of endings that SQL refused while the journal took none."""
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self._shadow_refusals = counter(
             "headgate_shadow_refusals",
@@ -53,11 +54,8 @@ class MeteringMetrics:
         self._charge = counter(
             "headgate_charge_micro_units", "Charges in millionths of the currency.", ("tenant", "currency")
         )
-        self._budget = gauge(
-            "headgate_budget_remaining_ratio",
-            "Share of the tightest budget that was left at the tenant's last request.",
-            ("tenant",),
-        )
+        self._budgets = _Budgets()
+        registry.register(self._budgets)
         self._scripts = histogram(
             "headgate_limiter_script_seconds",
             "Time of a limiter script, as its caller sees it.",
@@ -85,10 +83,8 @@ class MeteringMetrics:
         for use in holder.budgets:
             money, limit = verdict.money.get(use.row), use.budget.limit_at(holder.opened_ms)
             if money is not None and limit > 0:
-                left.append(1 - (money.used + money.held) / limit)
-        tenant = self._tenants.label(holder.tenant_id)
-        if left and tenant != OTHER:
-            self._series.of(self._budget, tenant).set(max(0.0, min(left)))
+                left.append((max(0.0, 1 - (money.used + money.held) / limit), use.period.end_ms))
+        self._budgets.note(self._tenants.label(holder.tenant_id), left)
 
     def charged(self, posting: Posting) -> None:
         if posting.kind != "settle":
@@ -115,6 +111,32 @@ class MeteringMetrics:
 
     def committed(self, seconds: float) -> None:
         self._commits.observe(seconds)
+
+
+class _Budgets(Collector):
+    """The share that each tenant's tightest budget had left at its last request, until the budget's period is over."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, int]] = {}
+
+    def note(self, tenant: str, left: Sequence[tuple[float, int]]) -> None:
+        """`left` has a share and the end of its period, in ms, for each budget of a request."""
+        if not left:
+            self._left.pop(tenant, None)
+        elif tenant != OTHER:
+            self._left[tenant] = min(left)
+
+    def collect(self) -> Iterator[Metric]:
+        shown = GaugeMetricFamily(
+            "headgate_budget_remaining_ratio",
+            "Share of the tightest budget that was left at the tenant's last request.",
+            labels=["tenant"],
+        )
+        now_ms = clock.now_ms()
+        for tenant, (share, until_ms) in self._left.items():
+            if now_ms < until_ms:
+                shown.add_metric([tenant], share)
+        yield shown
 
 
 class _State(Collector):

@@ -12,9 +12,9 @@ from accounting.lifecycle import erasure, tenant_status
 from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values import clock
-from gateway.base.app_keys import SETTINGS
+from gateway.base.app_keys import DATABASE, SETTINGS
 from gateway.generation.stream import GENERATION
-from gateway.http.sql import reading, writing
+from gateway.http.sql import reading, translated, writing
 from gateway.routes import admin
 from gateway.routes.admin import route
 from gateway.schema import query
@@ -77,10 +77,13 @@ async def _reply(conn: AsyncConnection, tenant_id: str) -> web.Response:
 async def delete(request: web.Request) -> web.Response:
     """Deletes a tenant that was archived long enough ago; the answer reports the data that can no longer be read."""
     tenant_id = admin.part(request, "tenant_id")
-    async with writing(request) as conn:
-        report = await erasure.erase(
-            conn, tenant_id, retention_days=request.app[SETTINGS].retention_days, **admin.who(request)
+    who, retention_days = admin.who(request), request.app[SETTINGS].retention_days
+    with translated():
+        await erasure.delete_request_log(
+            request.app[DATABASE], tenant_id, retention_days=retention_days, now=who["now"]
         )
+    async with writing(request) as conn:
+        report = await erasure.erase(conn, tenant_id, retention_days=retention_days, **who)
     purge(request.app, tenant_id)
     return reply(shapes.erased(report))
 

@@ -127,8 +127,9 @@ class RequestLogWriter:
 
     async def _add(self, batch: list[LoggedRequest]) -> None:
         async with self._database.write() as conn:
-            await label_usage.note(conn, batch)
-            await request_log.add(conn, batch)
+            rows = await request_log.without_erased(conn, batch)
+            await label_usage.note(conn, rows)
+            await request_log.add(conn, rows)
 
     def _remove(self, batch: list[LoggedRequest]) -> None:
         for row in batch:

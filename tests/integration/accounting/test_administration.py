@@ -8,6 +8,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 from money import posting
+from sqlalchemy import event, select
 
 from accounting.access import api_keys, principals
 from accounting.database import audit, auth_epoch, sealing
@@ -18,6 +19,7 @@ from accounting.limits.spend_alerts import AlertFields
 from accounting.requests import label_usage, request_log, request_postings
 from accounting.requests.label_usage import LabelFilter
 from accounting.requests.request_log import LoggedRequest, RequestFilter
+from accounting.tables.batch_models import DataKey
 from accounting.tenants import adapters, model_permissions, prefixes, tenants
 from accounting.upstreams import upstreams
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
@@ -161,8 +163,7 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     rows = [logged(tenant), logged("proj_other")]
     await label_usage.note(conn, [msgspec.structs.replace(row, currency="USD", end_user="maria") for row in rows])
     await request_log.add(conn, rows)
-    secret = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
-    text = sealing.seal(secret, b"private", b"place")
+    await sealing.data_key(conn, b"m" * 32, tenant, NOW)
     with pytest.raises(ConflictError):
         await erasure.erase(conn, tenant, retention_days=0, now=NOW, actor="cli")
     await tenant_status.archive(conn, tenant, now=NOW)
@@ -178,12 +179,43 @@ async def test_an_erased_tenant_cannot_be_read_and_its_books_can(conn, pepper, t
     assert [one.tenant_id for one in log.items] == ["proj_other"]
     sums = await label_usage.list_sums(conn, LabelFilter(since_ms=0, until_ms=2**45), 10)
     assert [one.tenant_id for one in sums] == ["proj_other"]
-    another = await sealing.data_key(conn, b"m" * 32, tenant, NOW)
-    with pytest.raises(sealing.SealBroken):
-        sealing.unseal(another, text, b"place")
+    with pytest.raises(NotFoundError):
+        await sealing.data_key(conn, b"m" * 32, tenant, NOW)
+    assert not await conn.scalar(select(DataKey.tenant_id).where(DataKey.tenant_id == tenant))
+    assert [row.tenant_id for row in await request_log.without_erased(conn, rows)] == ["proj_other"]
     month = spend_limits.month(NOW_MS)
     assert await spend_limits.spent_by_all(conn, month, "USD") == 500
     assert await auth_epoch.auth_epoch(conn) > 1
+
+
+async def test_an_erasure_deletes_a_long_request_log_in_pieces(db):
+    """It was one transaction, for which every writer of SQLite waited."""
+    async with db.write() as conn:
+        tenant = (await tenants.create(conn, "acme", now=NOW)).id
+        rows = [msgspec.structs.replace(logged(tenant), request_id=f"req_{number:032x}") for number in range(5_000)]
+        await request_log.add(conn, [*rows, logged("proj_other")])
+    deleted = []
+
+    def note(conn, cursor, statement, *_):
+        if statement.startswith("DELETE FROM request_log"):
+            deleted.append(cursor.rowcount)
+
+    event.listen(db._writers.sync_engine, "after_cursor_execute", note)
+    terms = {"retention_days": 0, "now": NOW}
+    with pytest.raises(ConflictError):
+        await erasure.delete_request_log(db, tenant, **terms)
+    assert deleted == [], "it is not archived"
+    async with db.write() as conn:
+        await tenant_status.archive(conn, tenant, now=NOW)
+    await erasure.delete_request_log(db, tenant, **terms)
+    async with db.write() as conn:
+        await erasure.erase(conn, tenant, actor="cli", **terms)
+    assert sum(deleted) == 5_000
+    assert max(deleted) <= erasure.PIECE_ROWS
+    async with db.read() as conn:
+        assert [one.tenant_id for one in (await request_log.list_requests(conn, RequestFilter())).items] == [
+            "proj_other"
+        ]
 
 
 async def test_what_gateways_serve_raises_the_number_that_they_watch(conn):

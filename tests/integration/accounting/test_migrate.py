@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 
@@ -9,7 +10,7 @@ import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, inspect, text
 
-from accounting.database import migrate
+from accounting.database import alembic_runs, migrate
 from accounting.tables.models import Base
 from accounting.values.errors import SchemaError, SchemaNewer, SchemaOlder
 
@@ -82,6 +83,34 @@ def test_processes_that_start_together_migrate_once(tmp_path):
         for done in [pool.submit(migrate.upgrade, url) for _ in range(4)]:
             done.result()
     migrate.check(url)
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_a_migration_that_waits_for_a_lock_lets_others_pass(database_url, monkeypatch, caplog):
+    """It waited without a bound, and every gateway's statement stood in line behind it."""
+    monkeypatch.setattr(alembic_runs, "LOCK_TIMEOUT_MS", 100, raising=False)
+    monkeypatch.setattr(alembic_runs, "PAUSE_S", 0.1, raising=False)
+    migrate.upgrade(database_url, "0011")
+    engine = create_engine(database_url)
+    with ThreadPoolExecutor(1) as pool, engine.connect() as holder, engine.connect() as reader:
+        holder.execute(text("SELECT count(*) FROM tenant"))
+        migration = pool.submit(migrate.upgrade, database_url)
+        try:
+            waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'tenant'::regclass")
+            with engine.connect() as watching:
+                while not watching.scalar(waiting):
+                    watching.rollback()
+            reader.execute(text("SET statement_timeout = '3s'"))
+            assert reader.scalar(text("SELECT count(*) FROM tenant")) == 1
+            reader.rollback()
+            while "waits for a lock" not in caplog.text:
+                assert not migration.done()
+                time.sleep(0.01)
+        finally:
+            holder.rollback()
+        migration.result(timeout=30)
+    engine.dispose()
+    migrate.check(database_url)
 
 
 def test_a_migration_that_fails_in_the_middle_leaves_nothing(tmp_path, monkeypatch):

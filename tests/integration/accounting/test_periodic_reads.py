@@ -1,4 +1,7 @@
-"""What is read again and again takes no longer as history grows: each statement finds its rows by an index."""
+"""What is read again and again takes no longer as history grows: each statement finds its rows by an index.
+
+SQLite plans without statistics, as in service, where nothing gathers them. PostgreSQL gathers its own.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,30 @@ import re
 from typing import Any
 
 import pytest
+from money import RATES, posting
 from sqlalchemy import event
 
+from accounting.access import api_keys
+from accounting.billing import drafts
 from accounting.database.db import Database
 from accounting.events import deliveries
 from accounting.limits import limiter_state, spend_alerts, spend_limits
 from accounting.limits.spend_alerts import AlertFields
+from accounting.prices import prices
+from accounting.requests import idempotency_store, request_postings, sdk_retries
+from accounting.requests.sdk_retries import DisconnectedEarly
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.limiter_models import LimiterIncident
 from accounting.tables.models import RollupDay
 from accounting.tenants import tenants
-from accounting.values.periods import DAY_S, month_start
+from accounting.values.periods import DAY_S, bounds, month_start
 from accounting.values.types import OPERATOR_TENANT
 
 NOW = 1_790_000_000
 NOW_MS = NOW * 1000
 THIS_MONTH = month_start(NOW)
 NUM_MONTHS, NUM_TENANTS, NUM_INCIDENTS = 60, 40, 6_000
-GROWING = ("rollup_day", "rollup_month", "limiter_incident", "spend_alert_due", "outbox")
+GROWING = ("rollup_day", "rollup_month", "limiter_incident", "spend_alert_due", "outbox", "ledger_entry")
 SUMS = ("num_requests", "cache_read", "cache_write", "uncached", "output")
 CHARGES = ("charge", "charge_cache_read", "charge_cache_write", "charge_uncached", "charge_output")
 
@@ -53,7 +62,8 @@ async def old(db: Database) -> Database:
     async with db.write() as conn:
         for table, found in ((RollupDay, rows), (RollupMonth, rows), (LimiterIncident, incidents)):
             await conn.execute(table.__table__.insert(), found)
-        await conn.exec_driver_sql("ANALYZE")
+        if db.dialect == "postgresql":
+            await conn.exec_driver_sql("ANALYZE")
     return db
 
 
@@ -73,6 +83,11 @@ class Noted:
 
     def __exit__(self, *_: object) -> None:
         event.remove(self._conn.sync_connection, "before_cursor_execute", self.note)
+
+    async def plan(self) -> str:
+        """SQLite's plan of all statements that were noted."""
+        plans = [(await self._conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", p)).all() for s, p in self.statements]
+        return "\n".join(str(row[-1]) for plan in plans for row in plan)
 
     async def read_whole(self) -> set[str]:
         word, form = ("EXPLAIN QUERY PLAN", r"SCAN (\w+)\b(?! USING INDEX ix_outbox_due)")
@@ -116,19 +131,62 @@ async def test_alerts_and_deliveries_that_are_due_are_found_by_an_index(old: Dat
 async def test_a_gateway_learns_the_newest_incident_of_each_tenant(old: Database) -> None:
     """A gateway that started read each charge that was ever taken back."""
     async with old.read() as conn:
-        found = await limiter_state.incidents(conn, 0)
+        found = await limiter_state.incidents(conn)
         assert len(found) == NUM_TENANTS + 1
         assert {one.tenant_id: one.epoch for one in found} == await limiter_state.epochs(conn)
         assert [one.epoch for one in found] == sorted(one.epoch for one in found)
         assert all(one.raised_at_ms == one.epoch for one in found)
         with Noted(conn, old.dialect) as noted:
-            later = await limiter_state.incidents(conn, NUM_INCIDENTS - 3)
+            later = await limiter_state.incidents(conn, NUM_INCIDENTS - 2)
         assert [one.epoch for one in later] == list(range(NUM_INCIDENTS - 2, NUM_INCIDENTS + 1))
         assert await noted.read_whole() == set()
     async with old.write() as conn:
         with Noted(conn, old.dialect) as noted:
             await limiter_state.raise_for_life(conn, "a", NOW_MS)
             await limiter_state.raise_for_life(conn, "a", NOW_MS)
-        assert [one.epoch for one in await limiter_state.incidents(conn, 0)] == [NUM_INCIDENTS + 1]
+        assert [one.epoch for one in await limiter_state.incidents(conn)] == [NUM_INCIDENTS + 1]
         noted.statements = [one for one in noted.statements if one[0].startswith("SELECT")]
         assert await noted.read_whole() == set()
+
+
+async def test_a_sweep_reads_the_rows_that_it_is_after(old: Database, pepper: bytes) -> None:
+    """A repeat made SQLite's only writer read the whole ledger, and each sweep read the kept answers of all tenants."""
+    async with old.write() as conn:
+        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
+        mine = (await tenants.create(conn, "mine", now=NOW)).id
+        key = await api_keys.create(conn, pepper, tenant_id=mine, now=NOW)
+        owner = {"tenant_id": mine, "key_id": key.info.id}
+        for number, request_id in enumerate(("req_1", "req_2")):
+            await request_postings.post(conn, 0, number + 1, [posting(request_id, **owner)])
+        await sdk_retries.note(conn, [DisconnectedEarly("req_1", "req_1", *owner.values(), b"f", NOW_MS)])
+        await sdk_retries.replace(conn, owner["key_id"], b"f", "req_2", NOW_MS)
+        with Noted(conn, old.dialect) as noted:
+            assert await sdk_retries.any_to_move(conn)
+            assert await sdk_retries.move(conn) == ["req_1"]
+        noted.statements = noted.statements[:3]  # what follows is the reversal of the one that was found
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            assert "SCAN ledger_entry" not in plan
+            assert plan.count("ix_unheard_attempt_to_move") == 2
+        with Noted(conn, old.dialect) as noted:
+            await idempotency_store.purge(conn, NOW)
+            await idempotency_store.drop_lost(conn, 0, {"req_held"}, NOW)
+            await idempotency_store.drop_running(conn, 0)
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            assert "ix_idempotent_reply_stored (batch_id=? AND expires_at<?)" in plan
+            assert "ix_idempotent_reply_running (slot=? AND created_at<?)" in plan
+            assert "ix_idempotent_reply_running (slot=?)" in plan
+
+
+async def test_a_draft_of_an_invoice_reads_the_hours_of_its_tenant_alone(old: Database) -> None:
+    """It walked the hours of all tenants while postings waited."""
+    start, end = bounds("2026-08")
+    async with old.read() as conn:
+        with Noted(conn, old.dialect) as noted:
+            await drafts._prepaid(conn, "proj_1", "USD", "2026-08", 0, 0)
+            await drafts._days(conn, "proj_1", start, end)
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            for table in ("rollup_hour", "rollup_day"):
+                assert f"sqlite_autoindex_{table}_1 (bucket=? AND tenant_id=?)" in plan

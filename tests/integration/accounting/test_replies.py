@@ -116,6 +116,16 @@ async def test_what_is_past_its_time_goes_with_all_its_postings(conn, owner):
     assert left == ["running"]
 
 
+async def test_answers_that_are_past_their_time_go_in_pieces(conn, owner, monkeypatch):
+    monkeypatch.setattr(replies, "PURGED_AT_ONCE", 2)
+    for number in range(3):
+        await take(conn, owner, f"k{number}", NOW - number)
+        await store(conn, owner, f"k{number}")
+    for left in (["k0"], []):
+        assert await replies.purge(conn, NOW + replies.KEEP_S) == bool(left)
+        assert (await conn.execute(text("SELECT key FROM idempotent_reply"))).scalars().all() == left
+
+
 async def test_lost_claims_of_a_slot_are_dropped_and_held_young_or_others_are_not(conn, owner):
     for key, now, slot in (("lost", 0, 0), ("held", 0, 0), ("young", 60, 0), ("other", 0, 1)):
         await take(conn, owner, key, NOW + now, slot)

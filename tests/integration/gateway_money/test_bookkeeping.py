@@ -20,7 +20,7 @@ from accounting.tenants import tenants
 from accounting.upstreams import costs
 from accounting.upstreams.costs import CostRow
 from accounting.values.types import TOKEN_CLASSES, Usage
-from gateway.books.bookkeeping import QUIET_MS, Bookkeeping
+from gateway.books.bookkeeping import CLOSE, QUIET_MS, Bookkeeping
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000
@@ -208,6 +208,17 @@ async def test_a_month_that_was_refused_is_tried_again_after_an_hour(books, regi
         await keeper.once(start_ms + after_ms)
         assert registry.get_sample_value("headgate_books_failures", {"equation": "close"}) == 1
     assert tried == [start_ms, start_ms + 3_600_000]
+
+
+async def test_books_are_ok_where_a_month_is_refused_that_breaks_no_equation(books, registry, monkeypatch):
+    async def refused(now_ms):
+        return [(CLOSE, "proj_1 2023-11: The tenant was charged in more than one currency.")]
+
+    keeper = Bookkeeping(books, registry, closes=True)
+    monkeypatch.setattr(keeper, "_close", refused)
+    await keeper.once(NOON_MS)
+    assert registry.get_sample_value("headgate_books_failures", {"equation": CLOSE}) == 1
+    assert registry.get_sample_value("headgate_books_ok") == 1
 
 
 async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(books, keeper):

@@ -221,7 +221,7 @@ async def test_s4_a_gateway_with_a_clock_ahead_does_not_hold_up_a_rebuild(
     later_ms = clocks.books() + HOUR_MS
     async with books.write() as conn:
         await limiter_state.join(conn, 7, clocks.books())
-        epoch = (await limiter_state.incidents(conn, 0))[-1].epoch
+        epoch = (await limiter_state.incidents(conn))[-1].epoch
         await limiter_state.raise_for_tenants(conn, {"proj_1": epoch}, later_ms)
     await limiter.incidents.follow()
     try:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import event, func, insert, select
+from sqlalchemy import delete, event, func, insert, select
 
 from accounting.database.db import Database
-from accounting.limits import end_users, quotas
+from accounting.limits import end_users, limiter_state, quotas
 from accounting.requests import request_postings
 from accounting.tables.budget_models import BudgetRow
-from accounting.tables.limiter_models import EndUserUse
+from accounting.tables.limiter_models import EndUserUse, LimiterBuilt, LimiterIncident
 from accounting.tables.models import Tenant
+from accounting.values import clock
 from accounting.values.budget_types import Budget, Quota
 from accounting.values.types import Charge, Limits, Principal, RequestFacts, Usage
 from gateway.base import ids
@@ -353,3 +354,44 @@ async def test_a_gateway_that_lists_late_holds_up_no_new_tenant(books: Database,
     assert [(money.used, money.held) for money in verdict.money.values()] == [(7, (1 + is_known) * 645)]
     for one in (limiter, late):
         await one.rebuilder.leave()
+
+
+async def raise_for(database: Database, limiter: Limiter, tenant_id: str) -> int:
+    async with database.write() as conn:
+        await limiter_state.raise_for_tenants(conn, {tenant_id: limiter.incidents.of(tenant_id)}, clock.now_ms())
+    await limiter.incidents.follow()
+    return limiter.incidents.of(tenant_id)
+
+
+async def test_gateways_agree_after_a_failover_of_sql_lost_an_incident(books: Database, link: RedisLink) -> None:
+    """Its number was given again, to another tenant: one gateway refused that one until a restart, the other this one."""
+    one, other = (Limiter(link, slot, books, caught_up=nothing_to_ship) for slot in range(2))
+    for limiter in (one, other):
+        await limiter.incidents.follow()
+    lost = await raise_for(books, one, "proj_1")
+    async with books.write() as conn:
+        await conn.execute(delete(LimiterIncident).where(LimiterIncident.epoch == lost))
+    assert await raise_for(books, other, "proj_2") == lost
+    for limiter in (one, other):
+        await limiter.incidents.follow()
+    for tenant_id in ("proj_1", "proj_2", "proj_3"):
+        assert one.incidents.of(tenant_id) == other.incidents.of(tenant_id) > lost
+    for limiter in (one, other):
+        await limiter.rebuilder.leave()
+
+
+async def test_a_state_that_is_newer_than_every_incident_is_built_again(books: Database, link: RedisLink) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenant_id = (await make_tenants(books, now_ms))[0]
+    before = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    await before.incidents.follow()
+    lost = await raise_for(books, before, tenant_id)
+    await before.reserve(holder(tenant_id, 0, now_ms), 10, 5, LADDER)
+    await before.rebuilder.leave()
+    async with books.write() as conn:
+        await conn.execute(delete(LimiterIncident).where(LimiterIncident.epoch == lost))
+        await conn.execute(delete(LimiterBuilt))
+    after = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    await after.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
+    assert after.incidents.of(tenant_id) > lost
+    await after.rebuilder.leave()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import shutil
 import stat
 import tarfile
 from pathlib import Path
@@ -103,6 +105,28 @@ def test_where_links_cannot_be_made_the_second_look_copies_what_has_grown(home, 
         home_archive.pack(tmp_path / "b.tar", manifest(), sources.members)
     with tarfile.open(tmp_path / "b.tar") as tar:
         assert tar.extractfile(f"state/gateway-0/journal/{1:020}.journal").read() == b"records and more"
+
+
+def test_files_of_another_mount_are_held_there_and_no_byte_of_them_is_copied(home, tmp_path, monkeypatch):
+    mount, link = home.root / "files", os.link
+    (mount / ".backup-killed").mkdir()
+    (mount / ".backup-killed" / "0").write_bytes(b"held by another backup")
+
+    def within_a_mount(source, target):
+        if Path(source).is_relative_to(mount) != Path(target).is_relative_to(mount):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", within_a_mount)
+    monkeypatch.setattr(shutil, "copyfile", lambda *_: pytest.fail("a file was copied"))
+    with home_archive.held_sources(home) as sources:
+        sources.note()
+        (mount / "a" / "b").unlink()
+        (mount / "a" / "c").write_bytes(b"newer")
+        sources.note()
+        told = home_archive.pack(tmp_path / "b.tar", manifest(), sources.members)
+    assert told.sha256.keys() == NAMES | {"home/files/a/c"}
+    assert {path.name for path in mount.iterdir()} == {"a", ".backup-killed"}
 
 
 def test_a_file_that_exists_is_not_replaced(home, tmp_path):

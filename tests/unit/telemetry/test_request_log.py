@@ -48,7 +48,11 @@ def sql(monkeypatch: pytest.MonkeyPatch) -> Sql:
         conn.rows += rows
         conn.batches.append(len(rows))
 
+    async def without_erased(conn: Sql, rows: list[LoggedRequest]) -> list[LoggedRequest]:
+        return rows
+
     monkeypatch.setattr(request_log, "add", add)
+    monkeypatch.setattr(request_log, "without_erased", without_erased)
     return Sql()
 
 
