@@ -14,6 +14,8 @@ from zero_points import quantized
 from kernels import dispatch
 from kernels.reference import linear as formats
 from kernels.triton.products import linear, linear_quant, partials
+from workers.engine.device.self_check import Shapes, checked
+from workers.engine.kv.kv_store import KVShape
 
 OPS = ("linear_w8", "linear_w4", "linear_fp8", "linear_w8a8", "quantize_tokens")
 TWIN = dispatch.choose(torch.device("cpu"))
@@ -174,6 +176,28 @@ def test_fp8_products_are_those_of_float64(ops, rows):
     told = (x_scale, weight, scale, bias)
     found = run(ops, "linear_fp8", x, 80, *told, dtype=torch.bfloat16)
     assert relative_error(found, expected) <= 1e-2
+
+
+def test_many_fp8_rows_in_float32_need_no_library_product_which_refuses_a_bias(monkeypatch):
+    def refused(*_, bias, out_dtype, **__):
+        assert bias is not None and out_dtype == torch.float32
+        raise RuntimeError("Bias is not supported when out_dtype is set to Float32")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+    shapes = Shapes(KVShape(1, 1, 16, 16, torch.float32), torch.float32, 1, 64, 90, ())
+    ops = dispatch.choose(torch.device("cpu"), {"linear_fp8"})
+    checked_ops, _ = checked(ops, shapes)
+    assert checked_ops.chosen["linear_fp8"] is linear_quant.linear_fp8
+
+
+def test_a_gpu_without_8_bit_floats_takes_the_twin_of_their_product_and_no_other(monkeypatch):
+    chosen = {}
+    for capability in ((8, 0), (8, 9)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        chosen[capability] = dispatch.choose(torch.device("cuda")).chosen
+    assert chosen[8, 0]["linear_fp8"] is dispatch.TWINS["linear_fp8"]
+    assert chosen[8, 9]["linear_fp8"] is linear_quant.linear_fp8
+    assert chosen[8, 0] | {"linear_fp8": linear_quant.linear_fp8} == chosen[8, 9]
 
 
 @BOTH
