@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -96,7 +99,6 @@ class TestFormats:
 
     @pytest.mark.parametrize("depth", [50, 2100])
     def test_int8_tokens_are_off_by_at_most_half_a_scale_also_in_the_kernel(self, depth):
-        """The interpreter's division is the CPU's; on a GPU a tie may fall to the other side."""
         x = draw(4, depth) * torch.tensor([[1.0], [1000.0], [0.0], [1e-6]])
         for ops in (TWIN, TRITON):
             out, scale = Guarded((4, depth), torch.int8), Guarded((4,), torch.float32)
@@ -107,6 +109,26 @@ class TestFormats:
             assert bool(((found - x).abs() <= scale.tensor[:, None] * 0.50001).all())
             assert out.tensor.abs().amax(1).tolist() == [127, 127, 0, 127]
 
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+    def test_kernel_and_twin_round_tokens_by_the_same_divisions(self, dtype, monkeypatch):
+        """A GPU's `/` is rounded otherwise: there Triton's is approximate, and torch's by a plain number a product."""
+        x, divided = draw(4, 2100), []
+        real = formats.torch.Tensor.__truediv__
+
+        def exact(left, right):
+            divided.append(type(right))
+            return real(left, right)
+
+        monkeypatch.setattr(torch.Tensor, "__truediv__", exact)
+        found, scale = (formats.quantize_int8 if dtype == torch.int8 else formats.quantize_fp8)(x)
+        assert divided == [torch.Tensor] * 2
+        out, own = torch.empty_like(x, dtype=dtype), torch.empty(4)
+        TRITON.weights.quantize_tokens(out, own, x)
+        assert torch.equal(own, scale)
+        # The interpreter's cast to 8-bit floats is wrong where rounding raises the exponent.
+        assert dtype != torch.int8 or torch.equal(out, found)
+        assert "div.full" not in ahead_of_time(dtype)
+
     def test_words_of_8_bits_come_back_and_are_sorted_by_group(self):
         numbers = torch.arange(64 * 5).view(64, 5).to(torch.int32) * 7 % 256
         packed = formats.pack_words(numbers, 8)
@@ -115,6 +137,18 @@ class TestFormats:
         group_ids = torch.arange(64) * 5 % 64 // 32
         sorted_, order = formats.sort_groups(packed, group_ids, 8)
         assert torch.equal(formats.unpack_words(sorted_, 8), numbers[order])
+
+
+def ahead_of_time(dtype: torch.dtype) -> str:
+    """The PTX of the kernel that rounds tokens, compiled in a process without the interpreter."""
+    index = ["int8", "fp8"].index("int8" if dtype == torch.int8 else "fp8")
+    code = (
+        "from kernels import ahead; from kernels.triton.products.linear_quant import specimens; ahead._pretend(90);"
+        f"one = [s for s in specimens(90) if s.name.startswith('tokens')][{index}];"
+        "print(one.kernel.warmup(*one.args, grid=(1,), **one.options, **one.constants).asm['ptx'])"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
 
 def run(ops, name: str, x: torch.Tensor, columns: int, *told, **options) -> torch.Tensor:
@@ -320,6 +354,21 @@ def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
             chosen = linear_quant.select_w4(capability, rows, columns, depth, group)
             assert (group, *chosen.tile) in compiled[4] & compiled[8]
             assert chosen.splits == linear_quant.select_w4(capability, 1, columns, depth, group).splits
+
+
+def test_the_check_at_start_splits_its_products(monkeypatch):
+    """Of few rows; else the second launch, which adds the parts, would be compared with nothing."""
+    joined, real = [], linear.join
+
+    def join(*told):
+        joined.append(told[-1])
+        real(*told)
+
+    monkeypatch.setattr(linear, "join", join)
+    shapes = Shapes(KVShape(1, 1, 16, 16, torch.float32), torch.float32, 1, 64, 90, ())
+    _, states = checked(dispatch.choose(torch.device("cpu"), {"linear_w8"}), shapes)
+    assert joined == [linear.select(90, 5, 96, 1024).splits] == [4]
+    assert {state.op for state in states if state.state == "equal"} == {"linear_w8"}
 
 
 def test_fp8_is_compiled_only_where_the_hardware_has_it():
