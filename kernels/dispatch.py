@@ -46,7 +46,6 @@ TWINS: dict[str, Kernel] = {
     "sample": sample.sample,
     "scatter_blocks": kv.scatter_blocks,
     "silu_mul": pointwise.silu_mul,
-    "top_logprobs": sample.top_logprobs,
     "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
@@ -328,12 +327,6 @@ class Ops:
     def silu_mul(self, out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:
         checks.check_gated(out, x, out_scales)
         self.chosen["silu_mul"](out, x, out_scales)
-
-    def top_logprobs(self, values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
-        assert values.shape == tokens.shape, (values.shape, tokens.shape)
-        assert len(raw) == len(tokens), (raw.shape, tokens.shape)
-        assert tokens.shape[1] <= raw.shape[1], (tokens.shape, raw.shape)
-        self.chosen["top_logprobs"](values, tokens, raw)
 
     def verify(
         self,
