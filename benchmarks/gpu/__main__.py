@@ -34,7 +34,7 @@ PARTS = ("kernels", "decode", "mixed", "shared")
 KEYS = {"kernels": ("kernel", "shape"), "decode": ("model", "batch")} | dict.fromkeys(
     ("idle", "mixed", "shared"), ("model",)
 )
-"""What names a row of a part; a run that goes on with another one does not measure it again."""
+"""Names of the fields that identify a row of a part: a run that goes on with another one measures no row again."""
 CEILINGS = ("ceilings_first", "ceilings_last")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
