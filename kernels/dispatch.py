@@ -46,7 +46,6 @@ TWINS: dict[str, Kernel] = {
     "sample": sample.sample,
     "scatter_blocks": kv.scatter_blocks,
     "silu_mul": pointwise.silu_mul,
-    "top_logprobs": sample.top_logprobs,
     "verify": sample.verify,
 }
 COMPILED: dict[str, str] = {
@@ -329,12 +328,6 @@ class Ops:
         checks.check_gated(out, x, out_scales)
         self.chosen["silu_mul"](out, x, out_scales)
 
-    def top_logprobs(self, values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
-        assert values.shape == tokens.shape, (values.shape, tokens.shape)
-        assert len(raw) == len(tokens), (raw.shape, tokens.shape)
-        assert tokens.shape[1] <= raw.shape[1], (tokens.shape, raw.shape)
-        self.chosen["top_logprobs"](values, tokens, raw)
-
     def verify(
         self,
         accepted: torch.Tensor,
@@ -359,11 +352,18 @@ class Ops:
         assert not self.debug or slots.distinct, "a slot is written twice"
 
 
+def has_fp8(device: torch.device) -> bool:
+    """Returns whether a GPU multiplies 8-bit floats."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
 def choose(device: torch.device, compiled: Collection[str] | None = None, debug: bool = False) -> Ops:
     """Returns the ops of a device. `compiled` names the ops that use the Triton kernel; None means all on a GPU, none
     on a CPU. Kernels named on a CPU run in Triton's interpreter, which tests use."""
     if compiled is None:
-        compiled = COMPILED if device.type == "cuda" else ()
+        compiled = (
+            [name for name in COMPILED if name != "linear_fp8" or has_fp8(device)] if device.type == "cuda" else ()
+        )
     chosen = dict(TWINS)
     for name in compiled:
         chosen[name] = getattr(importlib.import_module(COMPILED[name]), name)

@@ -27,11 +27,14 @@ from benchmarks.gpu import stand_in
 stand_in.install()
 
 from benchmarks.gpu import decode_step, kernel_cases, models, roofline, serving, timing
-from benchmarks.kernels.case import Case
 
 KERNEL_SHARE = 0.45
 """The share of the time that kernels get: they and their peers compile for long, and the models must get their turn."""
 PARTS = ("kernels", "decode", "mixed", "shared")
+KEYS = {"kernels": ("kernel", "shape"), "decode": ("model", "batch")} | dict.fromkeys(
+    ("idle", "mixed", "shared"), ("model",)
+)
+"""Names of the fields that identify a row of a part: a run that goes on with another one measures no row again."""
 CEILINGS = ("ceilings_first", "ceilings_last")
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -47,7 +50,9 @@ class Run:
         self.record: dict[str, Any] = {"about": about(self.device), "failures": []}
         if told.resume and told.out.exists():
             before = json.loads(told.out.read_text())
-            self.record["kernels"] = [row for row in before.get("kernels", ()) if "failed" not in row]
+            for part in (*KEYS, "load"):
+                if rows := [row for row in before.get(part, ()) if "failed" not in row]:
+                    self.record[part] = rows
             told_before = before["about"] | {name: before.get(name) for name in CEILINGS}
             self.record["resumed"] = [*before.get("resumed", ()), told_before]
         self.first = self.ceilings("ceilings_first")
@@ -56,10 +61,9 @@ class Run:
     def left_s(self) -> float:
         return float(self.told.budget_s) - (time.monotonic() - self.started)
 
-    def has(self, case: Case) -> bool:
-        """Whether a run that this one goes on with has measured a kernel's case."""
-        done = self.record.get("kernels", ())
-        return any((row["kernel"], row["shape"]) == (case.kernel, case.shape) for row in done)
+    def has(self, part: str, what: dict[str, Any]) -> bool:
+        """Whether a run that this one goes on with has measured this row."""
+        return any(all(row[key] == what[key] for key in KEYS[part]) for row in self.record.get(part, ()))
 
     def ceilings(self, name: str) -> timing.Ceilings:
         found = timing.ceilings(self.device, self.tiny)
@@ -79,7 +83,10 @@ class Run:
     def attempt(
         self, part: str, what: dict[str, Any], work: Callable[[], dict[str, Any]], reserved_s: float = 0.0
     ) -> None:
-        """A row, or the reason why there is none. `reserved_s`: time that belongs to what comes later."""
+        """A row, unless it is there, or the reason why there is none. `reserved_s`: time that belongs to what comes
+        later."""
+        if self.has(part, what):
+            return
         if self.left_s <= reserved_s:
             self.add(part, what | {"failed": "no time left"})
             return
@@ -100,8 +107,9 @@ def main() -> int:
     if "kernels" in told.part:
         alone = told.part == ["kernels"]
         reserved_s = 0.0 if alone else told.budget_s * (1 - KERNEL_SHARE)
-        cases = [case for case in kernel_cases.all_cases(run.tiny, told.kernel) if not run.has(case)]
-        for case in sorted(cases, key=lambda case: not case.bar):  # those with a bar first
+        for case in sorted(
+            kernel_cases.all_cases(run.tiny, told.kernel), key=lambda case: not case.bar
+        ):  # those with a bar first
             run.attempt(
                 "kernels",
                 {"kernel": case.kernel, "shape": case.shape},
@@ -117,7 +125,7 @@ def main() -> int:
 
 
 def _measure_model(run: Run, shape: models.Shape, folder: Path) -> None:
-    wanted = set(run.told.part) - {"kernels"}
+    wanted = [part for part in PARTS[1:] if part in run.told.part and not _measured(run, shape, part)]
     if not wanted:
         return
     longest = 48 if run.tiny else 8192
@@ -134,9 +142,21 @@ def _measure_model(run: Run, shape: models.Shape, folder: Path) -> None:
             work(run, shape, runner)
 
 
+def _batches(run: Run) -> tuple[int, ...]:
+    return (1, 3) if run.tiny else BATCHES
+
+
+def _measured(run: Run, shape: models.Shape, part: str) -> bool:
+    """Whether a model need not be loaded for a part."""
+    if part != "decode":
+        return run.has(part, {"model": shape.name})
+    steps = all(run.has(part, {"model": shape.name, "batch": batch}) for batch in _batches(run))
+    return steps and (run.device.type != "cuda" or run.has("idle", {"model": shape.name}))
+
+
 def _decode(run: Run, shape: models.Shape, runner: Any) -> None:
     context, num_steps = (16, 4) if run.tiny else (1024, 32)
-    for batch in (1, 3) if run.tiny else BATCHES:
+    for batch in _batches(run):
         run.attempt(
             "decode",
             {"model": shape.name, "batch": batch},
@@ -243,7 +263,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kernel", default="", help="only cases whose name or shape has this text")
     parser.add_argument("--model", default="", help="only models whose name has this text")
     parser.add_argument("--budget-s", type=float, default=570, help="start nothing after this time")
-    parser.add_argument("--resume", action="store_true", help="keep the kernels that --out has, measure the others")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --out has, measure the others")
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"))
     told = parser.parse_args()
     told.part = told.part or list(PARTS)

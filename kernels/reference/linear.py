@@ -127,14 +127,14 @@ def workspace_size(num_tokens: int, out_features: int, in_features: int, dtype: 
 def quantize_int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns int8 `[out_features, in_features]` in ±127 and float32 scales `[out_features]`; the error is at most half
     a scale."""
-    scale = _scales(weight.float().abs().amax(1) / 127)
+    scale = _scales(weight.float().abs().amax(1), INT8_MAX)
     return (weight.float() / scale[:, None]).round_().to(torch.int8), scale
 
 
 def quantize_fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns e4m3 and float32 scales per row; the error is at most 1/16 of an element, or 2⁻¹⁰ scales near zero."""
     wide = weight.float()
-    scale = _scales(wide.abs().amax(1) / FP8_MAX)
+    scale = _scales(wide.abs().amax(1), FP8_MAX)
     return (wide / scale[:, None]).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
 
 
@@ -145,7 +145,7 @@ def quantize_int4(weight: torch.Tensor, group: int = 128) -> tuple[torch.Tensor,
     if group not in GROUPS or in_features % group:
         raise ValueError(f"in_features {in_features} cannot be cut into groups of {group}")
     wide = weight.float().T.reshape(in_features // group, group, out_features)
-    scale = _scales(_scales(wide.abs().amax(1) / 7).to(weight.dtype))
+    scale = _not_zero(_scales(wide.abs().amax(1), 7.0).to(weight.dtype))
     numbers = (wide / scale.float()[:, None]).round_() + symmetric_zero(4)
     return pack_words(numbers.clamp_(0, 15).to(torch.int32).view(in_features, out_features)), scale, None
 
@@ -192,7 +192,13 @@ def sort_groups(packed: torch.Tensor, group_ids: torch.Tensor, bits: int = 4) ->
     return pack_words(unpack_words(packed, bits)[order], bits), order.to(torch.int32)
 
 
-def _scales(scale: torch.Tensor) -> torch.Tensor:
+def _scales(largest: torch.Tensor, limit: float) -> torch.Tensor:
+    """Returns the scales with which the largest magnitudes become the limit. Both sides of the division are tensors: for a
+    plain number torch multiplies by a rounded reciprocal on a GPU, and the kernel divides."""
+    return _not_zero(largest / torch.full_like(largest, limit))
+
+
+def _not_zero(scale: torch.Tensor) -> torch.Tensor:
     """Returns the scales with 1 instead of 0, because they are divisors."""
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 

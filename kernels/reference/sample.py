@@ -189,14 +189,6 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def top_logprobs(values: torch.Tensor, tokens: torch.Tensor, raw: torch.Tensor) -> None:
-    """Writes the n best tokens of each row, best first: `tokens` `[rows, n]` int64, and their log-softmax, `values`
-    `[rows, n]` float32."""
-    best = raw.topk(tokens.shape[1], dim=-1)
-    tokens.copy_(best.indices)
-    torch.sub(best.values, raw.logsumexp(dim=-1, keepdim=True), out=values)
-
-
 def verify(
     accepted: torch.Tensor, following: torch.Tensor, draws: torch.Tensor, proposals: torch.Tensor, numbers: torch.Tensor
 ) -> None:

@@ -29,9 +29,15 @@ def scale_of(largest, LIMIT: tl.constexpr):
 
 
 @triton.jit
+def nearest(x):
+    """Rounds small numbers to integers, ties to even."""
+    return (x + _ROUND) - _ROUND
+
+
+@triton.jit
 def encode(x, inverse, LIMIT: tl.constexpr):
     """Scales and rounds rows; only the cast to the 8-bit type remains to be done."""
     x = x * inverse
     if LIMIT == _INT8:
-        x = (x + _ROUND) - _ROUND
+        x = nearest(x)
     return x

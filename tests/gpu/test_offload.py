@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -82,3 +83,20 @@ def test_a_step_does_not_wait_for_a_load() -> None:
     assert not loaded.done
     loaded.wait()
     assert loaded.seconds < 1.0
+
+
+def test_the_host_does_not_wait_for_the_launched_steps_to_store_and_place() -> None:
+    """The steps of the current stream stand still for about a second."""
+    _, host, before = filled()
+    host.store([(1, 1)])
+    warm, loaded = host.load([1]), host.load([1])
+    loaded.wait()
+    host.place(warm, [50])
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)
+    began = time.perf_counter()
+    host.store([(1, 1)])
+    host.place(loaded, [51])
+    assert time.perf_counter() - began < 0.1
+    torch.cuda.synchronize()
+    assert torch.equal(bits(host._store.tensor)[:, 51], before[:, 1])

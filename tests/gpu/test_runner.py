@@ -97,7 +97,7 @@ def test_rounded_experts_are_recorded_and_give_the_tokens_of_a_cpu(
     drive(model.runner(num_blocks=64, quant=quant), [alone], NUM_TOKENS)
     with caplog.at_level(logging.INFO, "workers.engine"):
         runner = runner_of(model.directory, block_size=16, quant=quant)
-        assert "decode steps recorded" in caplog.text
+        assert "4 of 4 decode steps recorded" in caplog.text
     sequence = Running(list(PROMPTS[2]), GREEDY, arrival=0)
     assert run(runner, [sequence], 3, 1) == [alone.output]
 

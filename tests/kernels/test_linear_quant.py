@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +17,8 @@ from zero_points import quantized
 from kernels import dispatch
 from kernels.reference import linear as formats
 from kernels.triton.products import linear, linear_quant, partials
+from workers.engine.device.self_check import Shapes, checked
+from workers.engine.kv.kv_store import KVShape
 
 OPS = ("linear_w8", "linear_w4", "linear_fp8", "linear_w8a8", "quantize_tokens")
 TWIN = dispatch.choose(torch.device("cpu"))
@@ -94,7 +99,6 @@ class TestFormats:
 
     @pytest.mark.parametrize("depth", [50, 2100])
     def test_int8_tokens_are_off_by_at_most_half_a_scale_also_in_the_kernel(self, depth):
-        """The interpreter's division is the CPU's; on a GPU a tie may fall to the other side."""
         x = draw(4, depth) * torch.tensor([[1.0], [1000.0], [0.0], [1e-6]])
         for ops in (TWIN, TRITON):
             out, scale = Guarded((4, depth), torch.int8), Guarded((4,), torch.float32)
@@ -105,6 +109,26 @@ class TestFormats:
             assert bool(((found - x).abs() <= scale.tensor[:, None] * 0.50001).all())
             assert out.tensor.abs().amax(1).tolist() == [127, 127, 0, 127]
 
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+    def test_kernel_and_twin_round_tokens_by_the_same_divisions(self, dtype, monkeypatch):
+        """A GPU's `/` is rounded otherwise: there Triton's is approximate, and torch's by a plain number a product."""
+        x, divided = draw(4, 2100), []
+        real = formats.torch.Tensor.__truediv__
+
+        def exact(left, right):
+            divided.append(type(right))
+            return real(left, right)
+
+        monkeypatch.setattr(torch.Tensor, "__truediv__", exact)
+        found, scale = (formats.quantize_int8 if dtype == torch.int8 else formats.quantize_fp8)(x)
+        assert divided == [torch.Tensor] * 2
+        out, own = torch.empty_like(x, dtype=dtype), torch.empty(4)
+        TRITON.weights.quantize_tokens(out, own, x)
+        assert torch.equal(own, scale)
+        # The interpreter's cast to 8-bit floats is wrong where rounding raises the exponent.
+        assert dtype != torch.int8 or torch.equal(out, found)
+        assert "div.full" not in ahead_of_time(dtype)
+
     def test_words_of_8_bits_come_back_and_are_sorted_by_group(self):
         numbers = torch.arange(64 * 5).view(64, 5).to(torch.int32) * 7 % 256
         packed = formats.pack_words(numbers, 8)
@@ -113,6 +137,18 @@ class TestFormats:
         group_ids = torch.arange(64) * 5 % 64 // 32
         sorted_, order = formats.sort_groups(packed, group_ids, 8)
         assert torch.equal(formats.unpack_words(sorted_, 8), numbers[order])
+
+
+def ahead_of_time(dtype: torch.dtype) -> str:
+    """The PTX of the kernel that rounds tokens, compiled in a process without the interpreter."""
+    index = ["int8", "fp8"].index("int8" if dtype == torch.int8 else "fp8")
+    code = (
+        "from kernels import ahead; from kernels.triton.products.linear_quant import specimens; ahead._pretend(90);"
+        f"one = [s for s in specimens(90) if s.name.startswith('tokens')][{index}];"
+        "print(one.kernel.warmup(*one.args, grid=(1,), **one.options, **one.constants).asm['ptx'])"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
 
 def run(ops, name: str, x: torch.Tensor, columns: int, *told, **options) -> torch.Tensor:
@@ -174,6 +210,28 @@ def test_fp8_products_are_those_of_float64(ops, rows):
     told = (x_scale, weight, scale, bias)
     found = run(ops, "linear_fp8", x, 80, *told, dtype=torch.bfloat16)
     assert relative_error(found, expected) <= 1e-2
+
+
+def test_many_fp8_rows_in_float32_need_no_library_product_which_refuses_a_bias(monkeypatch):
+    def refused(*_, bias, out_dtype, **__):
+        assert bias is not None and out_dtype == torch.float32
+        raise RuntimeError("Bias is not supported when out_dtype is set to Float32")
+
+    monkeypatch.setattr(torch, "_scaled_mm", refused)
+    shapes = Shapes(KVShape(1, 1, 16, 16, torch.float32), torch.float32, 1, 64, 90, ())
+    ops = dispatch.choose(torch.device("cpu"), {"linear_fp8"})
+    checked_ops, _ = checked(ops, shapes)
+    assert checked_ops.chosen["linear_fp8"] is linear_quant.linear_fp8
+
+
+def test_a_gpu_without_8_bit_floats_takes_the_twin_of_their_product_and_no_other(monkeypatch):
+    chosen = {}
+    for capability in ((8, 0), (8, 9)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
+        chosen[capability] = dispatch.choose(torch.device("cuda")).chosen
+    assert chosen[8, 0]["linear_fp8"] is dispatch.TWINS["linear_fp8"]
+    assert chosen[8, 9]["linear_fp8"] is linear_quant.linear_fp8
+    assert chosen[8, 0] | {"linear_fp8": linear_quant.linear_fp8} == chosen[8, 9]
 
 
 @BOTH
@@ -296,6 +354,21 @@ def test_every_shape_has_a_configuration_that_is_compiled_ahead(capability):
             chosen = linear_quant.select_w4(capability, rows, columns, depth, group)
             assert (group, *chosen.tile) in compiled[4] & compiled[8]
             assert chosen.splits == linear_quant.select_w4(capability, 1, columns, depth, group).splits
+
+
+def test_the_check_at_start_splits_its_products(monkeypatch):
+    """Of few rows; else the second launch, which adds the parts, would be compared with nothing."""
+    joined, real = [], linear.join
+
+    def join(*told):
+        joined.append(told[-1])
+        real(*told)
+
+    monkeypatch.setattr(linear, "join", join)
+    shapes = Shapes(KVShape(1, 1, 16, 16, torch.float32), torch.float32, 1, 64, 90, ())
+    _, states = checked(dispatch.choose(torch.device("cpu"), {"linear_w8"}), shapes)
+    assert joined == [linear.select(90, 5, 96, 1024).splits] == [4]
+    assert {state.op for state in states if state.state == "equal"} == {"linear_w8"}
 
 
 def test_fp8_is_compiled_only_where_the_hardware_has_it():

@@ -4,6 +4,9 @@ twin, and what its scan leaves for sampling."""
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -196,6 +199,31 @@ def test_the_kernel_edits_as_its_twin_and_scans_what_it_wrote(vocab):
     raw_peak, raw_mass = workspace.peaks[:, 2], workspace.peaks[:, 3]
     torch.testing.assert_close((raw_mass * raw_peak.exp()).sum(1).log(), raw.logsumexp(1), rtol=1e-5, atol=1e-5)
     assert torch.equal(workspace.chunk_peaks.amax(1), out.amax(1))
+
+
+@pytest.mark.parametrize("number", [127, 128, 129, 300])
+def test_many_biases_reach_their_tokens_in_every_segment(number):
+    raw, edits = raw_of(2, 1000), edits_of(2, 1000, biases=number)
+    generator = torch.Generator().manual_seed(number)
+    edits.bias_tokens[0] = torch.randperm(1000, generator=generator)[:number].sort().values.int()
+    edits.bias_tokens[1, : number - 5] = 999
+    edits.biases[:] = torch.randn((2, number), generator=generator)
+    expected, _ = run(TWIN, raw, edits)
+    found, _ = run(TRITON, raw, edits, shape=geometry(1000, lanes=32, runs=4, most_segments=4))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_one_compiled_scan_serves_every_number_of_biases():
+    """A variant for each number would be compiled in front of everybody's streams. Counted without the interpreter."""
+    code = (
+        "from kernels import ahead; from kernels.triton.sampling import logits; ahead._pretend(90);"
+        "(one,) = [s for s in logits.specimens(90) if s.name == 'scan 50257 edits 16'];"
+        "print(len({id(one.kernel.warmup(*one.args[:-1], n, grid=(1,), num_warps=4, **one.constants))"
+        " for n in (1, 5, 16, 40, 300)}))"
+    )
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
 
 
 def test_sampling_behind_the_edits_reads_their_scan_and_gives_raw_logprobs():

@@ -320,18 +320,6 @@ def test_proposals_are_accepted_up_to_the_first_that_differs(ops, most):
     assert int(accepted.tensor.max()) == most
 
 
-def test_top_logprobs_fill_given_buffers_best_first():
-    rows = rows_of(50, seed=4)
-    values, tokens = Guarded((5, 20), torch.float32), Guarded((5, 20), torch.int64)
-    TWIN.top_logprobs(values.tensor, tokens.tensor, rows)
-    values.check()
-    tokens.check()
-    expected = rows.double().log_softmax(-1)
-    best = expected.sort(descending=True, stable=True).values[:, :20]
-    torch.testing.assert_close(values.tensor.double(), best, rtol=0, atol=1e-5)
-    assert torch.equal(expected.gather(1, tokens.tensor), best)
-
-
 @pytest.mark.parametrize("vocab", [1, 17, 2049, 32_000, 50_257, 128_256, 151_936, 262_144])
 def test_every_vocabulary_is_cut_so_that_no_token_is_left_out(vocab):
     shape = logits.select(vocab)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from workers.engine.checkpoint import loader
 from workers.engine.checkpoint.checkpoint import find, read_json
 from workers.engine.device.encoder import EncoderRunner
@@ -14,7 +16,7 @@ from workers.engine.model.heads import Heads
 from workers.engine.parallel.group import ALONE, Member, device_of
 from workers.engine.pooling import recipe
 from workers.engine.settings import WorkerSettings
-from workers.engine.values.errors import ModelError
+from workers.engine.values.errors import DeviceOutOfMemory, ModelError
 from workers.engine.values.plan import StepRunner
 
 
@@ -81,20 +83,23 @@ def adapters_in(directory: Path | None) -> list[Path]:
 
 def load_draft(told: WorkerSettings, target: StepRunner) -> ModelRunner:
     """Loads the draft model, with KV for every block of the target's pool. Raises ModelError."""
-    draft = ModelRunner(
-        RunnerSettings(
-            told.engine_draft_model,
-            device=device_of(told.engine_device, 0, told.engine_tensor_parallel),
-            dtype=told.engine_dtype,
-            block_size=target.block_size,
-            num_blocks=target.num_blocks,
-            num_threads=threads_of(told.threads, told.engine_tensor_parallel),
-            max_rows=told.engine_max_running,
-            max_batch_tokens=told.engine_max_batch_tokens,
-            fuse=told.engine_fuse == "on",
-            steps="plain",
-        )
+    settings = RunnerSettings(
+        told.engine_draft_model,
+        device=device_of(told.engine_device, 0, told.engine_tensor_parallel),
+        dtype=told.engine_dtype,
+        block_size=target.block_size,
+        num_blocks=target.num_blocks,
+        num_threads=threads_of(told.threads, told.engine_tensor_parallel),
+        max_rows=told.engine_max_running,
+        max_batch_tokens=told.engine_max_batch_tokens,
+        memory_share=1.0,  # the model has taken its share: the draft takes of what is left
+        fuse=told.engine_fuse == "on",
+        steps="plain",
     )
+    try:
+        draft = ModelRunner(settings)
+    except (torch.OutOfMemoryError, DeviceOutOfMemory) as error:
+        raise ModelError(f"The draft model {told.engine_draft_model} does not fit beside the model.") from error
     if draft.vocab_size != target.vocab_size:
         raise ModelError(f"The draft model has {draft.vocab_size} tokens, the model {target.vocab_size}.")
     _refuse_other_tokens(told.engine_draft_model, told.model)

@@ -16,18 +16,20 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.reference import linear as reference
 from kernels.reference.linear import FP8_MAX, INT8_MAX, MAX_ROWS_SPLIT, int8_products
 from kernels.triton.device import capability as capability_of
 from kernels.triton.device import interpreting
 from kernels.triton.products import linear
 from kernels.triton.products.partials import Around, affine, join, num_splits, space
+from kernels.triton.quant import nearest
 from kernels.triton.specimen import Budget, Specimen
 
 _DEQUANTIZE_BLOCK = 2048
 _QUANTIZE_BLOCK = 1024
 _RESCALE_BLOCK = 1024
-_ROUND = tl.constexpr(1.5 * 2.0**23)
-"""A constant that, added to a small float32 and subtracted again, rounds it to the nearest integer, ties to even."""
+_AS_WRITTEN = {"enable_fp_fusion": False}
+"""The option of Triton with which tokens are rounded as their twin rounds them."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +166,15 @@ def _quantize_tokens(out, scale, x, in_features, LIMIT: tl.constexpr, INTEGER: t
         inside = start + column < in_features
         value = tl.load(x + row * in_features + start + column, mask=inside, other=0.0)
         largest = tl.maximum(largest, tl.abs(value.to(tl.float32)))
-    found = tl.max(largest, axis=0) / LIMIT
+    found = tl.div_rn(tl.max(largest, axis=0), LIMIT)
     found = tl.where(found > 0, found, 1.0)
     tl.store(scale + row, found)
     for start in range(0, in_features, BLOCK):
         inside = start + column < in_features
         value = tl.load(x + row * in_features + start + column, mask=inside, other=0.0)
-        value = tl.clamp(value.to(tl.float32) / found, -LIMIT, LIMIT)
+        value = tl.clamp(tl.div_rn(value.to(tl.float32), found), -LIMIT, LIMIT)
         if INTEGER:
-            value = (value + _ROUND) - _ROUND
+            value = nearest(value)
         tl.store(out + row * in_features + start + column, value.to(out.dtype.element_ty), mask=inside)
 
 
@@ -274,6 +276,9 @@ def linear_fp8(
         around = Around(bias=bias, scale=scale, row_scale=x_scale)
         linear.product(out, x, weight, around, workspace)
         return
+    if out.dtype == torch.float32:  # the library adds no bias to it, and most GPUs have no product with such an output
+        reference.linear_fp8(out, x, x_scale, weight, scale, bias)
+        return
     torch._scaled_mm(x, weight.T, x_scale[:, None], scale[None, :], bias=bias, out_dtype=out.dtype, out=out)
 
 
@@ -308,7 +313,7 @@ def linear_w8a8(
 def quantize_tokens(out: torch.Tensor, scale: torch.Tensor, x: torch.Tensor) -> None:
     """Computes the same as its twin in `kernels.reference.linear`."""
     _quantize_tokens[(len(x),)](
-        out, scale, x, x.shape[1], **_token_format(out.dtype), BLOCK=_QUANTIZE_BLOCK, num_warps=4
+        out, scale, x, x.shape[1], **_token_format(out.dtype), BLOCK=_QUANTIZE_BLOCK, num_warps=4, **_AS_WRITTEN
     )
 
 
@@ -379,6 +384,7 @@ def _specimens_8bit(capability: int) -> Iterator[Specimen]:
             (dtype, torch.float32, torch.bfloat16, 4096),
             {**_token_format(dtype), "BLOCK": _QUANTIZE_BLOCK},
             Budget(64),
+            options=_AS_WRITTEN,
         )
     off = Around().flags
     for name, x, weight in formats:

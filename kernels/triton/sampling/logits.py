@@ -23,6 +23,8 @@ _LAST = tl.constexpr(2**31 - 1)
 _NUM_WARPS = 4
 _COUNTED = 128
 """Number of rows per program of `count_tokens`."""
+_BIASES = tl.constexpr(128)
+"""Number of biases that are read at a time to find the first one of a segment."""
 
 
 @triton.jit
@@ -60,7 +62,7 @@ def _penalized(value, row, line, repetition, frequency, presence, prompt_bits, c
     return value - (change + tl.where(drawn, tl.load(presence + row), 0.0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_biases"])
 def _scan(
     out,
     raw,
@@ -88,7 +90,6 @@ def _scan(
     RUNS: tl.constexpr,
     LANES: tl.constexpr,
     CHUNKS: tl.constexpr,
-    BIASES: tl.constexpr,
     EDITS: tl.constexpr,
     RAW: tl.constexpr,
 ):
@@ -105,8 +106,14 @@ def _scan(
     if EDITS:
         line = tl.load(penalty_lines + row).to(tl.int64)
         mask_line = tl.load(mask_lines + row).to(tl.int64)
-        entry = tl.arange(0, BIASES)
-        biased = tl.load(bias_tokens + row * num_biases + entry, mask=entry < num_biases, other=_LAST)
+        bias_tokens += row * num_biases
+        biases += row * num_biases
+        place = 0
+        for first in range(0, num_biases, _BIASES):
+            entry = first + tl.arange(0, _BIASES)
+            tokens = tl.load(bias_tokens + entry, mask=entry < num_biases, other=_LAST)
+            place += tl.sum((tokens < segment * SEGMENT).to(tl.int32), axis=0)
+        biased = tl.load(bias_tokens + place, mask=place < num_biases, other=_LAST)
     for start in range(segment * SEGMENT, tl.minimum(vocab, (segment + 1) * SEGMENT), RUNS * LANES):
         column = start + offset
         inside = column < vocab
@@ -118,12 +125,10 @@ def _scan(
                 value = _penalized(
                     value, row, line, repetition, frequency, presence, prompt_bits, counts, column, inside, vocab, words
                 )
-            first = tl.sum((biased < start).to(tl.int32), axis=0)
-            last = tl.sum((biased < start + RUNS * LANES).to(tl.int32), axis=0)
-            for index in range(first, last):
-                token = tl.load(bias_tokens + row * num_biases + index)
-                bias = tl.load(biases + row * num_biases + index)
-                value += tl.where(column == token, bias, 0.0)
+            while biased < start + RUNS * LANES:
+                value += tl.where(column == biased, tl.load(biases + place), 0.0)
+                place += 1
+                biased = tl.load(bias_tokens + place, mask=place < num_biases, other=_LAST)
             if mask_line >= 0:
                 allowed = _bits(mask_bits + mask_line * words, column, inside)
                 value = tl.where(allowed, value, -_INFINITY)
@@ -135,10 +140,10 @@ def _scan(
             token = tl.min(tl.where(value == here[None, :], column, _LAST), axis=0)
             best = tl.where(here > peak, token, best)
         peak, mass = _online(peak, mass, value)
-    place = peaks + row * 4 * SEGMENTS + segment
-    _store_mass(place, SEGMENTS, peak, mass)
+    sums = peaks + row * 4 * SEGMENTS + segment
+    _store_mass(sums, SEGMENTS, peak, mass)
     if RAW:
-        _store_mass(place + 2 * SEGMENTS, SEGMENTS, raw_peak, raw_mass)
+        _store_mass(sums + 2 * SEGMENTS, SEGMENTS, raw_peak, raw_mass)
     folded = tl.max(tl.reshape(peak, (CHUNKS, LANES // CHUNKS)), axis=1)
     chunk = (row * SEGMENTS + segment) * CHUNKS + tl.arange(0, CHUNKS)
     tl.store(chunk_peaks + chunk, folded)
@@ -203,7 +208,7 @@ def scan(
         raw.stride(0),
         words,
         num_biases,
-        **_constants(shape, num_biases, edits is not None, with_raw),
+        **_constants(shape, edits is not None, with_raw),
         num_warps=_NUM_WARPS,
     )
 
@@ -213,20 +218,19 @@ def select(vocab: int) -> Geometry:
     return geometry(vocab)
 
 
-def _constants(shape: Geometry, num_biases: int, edits: bool, with_raw: bool) -> dict[str, int]:
+def _constants(shape: Geometry, edits: bool, with_raw: bool) -> dict[str, int]:
     return {
         "SEGMENT": shape.segment_size,
         "SEGMENTS": shape.segments,
         "RUNS": shape.runs // 2 if edits else shape.runs,  # an edited tile takes more registers
         "LANES": shape.lanes,
         "CHUNKS": shape.chunks,
-        "BIASES": max(16, triton.next_power_of_2(num_biases)) if edits else 16,
         "EDITS": edits,
         "RAW": with_raw,
     }
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _count_tokens(counts, lines, tokens, rows, vocab, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     line = tl.load(lines + row, mask=row < rows, other=-1)
@@ -260,7 +264,7 @@ def specimens(capability: int) -> Iterator[Specimen]:
             f"scan {vocab} {kind}",
             _scan,
             (real, real, real, real, real, whole, *types, vocab, vocab, vocab, words, num_biases),
-            _constants(select(vocab), num_biases, edits, with_raw),
+            _constants(select(vocab), edits, with_raw),
             Budget(registers=200 if edits else 80),
             num_warps=_NUM_WARPS,
         )

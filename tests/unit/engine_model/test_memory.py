@@ -13,9 +13,11 @@ from workers.engine.device.graphs import DirectCall
 from workers.engine.device.memory import Largest, measure, refuse_large_weights, warm_up
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.kv import kv_store
+from workers.engine.sampling.processors import needs_processing
 from workers.engine.sizing.capacity import MemoryPlan, Need
 from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import Row, SampleSpec
+from workers.engine.values.sampling_params import penalizes
 from workers.process.free_memory import free_memory
 
 GIB = 2**30
@@ -89,6 +91,7 @@ def test_the_largest_steps_are_as_large_as_steps_can_be(num_tokens: int, num_row
         assert 0 < len(row.tokens) <= min(16 * len(row.block_table), max_model_len - 1)
         assert max(row.block_table) < largest.num_blocks()
         assert row.draws[0].position == len(row.tokens)
+        assert needs_processing(row.draws[0]) and penalizes(row.draws[0].params)
     assert {row.row_id for row in many} == set(range(len(many)))
 
 

@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 def device_of(name: str) -> torch.device:
-    """Returns the device of this name; auto means cuda if there is one. Raises ModelError if it is not there."""
+    """Returns the device of this name, ready to compute; auto means cuda if there is one. Raises ModelError if it is not
+    there."""
+    torch.set_float32_matmul_precision("highest")  # NVIDIA's images set a variable that makes products TF32
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():

@@ -20,7 +20,9 @@ from workers.protocol.messages import SamplingParams
 
 log = logging.getLogger(__name__)
 
-_DRAWN = SamplingParams(seed=1, temperature=0.8, top_p=0.9, top_k=50, logprobs=5)
+_DRAWN = SamplingParams(
+    seed=1, temperature=0.8, top_p=0.9, top_k=50, logprobs=5, repetition_penalty=1.1, logit_bias=((0, 1.0),)
+)
 
 
 @dataclass(frozen=True, slots=True)

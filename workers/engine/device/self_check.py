@@ -292,11 +292,11 @@ def _verify(ops: Ops, bench: Bench) -> list[torch.Tensor]:
 
 def _quantized(kind: Format) -> Case:
     """Returns the case of a layer in this format, as the model has them: few rows and many rows use different
-    kernels."""
+    kernels. It has inputs enough for a product of few rows to be split."""
 
     def run(ops: Ops, bench: Bench) -> list[torch.Tensor]:
-        layer = quant.linear_maker(kind, ops)(bench.random(96, 128), bench.random(96), None)
-        return [layer(bench.random(5, 128)), layer(bench.random(70, 128))]
+        layer = quant.linear_maker(kind, ops)(bench.random(96, 1024), bench.random(96), None)
+        return [layer(bench.random(5, 1024)), layer(bench.random(70, 1024))]
 
     return run
 

@@ -8,6 +8,8 @@ only `place` scatters it, so that no step ever waits for a copy. On a CPU every 
 from __future__ import annotations
 
 import time
+import weakref
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import TypeVar
@@ -17,6 +19,7 @@ import torch
 from kernels.dispatch import Ops
 from kernels.reference.quant import bits
 from workers.engine.kv.kv_store import KVStore, available_bytes
+from workers.engine.kv.transport import upload
 from workers.engine.values.errors import DeviceOutOfMemory, ModelError
 from workers.engine.values.host_port import Pairs, Transfer
 
@@ -64,12 +67,23 @@ class Staging:
 
     def __init__(self, store: KVStore, num_blocks: int, device: torch.device, *, pinned: bool = False):
         shape = (num_blocks, store.shape.num_layers, *store.tensor.shape[2:])
-        self.kv = _empty(shape, store.shape.dtype, device, pinned)
-        self.scales = None if store.scales is None else _empty(shape[:-1], torch.float32, device, pinned)
+        self.kv = torch.empty(shape, dtype=store.shape.dtype, device=device)
+        self.scales = None if store.scales is None else torch.empty(shape[:-1], device=device)
+        if pinned:
+            for tensor in self.tensors:
+                self._pin(tensor)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         return [bits(self.kv)] if self.scales is None else [bits(self.kv), self.scales]
+
+    def _pin(self, tensor: torch.Tensor) -> None:
+        """Registers the memory, and has it given back before it is freed. It is not allocated as pinned, because that
+        allocator rounds up to a power of two."""
+        cuda, size = torch.cuda.cudart(), tensor.numel() * tensor.element_size()
+        if int(cuda.cudaHostRegister(tensor.data_ptr(), size, 0)):
+            raise ModelError(f"{size} bytes of host memory cannot be pinned.")
+        weakref.finalize(self, cuda.cudaHostUnregister, tensor.data_ptr())
 
 
 class HostStore:
@@ -91,8 +105,7 @@ class HostStore:
         self._last_store: Transfer = Landed(0.0)
 
     def store(self, pairs: Pairs) -> Transfer:
-        self._last_store = self._guarded(lambda: self._store_all(pairs))
-        return self._last_store
+        return self._guarded(lambda: self._store_all(pairs))
 
     def load(self, slots: Sequence[int]) -> Transfer:
         return self._guarded(lambda: self._load(slots))
@@ -143,7 +156,8 @@ class HostStore:
             with torch.cuda.stream(self._stream):
                 begun = flying.begun if flying is not None else _now()
                 self._to_host(staging, slots)
-                flying = Flying(begun, _now())
+                # A later part may fail: whoever reads or writes a slot waits for what has begun.
+                self._last_store = flying = Flying(begun, _now())
             # The allocator may give staging to a later step only once the copy is through.
             for tensor in staging.tensors:
                 tensor.record_stream(self._stream)
@@ -182,21 +196,11 @@ class HostStore:
         if self._on_cuda:
             for tensor in staging.tensors:
                 tensor.record_stream(torch.cuda.current_stream(self._device))
+        assert len(set(blocks)) == len(blocks), "a block is written twice"
         self._ops.scatter_blocks(self._store.tensor, staging.kv, self._ids(blocks), self._store.scales, staging.scales)
 
     def _ids(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64)
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=dtype, device=device)
-    if pinned:
-        # The memory is registered and not allocated as pinned, because that allocator rounds up to a power of two.
-        size = tensor.numel() * tensor.element_size()
-        status = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0)
-        if int(status):
-            raise ModelError(f"{size} bytes of host memory cannot be pinned.")
-    return tensor
+        return upload(self._device, array("i", blocks))[0].long()
 
 
 def _now() -> torch.cuda.Event:

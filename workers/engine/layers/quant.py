@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import torch
 from torch import nn
 
-from kernels.dispatch import Ops
+from kernels.dispatch import Ops, has_fp8
 from kernels.reference import linear as formats
 from workers.engine.layers.linear import MakeLinear, PackedLinear, Split
 from workers.engine.sizing.capacity import Format
@@ -182,10 +182,9 @@ def linear_maker(kind: Format, ops: Ops) -> MakeLinear:
 
 
 def refuse_device(kind: str, device: torch.device) -> None:
-    if kind == "fp8" and device.type == "cuda":
+    if kind == "fp8" and device.type == "cuda" and not has_fp8(device):
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < (8, 9):
-            raise ModelError(f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8.")
+        raise ModelError(f"This GPU (capability {major}.{minor}) has no 8-bit floats: use int8.")
 
 
 class QuantLinear(nn.Module):

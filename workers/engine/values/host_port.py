@@ -29,8 +29,8 @@ class Transfer(Protocol):
 
 class HostBlocks(Protocol):
     """Copies of blocks between the device and host memory. Transfers keep the order in which they were asked for, also
-    where they touch the same slot. Each of `store`, `load` and `place` may raise `DeviceOutOfMemory`; then nothing was
-    moved."""
+    where they touch the same slot. Each of `store`, `load` and `place` may raise `DeviceOutOfMemory`; then a load or place
+    has moved nothing, and some slots of a store may hold their blocks and others what they held."""
 
     num_slots: int
     bytes_per_slot: int
