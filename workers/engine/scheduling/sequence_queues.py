@@ -164,6 +164,11 @@ class SequenceQueues:
         protected = self.floor.num_protected if self.floor.due else 0
         return batch[-1] if len(batch) > protected else None
 
+    @property
+    def num_owed(self) -> int:
+        """Number of batch sequences that may enter before interactive ones, because batch is below its floor."""
+        return max(0, self.floor.num_protected - len(self.running["batch"])) if self.floor.due else 0
+
     # --- figures ---
 
     def present(self, tier: Tier) -> bool:
