@@ -547,6 +547,32 @@ def test_silence_of_15_s_ends_a_parked_attempt_and_a_paced_word_restarts_the_clo
     drive.check_idle()
 
 
+@pytest.mark.parametrize("goes_on", ["extended", "choices cancelled"])
+def test_a_lease_smaller_than_the_choices_is_waited_for_without_computing_again(goes_on):
+    drive = driver()
+    request = generate_request("r", LONG, 4, num_choices=4, lease_bound=2, temperature=1.0)
+    drive.send(request)
+    for _ in range(500):
+        drive.step()
+    assert drive.scheduler.num_running == 0
+    assert drive.scheduler.ranks.num_preempted["interactive"]["lease"] == 1
+    assert drive.attempt("r").num_recomputed == 0
+    drive.send(ExtendLease("r", 1, 3, wait_ms=3000))
+    for _ in range(100):
+        drive.step()
+    assert drive.scheduler.ranks.num_preempted["interactive"]["lease"] == 1
+    if goes_on == "extended":
+        drive.send(ExtendLease("r", 2, 16))
+    else:
+        drive.send(*(Cancel("r", index) for index in (0, 3)))
+        for _ in range(20):
+            drive.step()
+        drive.send(ExtendLease("r", 2, 8))
+    drive.run().check_idle()
+    for index in range(4) if goes_on == "extended" else (1, 2):
+        drive.check_alone(request, index=index)
+
+
 def test_a_lease_smaller_than_the_choices_waits_before_the_fork():
     drive = driver()
     request = generate_request("r", LONG, 4, num_choices=3, lease_bound=2, temperature=1.0)

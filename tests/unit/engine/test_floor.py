@@ -1,10 +1,11 @@
 import pytest
 from engine_driver import LINK, Driver
 from fakes import VECTOR_SIZE, ScriptedRunner, generate_request
+from simulation import BlindRunner, paced_driver
 
 from workers.engine.queueing.floor import SHARE, BatchFloor
 from workers.engine.values.abilities import Abilities
-from workers.protocol.messages import PoolingParams
+from workers.protocol.messages import Cancel, PoolingParams
 
 
 def test_batch_is_below_its_floor_only_with_less_than_its_share_of_both_counts():
@@ -68,3 +69,45 @@ def test_batch_inputs_are_computed_beside_a_trickle_of_interactive_ones(num_batc
         drive.step()
     assert all((LINK, f"job{job}") in drive.endings for job in jobs), "batch was kept out"
     assert sum((LINK, f"chat{number}") in drive.endings for number in range(1, 401)) >= 395
+
+
+def crowd(jobs, num_chats, num_steps, **options):
+    """Runs batch jobs (name, tenant, number of choices) beside chats of which `num_chats` are always there. Returns the
+    driver."""
+    runner = BlindRunner((0.005, 0.00001, 0.0), num_blocks=4000, block_size=16)
+    drive = paced_driver(runner, **{"max_batch_tokens": 256, "max_running": 64} | options)
+    drive._check_running = lambda: None
+    number = 0
+    for step in range(num_steps):
+        while sum(key[1].startswith("chat") for key in drive.engine.attempts) + len(drive.inbox) < num_chats:
+            number += 1
+            tokens = [number % 250, number // 250, *[7] * 20]
+            drive.send(generate_request(f"chat{number}", tokens, 100 + number % 100, tenant=f"a{number % 10}"))
+        if step == 50:
+            for name, tenant, num_choices in jobs:
+                drive.send(generate_request(name, [5] * 40, 4, tenant=tenant, tier="batch", num_choices=num_choices))
+        drive.step()
+    return drive
+
+
+def test_batch_comes_to_its_floor_where_chats_fill_all_places():
+    jobs = [f"job{i}" for i in range(5)]
+    drive = crowd([(job, "batch", 1) for job in jobs], num_chats=70, num_steps=700)
+    assert all((LINK, job) in drive.endings for job in jobs), "batch was kept out"
+
+
+def test_a_wide_batch_request_without_places_does_not_keep_other_tenants_below_the_floor():
+    jobs = [f"job{i}" for i in range(5)]
+    drive = crowd([("wide", "wide", 32), *((job, "batch", 1) for job in jobs)], num_chats=50, num_steps=700)
+    assert all((LINK, job) in drive.endings for job in jobs), "batch was kept out"
+    assert (LINK, "wide") not in drive.endings
+
+
+def test_batch_that_passes_a_wide_request_leaves_it_its_places():
+    drive = crowd([("wide", "wide", 64), ("job", "batch", 1)], num_chats=50, num_steps=200)
+    assert drive.scheduler.num_waiting == 2
+    for key in [key for key in drive.engine.attempts if key[1].startswith("chat")]:
+        drive.send(Cancel(key[1]))
+    drive.step()
+    drive.step()
+    assert drive.scheduler.running["batch"][0].attempt.message.request_id == "wide"

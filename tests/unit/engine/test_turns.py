@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 from engine_driver import LINK, Driver
-from fakes import generate_request
+from fakes import ScriptedRunner, generate_request
 from simulation import PacedRunner, paced_driver
 
 from workers.engine.queueing.forecast import Forecast, Load, Queued
@@ -126,6 +126,40 @@ def test_batch_gets_some_rows_beside_more_streams_than_a_step_has_time_for():
         num_steps += 1
         assert num_steps < 60
     drive.run().check_idle()
+
+
+@pytest.mark.parametrize("has_chat", [True, False])
+def test_batch_streams_take_turns_where_the_budget_has_fewer_tokens(has_chat):
+    """Beside a chat they get a quarter of the step. Without one, the device's memory takes only 16 tokens."""
+    drive = Driver(ScriptedRunner(num_blocks=4000, block_size=4), max_batch_tokens=64, max_running=64)
+    drive.send(*(generate_request(f"job{i}", [i, 97], 100, tier="batch") for i in range(40)))
+    for _ in range(10):
+        drive.step()
+    if has_chat:
+        drive.send(generate_request("chat", [5, 98, 97], 50))
+        drive.step()
+    seen = Counter()
+    for _ in range(2 * 40 // 16 + 1):
+        if not has_chat:
+            drive.scheduler.budget.cut(32)
+        seen += rows(drive.step())
+    assert {f"job{i}" for i in range(40)} <= set(seen)
+    assert ("chat" in seen) is has_chat
+
+
+def test_batch_below_its_floor_gets_a_row_where_streams_could_take_the_whole_budget():
+    """The device's memory takes 16 tokens, for which 30 streams take turns."""
+    drive = Driver(ScriptedRunner(num_blocks=4000, block_size=4), max_batch_tokens=64, max_running=64)
+    drive.send(*(generate_request(f"chat{i}", [i, 98, 97], 150) for i in range(30)))
+    for _ in range(10):
+        drive.step()
+    drive.send(generate_request("job", [5, 97], 4, tier="batch"))
+    num_steps = 0
+    while (LINK, "job") not in drive.endings:
+        drive.scheduler.budget.cut(32)
+        assert sum(rows(drive.step()).values()) <= 16
+        num_steps += 1
+        assert num_steps < 60, "batch was kept out"
 
 
 CROWDS = {

@@ -64,11 +64,21 @@ class Admission:
 
     def admit_below_floor(self, plan: StepPlan) -> None:
         """Admits one batch sequence in a step, before interactive ones, while batch is below its floor."""
-        running, floor = self._ranks.running["batch"], self._ranks.floor
-        if plan.num_preempted == 0 and floor.due and len(running) < floor.num_protected:
+        if plan.num_preempted == 0 and self._ranks.num_owed:
             sequence = self._next("batch", plan)
             if sequence is not None and not self._try(sequence, plan):
-                self._pass(sequence, plan, None)
+                if sequence.status is Status.PREEMPTED:
+                    self._pass(sequence, plan, None)
+                elif not self._has_place(sequence, self._running):
+                    self._pass_wide(sequence, plan)
+
+    def _pass_wide(self, head: Sequence, plan: StepPlan) -> None:
+        """Lets a batch sequence of another tenant enter before one that never ran and has too few places.
+        Only those that have places beside it pass, so that it never waits for batch that came after it."""
+        num_taken = sum(s.num_choices for s in self._ranks.running["batch"]) + head.num_choices
+        for sequence in self._behind(head, plan):
+            if num_taken + sequence.num_choices <= self._limits.max_running and self._try(sequence, plan):
+                return
 
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
         """Admits sequences of a tier and adds those to be computed to `prefills`."""
@@ -204,10 +214,13 @@ class Admission:
 
     def _kept_free(self, sequence: Sequence, running: list[Sequence]) -> int:
         """Returns the number of running slots that this sequence may not take. They are kept so that interactive
-        arrivals need not preempt batch, and so that a tenant with nothing here need not wait for one that has much."""
+        arrivals need not preempt batch, so that a tenant with nothing here need not wait for one that has much, and so
+        that batch comes to its floor."""
+        num_owed = self._ranks.num_owed
         if sequence.attempt.message.tier == "batch":
-            return self._limits.max_running // 8
-        return self._kept_for_newcomers(sequence, running)
+            return 0 if num_owed else self._limits.max_running // 8
+        kept = num_owed if self._ranks.wanted("batch") else 0
+        return self._kept_for_newcomers(sequence, running) + kept
 
     def _kept_for_newcomers(self, sequence: Sequence, running: list[Sequence]) -> int:
         tenant = sequence.attempt.message.tenant

@@ -18,7 +18,7 @@ from workers.engine.scheduling.chunks import Chunks
 from workers.engine.scheduling.growth import Growth
 from workers.engine.scheduling.kv_layout import KVLayout
 from workers.engine.scheduling.sequence_queues import SequenceQueues
-from workers.engine.scheduling.step_plan import FILL_PART, Limits, StepPlan, Work
+from workers.engine.scheduling.step_plan import FILL_PART, StepPlan, Work
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 from workers.protocol.messages import Tier
 
@@ -32,7 +32,6 @@ class Batching:
         growth: Growth,
         layout: KVLayout,
         budget: TokenBudget,
-        limits: Limits,
     ) -> None:
         self._ranks = ranks
         self._admission = admission
@@ -40,32 +39,31 @@ class Batching:
         self._growth = growth
         self._layout = layout
         self._token_budget = budget
-        self._limits = limits
 
     def add_interactive(self, plan: StepPlan) -> None:
-        """Adds rows of the interactive tier. What batch is due below its floor is left to it."""
+        """Adds rows of the interactive tier. A step with prompts leaves batch its floor alone, and one with streams
+        leaves it a part, so that arrivals do not wait for long."""
         floor = self._ranks.floor
         below = self._ranks.present("batch") and floor.due
         if below:
             self._admission.admit_below_floor(plan)
-        prefills = self._decode(plan, "interactive")
-        self._admission.admit(plan, "interactive", prefills)
         num_whole = self._chunks.next_whole(plan, "batch") if below else 0
         reserve = floor.reserve(plan.budget, num_whole) if below else 0
         plan.budget -= reserve
+        prefills = self._decode(plan, "interactive")
+        self._admission.admit(plan, "interactive", prefills)
         num_rows = len(plan.work)
         is_batch_turn = num_whole and reserve  # an input that is larger than the budget would take batch's turn
         if not is_batch_turn or self._chunks.next_whole(plan, "interactive") <= plan.budget:
             self._chunks.deal(plan, "interactive", prefills)
         if len(plan.work) > num_rows:  # a sequence waits for its first token, until this step ends
             plan.budget, plan.short = 0, True
+        if plan.work:
+            plan.keep_short()
         plan.budget += reserve
 
     def add_batch(self, plan: StepPlan) -> None:
-        """Adds rows of batch with what is left over. A step with interactive prompts leaves batch its floor alone, and
-        one with interactive streams leaves it a part, so that arrivals do not wait for long."""
-        if plan.work:
-            plan.keep_short()
+        """Adds rows of batch with what is left over."""
         prefills = self._decode(plan, "batch")
         if not self._ranks.wanted("interactive"):
             self._admission.admit(plan, "batch", prefills)
@@ -114,12 +112,13 @@ class Batching:
         """Returns the number of rows that the plan may have, and the running sequences in the order in which they get
         rows. In a step for which an interactive sequence waits, batch gets a part of the rows, whatever the streams
         take."""
-        running = tuple(self._ranks.running[tier])
-        if not self._ranks.present("interactive"):
-            return self._limits.max_batch_tokens, running
-        most, num_before = self._token_budget.num_rows(self._mean_place(running)), len(plan.work)
-        if tier == "batch":
-            most = max(most, num_before + max(1, most // FILL_PART))
+        running, num_before = tuple(self._ranks.running[tier]), len(plan.work)
+        most = num_before + plan.budget
+        if self._ranks.present("interactive"):
+            num_timely = self._token_budget.num_rows(self._mean_place(running))
+            if tier == "batch":
+                num_timely = max(num_timely, num_before + max(1, num_timely // FILL_PART))
+            most = min(most, num_timely)
         return most, running if num_before + len(running) <= most else in_turn(running)
 
     def _mean_place(self, sequences: Seq[Sequence]) -> float:

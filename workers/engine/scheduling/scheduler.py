@@ -78,9 +78,7 @@ class Scheduler:
         self.admission = policy.admission(self.ranks, self.block_tables, self.deferral, self.counters, limits)
         self.chunks = policy.chunks(self.ranks, self.counters, self.budget)
         self.growth = policy.growth(self.ranks, self.block_tables, self.counters)
-        self._batching = Batching(
-            self.ranks, self.admission, self.chunks, self.growth, self.layout, self.budget, limits
-        )
+        self._batching = Batching(self.ranks, self.admission, self.chunks, self.growth, self.layout, self.budget)
         self.overload = policy.overload(self.counters)
         self.speculation: Speculation | None = None
         self._num_preempted_before = 0

@@ -118,12 +118,14 @@ class SequenceQueues:
             attempt.report.event("parked", now, step)
 
     def extend(self, attempt: Attempt, message: ExtendLease, now: float) -> None:
-        lease, was_parked = attempt.lease, attempt.lease.parked_at is not None
-        lease.extend(message, now)
-        if was_parked and lease.parked_at is None:
+        attempt.lease.extend(message, now)
+        if not attempt.at_bound:
+            self._unpark(attempt, now)
+
+    def _unpark(self, attempt: Attempt, now: float) -> None:
+        if attempt.lease.parked_at is not None:
+            attempt.lease.parked_at = None
             attempt.report.event("unparked", now)
-        if lease.left < lease.stride:
-            return
         for sequence in attempt.sequences:
             if sequence.status is Status.SUSPENDED:
                 self._queue_preempted(sequence)
@@ -144,6 +146,8 @@ class SequenceQueues:
             lease = attempt.lease
             if lease.parked_at is None:
                 del self._parked[key]
+            elif not attempt.at_bound:
+                self._unpark(attempt, now)  # choices were cancelled: the lease allows a token of each of the others
             elif now - lease.heard_at >= limits.lease_silence_s:
                 lost.append(attempt)
             elif now - lease.parked_at >= limits.lease_wait_s:
@@ -159,6 +163,11 @@ class SequenceQueues:
         batch = self.running["batch"]
         protected = self.floor.num_protected if self.floor.due else 0
         return batch[-1] if len(batch) > protected else None
+
+    @property
+    def num_owed(self) -> int:
+        """Number of batch sequences that may enter before interactive ones, because batch is below its floor."""
+        return max(0, self.floor.num_protected - len(self.running["batch"])) if self.floor.due else 0
 
     # --- figures ---
 

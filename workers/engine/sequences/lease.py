@@ -53,5 +53,3 @@ class Lease:
         self.bound = max(self.bound, message.bound)
         self.last = message.last
         self.heard_at = now
-        if self.left >= self.stride:
-            self.parked_at = None

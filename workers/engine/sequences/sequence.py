@@ -334,8 +334,12 @@ class Attempt:
 
     @property
     def at_bound(self) -> bool:
-        """Whether it has tokens to draw and its lease allows none."""
-        return self.lease.at_bound and self.message.max_tokens > 0
+        """Whether it has tokens to draw and its lease allows none. The choices that fork at the first draw have their
+        first tokens together, unless the gateway will send no more."""
+        lease, least = self.lease, self.lease.stride
+        if not (self.drawn or lease.last):
+            least = max(least, len(self.unforked))
+        return self.message.max_tokens > 0 and lease.bound - lease.spent < least
 
     def together(self, sequence: Sequence) -> list[Sequence]:
         """Returns the sequences that run, and lose their blocks, together with this one."""
