@@ -88,8 +88,8 @@ async def test_attack_C03_s5_bad_keys_are_throttled_cost_little_sql_and_lock_nob
                 return answer.status
 
         assert (await ask(bare_gateway, good))[0] == 200
-        first = [await bad() for _ in range(80)]
-        assert (first[0], first[-1]) == (401, 429)
+        assert await bad() == 401
+        assert 429 in await asyncio.gather(*(bad() for _ in range(200)))
         engine = bare_gateway.app[DATABASE]._readers.sync_engine
         event.listen(engine, "before_cursor_execute", count)
         began = time.monotonic()
