@@ -209,7 +209,7 @@ class Shipper:
     async def _run(self) -> None:
         try:
             await self._ship_on()
-        except Exception:
+        except Exception:  # a fault of ours: the log has it when it happens, and not when the gateway ends
             log.exception("journal %s is not shipped any more", self._journal.directory)
             raise
 

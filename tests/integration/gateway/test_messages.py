@@ -149,7 +149,7 @@ async def test_a_prompt_beyond_the_context_is_refused(shared_gateway: RunningGat
             long: list[MessageParam] = [{"role": "user", "content": "x" * num_chars}]
             with pytest.raises(anthropic.BadRequestError) as raised:
                 await anthropic_client.messages.create(model=MODEL, messages=long, max_tokens=5000)
-            message = raised.value.body["error"]["message"]  # type: ignore[index]
+            message = raised.value.response.json()["error"]["message"]
             numbers = re.fullmatch(r"prompt is too long: (at least )?(\d+) tokens > (\d+) maximum", message)
             assert numbers and int(numbers[2]) > int(numbers[3]) >= 2047
 

@@ -79,8 +79,13 @@ async def test_codexs_first_turn_reaches_a_template_that_takes_one_system_messag
     redis_socket: Path, tmp_path: Path
 ) -> None:
     prompts: list[str] = []
+
+    def says(prompt: str) -> str:
+        prompts.append(prompt)
+        return "ok"
+
     runner = ScriptedRunner()
-    runner.says = lambda prompt: prompts.append(prompt) or "ok"  # type: ignore[func-returns-value]
+    runner.says = says
     first = "{{ raise_exception('System message must be at the beginning.') }}"
     rule = f"{{% if message.role == 'system' and not loop.first %}}{first}{{% endif %}}"
     template = TEMPLATE.replace("{{ message.role }}", rule + "{{ message.role }}")

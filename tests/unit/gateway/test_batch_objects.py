@@ -3,39 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from batch_infos import batch_info
 
-from accounting.batches.batches import TIMESTAMPS, BatchInfo
-from accounting.values.types import Usage
 from gateway.schema.batches import batch_object
 
 
 def shown(state: str, **at: int) -> dict:
-    batch = BatchInfo(
-        id="batch_1",
-        tenant_id="t",
-        key_id="k",
-        endpoint="/v1/messages",
-        model="m",
-        completion_window="24h",
-        input_file_id="f",
-        output_file_id=None,
-        error_file_id=None,
-        state=state,
-        created_at=1_000,
-        expires_at=87_400,
-        at=dict.fromkeys(TIMESTAMPS) | at,
-        paused_reason=None,
-        invalid_lines="skip",
-        output_expires_after_s=None,
-        num_total=50_000,
-        num_completed=10,
-        num_failed=49_990,
-        num_invalid=0,
-        usage=Usage(),
-        errors=None,
-        metadata=None,
-        traceparent="",
-    )
+    batch = batch_info(state, at, created_at=1_000, num_total=50_000, num_completed=10, num_failed=49_990)
     return batch_object(batch, 0, "USD", 2_000)["headgate"]
 
 

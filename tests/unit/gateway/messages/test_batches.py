@@ -6,11 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from batch_infos import batch_info
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from accounting.batches.batches import TIMESTAMPS, BatchInfo
-from accounting.values.types import Usage
 from gateway.base.errors import ApiError
 from gateway.messages.batches import batch_object, fingerprint, in_chunks, lines_of, read, result, unrun_result
 
@@ -53,35 +52,6 @@ def test_faults(bad: bytes, param: str | None) -> None:
     assert (raised.value.param or None) == param
 
 
-def batch(state: str, **at: int) -> BatchInfo:
-    return BatchInfo(
-        id="batch_1",
-        tenant_id="t",
-        key_id="k",
-        endpoint="/v1/messages",
-        model="m",
-        completion_window="24h",
-        input_file_id="f",
-        output_file_id=None,
-        error_file_id=None,
-        state=state,  # type: ignore[arg-type]
-        created_at=1_790_000_000,
-        expires_at=1_790_086_400,
-        at=dict.fromkeys(TIMESTAMPS) | at,
-        paused_reason=None,
-        invalid_lines="skip",
-        output_expires_after_s=None,
-        num_total=4,
-        num_completed=0,
-        num_failed=0,
-        num_invalid=0,
-        usage=Usage(),
-        errors=None,
-        metadata=None,
-        traceparent="",
-    )
-
-
 @pytest.mark.parametrize(
     ("state", "status"),
     [
@@ -96,7 +66,7 @@ def batch(state: str, **at: int) -> BatchInfo:
     ],
 )
 def test_states_and_counts(state: str, status: str) -> None:
-    shown = batch_object(batch(state), 4, {"succeeded": 1, "errored": 2, "cancelled": 1})
+    shown = batch_object(batch_info(state, {}), 4, {"succeeded": 1, "errored": 2, "cancelled": 1})
     assert shown["processing_status"] == status
     assert sum(shown["request_counts"].values()) == 4
     assert (shown["results_url"] is not None) == (status == "ended")
@@ -105,7 +75,7 @@ def test_states_and_counts(state: str, status: str) -> None:
 
 
 def test_moments_are_rfc_3339() -> None:
-    shown = batch_object(batch("completed", completed_at=1_790_000_060), 4, {"succeeded": 4})
+    shown = batch_object(batch_info("completed", {"completed_at": 1_790_000_060}), 4, {"succeeded": 4})
     assert shown["created_at"] == "2026-09-21T14:13:20Z"
     assert shown["ended_at"] == "2026-09-21T14:14:20Z"
 
@@ -150,7 +120,7 @@ def test_a_batch_that_ended_before_its_lines_were_read_has_a_result_for_each_req
     assert told[0]["result"]["error"]["error"]["message"] == "Too much."
     canceled = msgspec.json.decode(unrun_result(lines.splitlines()[0], "cancelled", None))
     assert canceled["result"] == {"type": "canceled"}
-    unread = msgspec.structs.replace(batch("cancelled"), num_total=0)
+    unread = msgspec.structs.replace(batch_info("cancelled", {}), num_total=0)
     assert batch_object(unread, 2, {})["request_counts"]["canceled"] == 2
 
 
