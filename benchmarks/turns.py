@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 import uvloop  # noqa: E402 - the root is on the path only now
 
 from gateway.base import errors  # noqa: E402 - as above
-from gateway.schema.json_body import decode_object  # noqa: E402 - as above
+from gateway.intake.json_body import decode_object  # noqa: E402 - as above
 from workers.process import turns  # noqa: E402 - as above
 
 FORK = multiprocessing.get_context("fork")

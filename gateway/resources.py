@@ -70,6 +70,7 @@ from gateway.idempotency import idempotency
 from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
 from gateway.idempotency.idempotency import KEYED
 from gateway.idempotency.retries import MOVE_EVERY_S, RETRIES, Retries
+from gateway.intake.body_checker import BODY_CHECKER, BodyChecker
 from gateway.intake.intake import INTAKE
 from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
@@ -136,14 +137,16 @@ async def secrets(app: web.Application) -> AsyncIterator[None]:
 
 
 async def text(app: web.Application) -> AsyncIterator[None]:
-    """Opens tokenizers and templates, and the threads that use them."""
+    """Opens tokenizers and templates, the threads that use them, and what checks large bodies."""
     settings = app[SETTINGS]
     app[TEXT_WORK] = work = TextWork(settings.text_threads)
-    app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work))
+    app[BODY_CHECKER] = checker = BodyChecker()
+    app[METRICS].registry.register(IntakeMetrics(app[INTAKE], work, checker))
     app[MODELS] = Models({})
     await serve_models(app)
     yield
     work.close()
+    await asyncio.to_thread(checker.close)
 
 
 async def serve_models(app: web.Application) -> None:

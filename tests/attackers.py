@@ -25,6 +25,8 @@ import aiohttp
 from aiohttp import web
 from hostile import BATCHES, RESPONSES, STREAMED, body
 
+from workers.process import turns
+
 NUM_ATTACKERS = 8
 LARGE_BYTES = 2**20
 """aiohttp warns of a larger body that is sent as one text of bytes."""
@@ -118,4 +120,6 @@ async def main(url: str, key: str, model: str, seconds: str, seed: str, kind: st
 if __name__ == "__main__":
     # It runs where nobody else wants the core, and leaves it at once; the lowest ordinary priority finishes its turn first.
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.setsid()  # its policy counts inside of its session alone; of sessions, the niceness counts
+    turns.step_back(19)
     asyncio.run(main(*sys.argv[1:]))

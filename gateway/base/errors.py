@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import web
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -46,6 +48,8 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": error})
 
     def response(self) -> web.Response:
+        from aiohttp import web  # the process that checks bodies answers nobody, and does without
+
         return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
 
 

@@ -14,7 +14,7 @@ import msgspec
 from accounting.batches.file_store import Reader
 from accounting.batches.validate import MAX_LINES, Fault, Head, LineChecker, Refused, decoded, split
 from gateway.base import errors
-from gateway.schema.json_body import decode_object
+from gateway.intake.json_body import decode_object
 
 PIECE_BYTES = 256 * 1024
 PIECE_LINES = 1_000

@@ -19,9 +19,9 @@ from accounting.tenants.adapters import AdapterInfo
 from accounting.values.types import Principal
 from gateway.base import errors
 from gateway.base.settings import ModelSource
+from gateway.intake.json_body import MAX_VALUES
 from gateway.parsers.dialects import OutputSyntax
 from gateway.schema.chat import broken_up, template_messages
-from gateway.schema.json_body import MAX_VALUES
 from gateway.schema.sampling import Defaults
 from gateway.schema.tools import NO_TOOLS, Tools
 from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused

@@ -8,14 +8,16 @@ from prometheus_client import Metric
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from gateway.intake.body_checker import BodyChecker
 from gateway.intake.intake import Intake
 from gateway.intake.text_work import TextWork
 
 
 class IntakeMetrics(Collector):
-    def __init__(self, intake: Intake, work: TextWork) -> None:
+    def __init__(self, intake: Intake, work: TextWork, checker: BodyChecker) -> None:
         self._intake = intake
         self._work = work
+        self._checker = checker
 
     def collect(self) -> Iterator[Metric]:
         intake, work = self._intake, self._work
@@ -41,3 +43,11 @@ class IntakeMetrics(Collector):
             "Bytes of the bodies of requests that wait now for a thread to process their text.",
             value=work.num_waiting_bytes,
         )
+        checked = CounterMetricFamily(
+            "headgate_large_bodies",
+            "Bodies of more than 64 KiB by where they were checked: in a process of their own, or in the gateway.",
+            labels=["where"],
+        )
+        for where, number in self._checker.num_checked.items():
+            checked.add_metric([where], number)
+        yield checked

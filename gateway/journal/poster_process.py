@@ -25,6 +25,7 @@ from accounting.database.db import Database
 from gateway.base.lifecycle import uninterrupted
 from gateway.journal.poster import Posted, Poster
 from workers.process import logs
+from workers.process.turns import step_back
 from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import Frames
 
@@ -225,7 +226,7 @@ async def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # these signals are meant for the gateway, which ends this process
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICENESS)
+    step_back(NICENESS)
     uvloop.run(serve(socket.socket(fileno=0)))
 
 

@@ -14,9 +14,9 @@ from gateway.base import errors
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Handler, Route, Scope
+from gateway.intake.json_body import decode_stored
 from gateway.schema import query
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_stored
 
 PROJECTS = "/v1/organization/projects"
 PROJECT = PROJECTS + "/{project_id}"

@@ -11,11 +11,11 @@ from gateway.generation.stream import GENERATION
 from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
+from gateway.intake.json_body import decode_stored
 from gateway.routes.batches import MAX_BODY_BYTES, SCOPES
 from gateway.routes.quotes import PLANS
 from gateway.schema.batches import EstimateFields
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_stored
 from gateway.schema.organization import reply
 from gateway.telemetry.keys import RECORD
 

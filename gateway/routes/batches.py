@@ -26,11 +26,11 @@ from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.idempotency import creations
 from gateway.intake.fingerprints import fingerprint
+from gateway.intake.json_body import decode_stored
 from gateway.routes.admin import only_of
 from gateway.schema import query
 from gateway.schema.batches import NewBatch, batch_object
 from gateway.schema.convert import convert
-from gateway.schema.json_body import decode_stored
 from gateway.schema.organization import listing, reply
 from gateway.telemetry.keys import RECORD
 

@@ -26,13 +26,14 @@ from gateway.http import body
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
 from gateway.idempotency import idempotency
+from gateway.intake.body_checker import BODY_CHECKER
 from gateway.intake.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
+from gateway.intake.json_body import INLINE_BYTES, Cut, decode_object, decode_stored
 from gateway.intake.text_work import TEXT_WORK
 from gateway.intake.throttle import THROTTLE
 from gateway.parsers import forced
 from gateway.parsers.forced import Wanted
 from gateway.schema.convert import convert
-from gateway.schema.json_body import INLINE_BYTES, decode_object, decode_stored
 from gateway.schema.sampling import MAX_CHOICES, SamplingFields, check_bans, check_constrained, outputs_of
 from gateway.structured import form as structured
 from gateway.structured.form import Form
@@ -63,6 +64,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Q = TypeVar("Q", AnswerPlan, VectorPlan)
 S = TypeVar("S", bound=msgspec.Struct)
+Decode = Callable[[bytes, list[Cut] | None], T]
+"""Decodes a body, whose cuts are known if it was checked before."""
 
 _LINE_KEY = re.compile(r"batch:(?P<batch>batch_[0-9a-f]+):(?P<line>\d{1,9})")
 
@@ -102,6 +105,16 @@ def work_of(request: web.Request) -> Work:
     return work
 
 
+async def decode_aside(request: web.Request, data: bytes, decode: Decode[T]) -> T:
+    """Decodes a body: off the loop, and after a check in a process of its own, unless it is small. Raises `ApiError`."""
+    checker = request.app[BODY_CHECKER]
+
+    def run() -> T:
+        return decode(data, checker.check(data) if len(data) > INLINE_BYTES else None)
+
+    return await aside(request, run)
+
+
 async def json_object(request: web.Request) -> dict[str, Any]:
     """Reads the request's body as one JSON object. Raises `ApiError`."""
     return await _decoded(request, decode_object)
@@ -112,10 +125,10 @@ async def stored_object(request: web.Request) -> dict[str, Any]:
     return await _decoded(request, decode_stored)
 
 
-async def _decoded(request: web.Request, decode: Callable[[bytes], dict[str, Any]]) -> dict[str, Any]:
+async def _decoded(request: web.Request, decode: Decode[dict[str, Any]]) -> dict[str, Any]:
     data = await body.read(request, request.app[SETTINGS].json_body_bytes)
     request[NUM_BODY_BYTES] = len(data)
-    return await aside(request, decode, data)
+    return await decode_aside(request, data, decode)
 
 
 async def fields_of(request: web.Request, kind: type[S]) -> S:

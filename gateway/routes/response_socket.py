@@ -24,10 +24,10 @@ from gateway.http.body import MIN_BYTES_PER_S, NUM_BODY_BYTES
 from gateway.http.http_limits import GatewayProtocol
 from gateway.http.route_table import Route
 from gateway.intake.intake import INTAKE, Intake
+from gateway.intake.json_body import decode_object
 from gateway.intake.messages import Unfinished
 from gateway.responses.connection import Connection
-from gateway.routes.common import aside
-from gateway.schema.json_body import decode_object
+from gateway.routes.common import aside, decode_aside
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ async def _turn(request: web.Request, socket: web.WebSocketResponse, connection:
 async def _answer(request: web.Request, socket: web.WebSocketResponse, connection: Connection, text: bytes) -> None:
     request[NUM_BODY_BYTES] = len(text) + connection.num_kept_bytes
     try:
-        body = await aside(request, lambda: connection.body_of(decode_object(text)))
+        body = await decode_aside(request, text, lambda text, cuts: connection.body_of(decode_object(text, cuts)))
     except errors.ApiError as error:
         await _refuse(socket, error.status, error.body())
         return

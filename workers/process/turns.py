@@ -2,18 +2,22 @@
 
 Linux gives a thread that wakes up no core before the running thread has had its turn, 1 to 4 ms, unless the waking one
 asks for shorter turns than the running one has. Shares of the processor's time do not depend on it, and it needs no
-privilege. It knows nothing of what the threads do.
+privilege. Work that nobody waits for steps back instead. This module knows nothing of what the threads do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import platform
 import sys
+from pathlib import Path
 
 TURN_NS = 100_000
 """The length of a turn, the shortest that Linux takes (from 6.12 on). What takes longer takes several turns."""
 
+AUTOGROUP = Path("/proc/self/autogroup")
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Machine → the numbers of `sched_setattr` and `sched_getattr`, which the C library has no functions for."""
 _ORDINARY = {0, 3}
@@ -54,6 +58,21 @@ def turn_ns(pid: int = 0) -> int | None:
     """Returns the nanoseconds of a turn; None where the system does not tell."""
     told = _read(pid)
     return told.runtime or None if told is not None else None
+
+
+def step_back(niceness: int) -> None:
+    """Gives this process the system's turns again and a lower priority, as for work that may take the cores that nobody
+    wants. If it leads a session the session gets that priority too: where Linux divides cores among sessions first
+    (sched(7), autogroup), a process's own priority counts only inside of its session.
+    """
+    told = _read(0)
+    if told is not None and told.policy in _ORDINARY:
+        told.runtime = 0  # the system's own length
+        _call(0, 0, ctypes.byref(told), 0)
+    os.nice(niceness)
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            AUTOGROUP.write_text(str(niceness))
 
 
 def _read(pid: int) -> _Attributes | None:

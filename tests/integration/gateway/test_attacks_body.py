@@ -17,6 +17,8 @@ import pytest_asyncio
 from gateways import MODEL, RunningGateway, running_gateway
 from load import stretched
 
+from gateway.intake.body_checker import BODY_CHECKER
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CHAT = "/v1/chat/completions"
@@ -76,6 +78,20 @@ async def test_attack_B02_doubled_keys_and_floods_of_parts_are_refused(shared_ga
     keys = {f"k{i}": 1 for i in range(200_000)}
     status, _ = await post(shared_gateway, chat(**keys))
     assert status in {200, 400}
+
+
+async def test_s2_large_bodies_are_checked_in_a_process_of_their_own(shared_gateway: RunningGateway) -> None:
+    number = shared_gateway.app[BODY_CHECKER].num_checked
+    broken = json.dumps(said("x" * 100_000)).encode()[:-1]
+    while not number["process"]:
+        assert (await refused(shared_gateway, broken))["code"] == "invalid_json"
+    before = number["process"], number["gateway"]
+    assert (await refused(shared_gateway, broken))["code"] == "invalid_json"
+    assert (await refused(shared_gateway, said(["x"] * 30_000)))["param"] == "messages[0].content[0]"
+    sound = json.dumps(chat()).encode()[:-1]
+    status, reply = await post(shared_gateway, sound + b" " * 100_000 + b', "n": 1}')
+    assert (status, reply["usage"]["completion_tokens"]) == (200, 2)
+    assert (number["process"], number["gateway"]) == (before[0] + 3, before[1])
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import aiohttp
 import pytest
 from gateways import MODEL, RunningGateway, running_gateway, until
 
+from gateway.intake.body_checker import BODY_CHECKER
 from gateway.intake.intake import INTAKE
+from gateway.intake.json_body import Cut, decode_object
 from gateway.intake.text_work import TEXT_WORK
 from gateway.routes import common
-from gateway.schema.json_body import decode_object
 from gateway.telemetry.metrics import METRICS
 
 CHAT = "/v1/chat/completions"
@@ -44,15 +45,14 @@ async def post(session: aiohttp.ClientSession, body: bytes, path: str = CHAT) ->
 async def test_s3_a_stranger_is_answered_while_large_bodies_still_wait(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode, let_go, begun = common.decode_object, threading.Event(), threading.Event()
+    check, let_go, begun = gateway.app[BODY_CHECKER].check, threading.Event(), threading.Event()
 
-    def held(body: bytes) -> dict[str, Any]:
-        if len(body) > 2**20:
-            begun.set()
-            assert let_go.wait(60)
-        return decode(body)
+    def held(body: bytes) -> list[Cut]:
+        begun.set()
+        assert let_go.wait(60)
+        return check(body)
 
-    monkeypatch.setattr(common, "decode_object", held)
+    monkeypatch.setattr(gateway.app[BODY_CHECKER], "check", held)
     _, victim_key = await gateway.new_tenant("victim", scopes=("chat",))
     async with gateway.session() as hostile, gateway.session(victim_key) as victim:
         flood = [asyncio.create_task(post(hostile, BROKEN)) for _ in range(8)]
@@ -80,7 +80,7 @@ async def test_s3_bytes_of_a_minute_are_refused_before_they_are_read(
         monkeypatch.setattr(gateway.app[INTAKE], "_clock", lambda: 0.0)
         for _ in range(4):
             assert (await post(hostile, body))[0] == 400
-        monkeypatch.setattr(common, "decode_object", lambda _: pytest.fail("it was decoded"))
+        monkeypatch.setattr(common, "decode_object", lambda *_: pytest.fail("it was decoded"))
         async with hostile.post(CHAT, data=io.BytesIO(body), headers=HEADERS) as answer:
             error = (await answer.json())["error"]
             assert answer.status == 429

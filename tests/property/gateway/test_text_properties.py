@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.base.errors import ApiError
 from gateway.intake import fingerprints
 from gateway.intake.fingerprints import fingerprint, fingerprint_in_pieces
-from gateway.schema.json_body import decode_object
+from gateway.intake.json_body import decode_object
 from gateway.text.choice import ChoiceText, TextRules
 from gateway.text.detokenizer import detokenizer
 from gateway.text.stops import StopMatcher, StopStrings

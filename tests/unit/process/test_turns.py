@@ -55,6 +55,22 @@ print(turns.shorten(), turns.turn_ns() == before, os.sched_getscheduler(0) == os
     assert told(script) == ["False", "True", "True"]
 
 
+@needs_linux_6_12
+def test_who_steps_back_has_ordinary_turns_and_a_lower_priority_with_its_session() -> None:
+    script = """
+import os
+from workers.process import turns
+before = turns.turn_ns()
+nice = os.nice(0)
+os.setsid()
+turns.shorten()
+turns.step_back(7)
+group = turns.AUTOGROUP.read_text().split()[-1] if turns.AUTOGROUP.exists() else "7"
+print(turns.turn_ns() == before, os.nice(0) - nice, group)
+"""
+    assert told(script) == ["True", "7", "7"]
+
+
 def test_nothing_is_changed_where_nobody_knows_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns.platform, "machine", lambda: "vax")
     assert turns.turn_ns() is None

@@ -16,7 +16,7 @@ from gateway.base.errors import ApiError
 from gateway.base.settings import ModelSource
 from gateway.generation import model_files
 from gateway.intake.fingerprints import fingerprint_in_pieces
-from gateway.schema.json_body import decode_object
+from gateway.intake.json_body import decode_object
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
 
 TOKENIZER = ModelTokenizer(tokenizer_spec())

@@ -1,0 +1,118 @@
+"""Large bodies are checked in a process of their own, and in the gateway whenever there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.base.errors import ApiError
+from gateway.intake import body_checker
+from gateway.intake.body_checker import BodyChecker
+from gateway.intake.json_body import check, decode_object
+
+LARGE = {"messages": [{"role": "user", "content": "x, [y] {z}"}] * 5_000, "n": 1}
+SOUND = json.dumps(LARGE).encode()
+BROKEN = [
+    SOUND[:-1],
+    b"[" + SOUND + b"]",
+    SOUND[:-1] + b',"n":2}',
+    SOUND[:-1] + b',"a":-0}',
+    b"[" * 70_000,
+    b"\xff" + SOUND,
+]
+
+
+@pytest.fixture
+def checker() -> Iterator[BodyChecker]:
+    checker = BodyChecker()
+    yield checker
+    checker.close()
+
+
+def started(checker: BodyChecker) -> int:
+    """Waits until there is a process that answers. Returns its pid."""
+    limit = time.monotonic() + 240
+    before = checker.num_checked["process"]
+    while checker.num_checked["process"] == before:
+        assert time.monotonic() < limit
+        assert checker.check(b"{}") == []
+    (process,) = checker._idle
+    return process.pid
+
+
+def gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_the_first_body_waits_for_no_process_and_later_ones_are_checked_there(checker: BodyChecker) -> None:
+    assert checker.check(SOUND) == check(SOUND)
+    assert checker.num_checked == {"gateway": 1}
+    started(checker)
+    cuts = checker.check(SOUND)
+    assert cuts == check(SOUND)
+    assert len(cuts) > 1
+    assert decode_object(SOUND, cuts) == LARGE
+
+
+@pytest.mark.parametrize("body", BROKEN, ids=["end", "list", "twice", "zero", "depth", "utf8"])
+def test_a_body_is_refused_there_as_it_is_refused_here(checker: BodyChecker, body: bytes) -> None:
+    with pytest.raises(ApiError) as here:
+        check(body)
+    started(checker)
+    number = checker.num_checked["process"]
+    with pytest.raises(ApiError) as there:
+        checker.check(body)
+    assert there.value.__dict__ == here.value.__dict__
+    assert checker.num_checked["process"] == number + 1
+
+
+def test_a_process_that_dies_costs_no_request_and_is_replaced_after_a_pause(
+    checker: BodyChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = started(checker)
+    os.kill(pid, signal.SIGKILL)
+    number = checker.num_checked["gateway"]
+    assert checker.check(SOUND) == check(SOUND)
+    assert checker.check(SOUND) == check(SOUND)
+    assert checker.num_checked["gateway"] == number + 2
+    assert gone(pid)
+    assert not checker._idle, "started again without a pause"
+    checker._not_before = 0.0
+    assert started(checker) != pid
+
+
+def test_a_process_that_hangs_is_given_up_and_killed(checker: BodyChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_checker, "ANSWER_S", 1)
+    monkeypatch.setattr(body_checker, "CLOSE_S", 0.1)
+    pid = started(checker)
+    os.kill(pid, signal.SIGSTOP)
+    assert checker.check(SOUND) == check(SOUND)
+    assert gone(pid)
+
+
+def test_where_no_process_can_be_started_bodies_are_checked_here(
+    checker: BodyChecker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    for _ in range(3):
+        assert checker.check(SOUND) == check(SOUND)
+    assert checker.num_checked == {"gateway": 3}
+
+
+def test_its_end_ends_the_process_even_one_that_still_starts(checker: BodyChecker) -> None:
+    checker.check(SOUND)
+    (process,) = checker._idle
+    checker.close()
+    assert gone(process.pid)
+    assert checker.check(SOUND) == check(SOUND)
+    assert not checker._idle
