@@ -2,8 +2,8 @@
 interpreter lock whenever the loop waits for an event, and the loop waits to get it back. A refused body costs the loop
 no more than its arrival this way, and a sound one is only decoded here.
 
-The process is started for the first large body, and ends with the gateway. While it starts, and if it is lost, bodies
-are checked in the thread that asks.
+The process is started for the first large body, and ends with the gateway. While it starts, and for a while after it was
+lost, bodies are checked where they are decoded.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
 from multiprocessing.connection import Connection
 from typing import Literal
 
@@ -24,7 +24,7 @@ from aiohttp import web
 
 from gateway.base import errors
 from gateway.intake.checking_process import Refused, Sound
-from gateway.intake.json_body import Cut, check
+from gateway.intake.json_body import Cut
 
 logger = logging.getLogger(__name__)
 
@@ -46,24 +46,26 @@ class BodyChecker:
         self._idle: list[_Process] = []
         self._not_before = 0.0
         self._is_closed = False
-        self.num_checked: Counter[Literal["process", "gateway"]] = Counter()
+        self._counting = threading.Lock()
+        self.num_checked: dict[Literal["process", "gateway"], int] = {"process": 0, "gateway": 0}
         """Bodies by where they were checked."""
 
-    def check(self, body: bytes) -> list[Cut]:
-        """Returns what `decode_object` and `decode_stored` take as `cuts`. Raises `ApiError` 400."""
+    def check(self, body: bytes) -> list[Cut] | None:
+        """Returns what `decode_object` and `decode_stored` take as `cuts`: None if there is no process to ask, so that they
+        check the body. Raises `ApiError` 400.
+        """
         answer = self._asked(body)
-        if answer is None:
-            self.num_checked["gateway"] += 1
-            return check(body)
-        self.num_checked["process"] += 1
+        with self._counting:
+            self.num_checked["gateway" if answer is None else "process"] += 1
         if isinstance(answer, Refused):
             raise errors.ApiError(answer.status, answer.message, code=answer.code, param=answer.param)
-        return answer.cuts
+        return answer.cuts if answer is not None else None
 
     def close(self) -> None:
         self._is_closed = True
-        while self._idle:
-            self._idle.pop().end()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._idle.pop().end()
 
     def _asked(self, body: bytes) -> Refused | Sound | None:
         """Returns a process's answer, or None if there is no process to ask."""
@@ -72,7 +74,7 @@ class BodyChecker:
             return None
         try:
             answer = process.ask(body) if process.is_ready() else None
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
             self._not_before = time.monotonic() + PAUSE_S
             process.end()
             logger.warning("body_checker_lost", extra={"checker_pid": process.pid, "error": repr(error)})
@@ -125,7 +127,9 @@ class _Process:
         return self._is_ready
 
     def ask(self, body: bytes) -> Refused | Sound:
-        """Raises `OSError` or `EOFError` if the process is gone, or silent for too long."""
+        """Raises `OSError` or `EOFError` if the process is gone or silent for too long, and `MsgspecError` if it is of
+        another version than this gateway.
+        """
         self._link.send_bytes(body)
         answer: Refused | Sound = _ANSWERS.decode(self._link.recv_bytes())
         return answer

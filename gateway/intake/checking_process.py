@@ -46,7 +46,7 @@ def serve(link: Connection) -> None:
     while True:
         try:
             body = link.recv_bytes()
-        except EOFError:
+        except (EOFError, OSError):  # closed between two bodies, or within one
             return
         link.send_bytes(msgspec.msgpack.encode(answer(body)))
 

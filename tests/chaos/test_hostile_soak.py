@@ -4,7 +4,8 @@ victims whose streams stay byte for byte what they are, no engine that ends, no 
 The attackers stand for other people's machines, so their process has the lowest priority here: the cores that it takes are
 nobody's in earnest. It delays others all the same: on two cores a process of this priority that only counts makes a victim's
 p99 1.8 times as long. So the victims are compared with a part in which the attackers do the same work beside a server of
-their own. What reaches the gateway is counted, so that the attack does not become weak unseen.
+their own. What reaches the gateway is counted, so that the attack does not become weak unseen. After each part the batches
+that the attackers made are cancelled, so that none runs on in the next.
 
 `HEADGATE_TEST_HOSTILE_S` sets another length, `HEADGATE_TEST_HOSTILE_SEED` repeats a run.
 """
@@ -21,7 +22,10 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import hostile
+import httpx
 import openai
 import pooling_models
 import pytest
@@ -68,6 +72,7 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
         until = time.monotonic() + seconds
         async with _attackers(server, attacker, f"{seed}/{number}", kind, seconds) as replies:
             seen = await asyncio.gather(*(_victim(server, key, i, texts[i], until) for i, key in enumerate(keys)))
+        await _end_batches(server, attacker)
         firsts[kind] += (first for one in seen for first in one)
         per_s = sum(replies.values()) / seconds
         told = f"p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {per_s:.0f} a second {replies}"
@@ -136,6 +141,27 @@ async def _attackers(server: Server, key: str, seed: str, kind: str, seconds: fl
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def _end_batches(server: Server, key: str) -> None:
+    """Cancels the attackers' batches and waits until none runs: the next part measures its own attack alone."""
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=server.ready["base_url"], headers=headers, timeout=60) as client:
+        while running := [batch async for batch in _batches(client) if batch["processing_status"] != "ended"]:
+            for batch in running:
+                await client.post(f"{hostile.BATCHES}/{batch['id']}/cancel")
+            await asyncio.sleep(0.5)
+
+
+async def _batches(client: httpx.AsyncClient) -> AsyncIterator[dict[str, Any]]:
+    where: dict[str, Any] = {"limit": 100}
+    while True:
+        page = (await client.get(hostile.BATCHES, params=where)).json()
+        for batch in page["data"]:
+            yield batch
+        if not page["has_more"]:
+            return
+        where["after_id"] = page["last_id"]
 
 
 def _p99(values: list[float]) -> float:

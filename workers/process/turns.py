@@ -11,13 +11,19 @@ import contextlib
 import ctypes
 import os
 import platform
+import random
 import sys
+import time
 from pathlib import Path
 
 TURN_NS = 100_000
 """The length of a turn, the shortest that Linux takes (from 6.12 on). What takes longer takes several turns."""
 
 AUTOGROUP = Path("/proc/self/autogroup")
+AUTOGROUP_S, AUTOGROUP_TRIES = 0.1, 20
+"""The seconds in which Linux takes one session's priority of all that processes without privileges set, and how often it is
+tried.
+"""
 _CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 """Machine → the numbers of `sched_setattr` and `sched_getattr`, which the C library has no functions for."""
 _ORDINARY = {0, 3}
@@ -63,16 +69,28 @@ def turn_ns(pid: int = 0) -> int | None:
 def step_back(niceness: int) -> None:
     """Gives this process the system's turns again and a lower priority, as for work that may take the cores that nobody
     wants. If it leads a session the session gets that priority too: where Linux divides cores among sessions first
-    (sched(7), autogroup), a process's own priority counts only inside of its session.
+    (sched(7), autogroup), a process's own priority counts only inside of its session. Nothing is changed where the system
+    forbids it.
     """
     told = _read(0)
     if told is not None and told.policy in _ORDINARY:
         told.runtime = 0  # the system's own length
         _call(0, 0, ctypes.byref(told), 0)
-    os.nice(niceness)
+    with contextlib.suppress(OSError):
+        os.nice(niceness)
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):
+            _step_back_as_session(niceness)
+
+
+def _step_back_as_session(niceness: int) -> None:
+    """Raises `OSError` where the system knows no priority of sessions."""
+    for _ in range(AUTOGROUP_TRIES):
+        try:
             AUTOGROUP.write_text(str(niceness))
+            return
+        except BlockingIOError:
+            time.sleep(random.uniform(1, 2) * AUTOGROUP_S)
 
 
 def _read(pid: int) -> _Attributes | None:
