@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import hostile
-import httpx
+import httpx2 as httpx
 import openai
 import pooling_models
 import pytest
