@@ -123,7 +123,7 @@ async def running_gateway(
     **settings: Any,
 ) -> AsyncIterator[RunningGateway]:
     url = database_url or f"sqlite+aiosqlite:///{home / 'headgate.db'}"
-    settings.setdefault("limiter_timeout_s", float(os.environ["HEADGATE_LIMITER_TIMEOUT_S"]))
+    settings.setdefault("limiter_timeout_s", float(os.environ.get("HEADGATE_LIMITER_TIMEOUT_S", "4")))
     keys = await prepare_home(home, url)
     model = write_byte_model(home / "model", max_model_len, template)
     loaded = GatewaySettings(

@@ -37,7 +37,7 @@ from gateway.schema import openapi
 NUM_SOAKED = int(os.environ.get("HEADGATE_TEST_EXAMPLES", "2000"))
 NUM_REQUESTS = [
     pytest.param(50, 10, id="50"),
-    pytest.param(100, 50, id="100", marks=pytest.mark.rest),
+    pytest.param(60, 30, id="60", marks=pytest.mark.rest),
     pytest.param(NUM_SOAKED, NUM_SOAKED // 2, id="soak", marks=pytest.mark.slow),
 ]
 """Requests for each operation, all different, and how many of them are drawn at least. Half of both are right ones and half
@@ -121,7 +121,7 @@ def _try_all(operation: Any, url: str, key: str, num_requests: int, num_drawn: i
         for case in _spread(_listed(operation, mode), wanted - num_drawn // len(modes) if has_input else 0):
             client.send(case)
         cases = operation.as_strategy(generation_mode=mode)
-        seeds = itertools.count() if num_requests <= 100 else itertools.repeat(None)
+        seeds = itertools.count() if num_requests <= 60 else itertools.repeat(None)
         in_vain = 0
         while client.num_sent < wanted and in_vain < MOST_IN_VAIN:
             before = client.num_sent

@@ -92,6 +92,7 @@ async def test_the_figures_of_metrics_are_those_of_the_batches(home, gateway, st
     assert (sum(after.chunks.values()), after.lines["queued"], after.oldest_queued_s) == (0, 0, 0)
 
 
+@pytest.mark.rest
 async def test_children_come_with_work_end_after_it_and_come_again(home, gateway, jobs):
     jobs.stop()
     jobs.start()

@@ -405,6 +405,7 @@ def test_on_sqlite(tmp_path: Path) -> None:
     run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "8")), 60)
 
 
+@pytest.mark.rest
 def test_on_postgresql() -> None:
     base = postgres_base_url()
     if base is None:
