@@ -194,7 +194,7 @@ def main() -> None:
     result = {"command": "make bench", "machine": machine, "summary": summary, "runs": runs}
     text = f"{table(runs)}\n\n{json.dumps(summary, indent=2)}\n"
     (output / f"{date}-cpu.json").write_text(json.dumps(result, indent=2) + "\n")
-    (output / f"{date}-cpu.md").write_text(text)
+    (output / f"{date}-cpu.md").write_text(text)  # the table for people; nothing in the repository reads it
     print(text)
 
 

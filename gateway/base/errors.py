@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
-
-if TYPE_CHECKING:
-    from aiohttp import web
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -46,11 +43,6 @@ class ApiError(Exception):
         if self.headgate is not None:
             error["headgate"] = self.headgate
         return msgspec.json.encode({"error": error})
-
-    def response(self) -> web.Response:
-        from aiohttp import web  # the process that checks bodies answers nobody, and does without
-
-        return web.Response(status=self.status, body=self.body(), content_type="application/json", headers=self.headers)
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:

@@ -46,8 +46,9 @@ def refusal(request: web.BaseRequest, error: ApiError) -> web.Response:
     """
     record = request.get(RECORD)
     if record is None or not speaks_anthropic(request):
-        return error.response()
-    body = msgspec.json.encode(anthropic_error(error, record.request_id))
+        body = error.body()
+    else:
+        body = msgspec.json.encode(anthropic_error(error, record.request_id))
     return web.Response(status=error.status, body=body, content_type="application/json", headers=error.headers)
 
 

@@ -10,13 +10,13 @@ interpreter lock for long: counting does, and decoding in pieces that are cut on
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from gateway.base import errors
+from gateway.intake.json_pieces import TO_CLOSING, Cut, decode_in_pieces
 
 MAX_DEPTH = 32
 MAX_BRACKETS = 100_000
@@ -41,12 +41,6 @@ _NEGATIVE_ZERO = re.compile(rb"[^eE]-0[^0-9.eE]")
 """A negative zero, except in an exponent, where it is fine: `1e-0` is 1."""
 _NULL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """A null character in a text or a name: its escape, in front of which stands an even number of backslashes."""
-_LIST = ord("[")
-_TO_CLOSING = 2
-"""The distance from an opening bracket's byte to the closing one's."""
-_BEGUN = secrets.token_hex(16)
-"""The name of a member whose value began in an earlier piece. No client knows it, so no body has such a member."""
-_BEGUN_TEXT = b'"%b":' % _BEGUN.encode()
 _TAIL = 3
 """The number of bytes repeated in front of the next window, so that a number cut by a window's end is found there."""
 
@@ -57,7 +51,7 @@ def decode_object(body: bytes, cuts: list[Cut] | None = None) -> dict[str, Any]:
     """
     if cuts is None:
         return _checked(body)[0]
-    value: dict[str, Any] = _in_pieces(body, cuts)
+    value: dict[str, Any] = decode_in_pieces(body, cuts)
     return value
 
 
@@ -80,7 +74,7 @@ def check(body: bytes) -> list[Cut]:
 def _checked(body: bytes) -> tuple[dict[str, Any], list[Cut]]:
     num_members, cuts = _check_shape(body)
     try:
-        value = _in_pieces(body, cuts)
+        value = decode_in_pieces(body, cuts)
     except (msgspec.DecodeError, ValueError, RecursionError):
         raise _invalid_json() from None
     if not isinstance(value, dict):
@@ -91,80 +85,6 @@ def _checked(body: bytes) -> tuple[dict[str, Any], list[Cut]]:
 
 def _has_null(part: Any) -> bool:
     return _NULL.search(msgspec.json.encode(part)) is not None
-
-
-class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """A comma between two values or members, at which a text is cut in two."""
-
-    place: int
-    containers: bytes
-    """The brackets that are open there, the outermost first."""
-
-
-def _in_pieces(body: bytes, cuts: list[Cut]) -> Any:
-    """Decodes a text as `msgspec.json.decode` does, but in calls of some 32 KiB at most, between which other threads get
-    the interpreter lock: one call over 390,000 token ids holds it for 9 ms. Only what
-    has no comma in it, a string for example, is decoded in one longer call.
-    Each piece is made a whole text by the brackets that are open at its two cuts. Raises `ValueError`.
-    """
-    whole: Any = None
-    before = Cut(-1, b"")
-    for cut in [*cuts, Cut(len(body), b"")]:
-        text = body[before.place + 1 : cut.place]
-        piece = msgspec.json.decode(_opening(before.containers) + text + _closing(cut.containers))
-        _check_end(piece, cut.containers)
-        if before.containers:
-            _append(whole, piece, before.containers)
-        else:
-            whole = piece
-        before = cut
-    return whole
-
-
-def _opening(containers: bytes) -> bytes:
-    return containers.replace(b"{", b"{" + _BEGUN_TEXT).removesuffix(_BEGUN_TEXT)
-
-
-def _closing(containers: bytes) -> bytes:
-    return bytes(bracket + _TO_CLOSING for bracket in reversed(containers))
-
-
-def _check_end(piece: Any, containers: bytes) -> None:
-    """Raises `ValueError` if there is no value in front of the comma at which a piece ends."""
-    for bracket in containers[:-1]:
-        piece = _last(piece, bracket)
-    if containers and not piece:
-        raise ValueError
-
-
-def _append(whole: Any, piece: Any, containers: bytes) -> None:
-    """Appends what stands behind a cut to the containers that are open there. Raises `ValueError` if nothing does."""
-    for bracket in containers[:-1]:
-        begun = _last(whole, bracket)
-        if bracket == _LIST:
-            rest = piece[0]
-            whole += piece[1:]
-        else:
-            rest = piece.pop(_BEGUN)
-            whole |= piece
-        whole, piece = begun, rest
-    if not piece or type(whole) is not type(piece):
-        raise ValueError
-    if containers[-1] == _LIST:
-        whole += piece
-    else:
-        whole |= piece
-
-
-def _last(container: Any, bracket: int) -> Any:
-    """Returns the value that was put into a container last. Raises `ValueError` if another container stands in its
-    place, as after a key that came twice.
-    """
-    if container and isinstance(container, list) and bracket == _LIST:
-        return container[-1]
-    if container and isinstance(container, dict) and bracket != _LIST:
-        return next(reversed(container.values()))
-    raise ValueError
 
 
 def _invalid_json(why: str = "") -> errors.ApiError:
@@ -217,7 +137,7 @@ def _follow(brackets: bytes, containers: bytearray) -> None:
             containers.append(bracket)
             if len(containers) > MAX_DEPTH:
                 raise _invalid_json(f" It is nested deeper than {MAX_DEPTH} levels.")
-        elif not containers or containers.pop() + _TO_CLOSING != bracket:
+        elif not containers or containers.pop() + TO_CLOSING != bracket:
             raise _invalid_json()
 
 

@@ -28,7 +28,8 @@ from gateway.http.body import NUM_BODY_BYTES
 from gateway.idempotency import idempotency
 from gateway.intake.body_checker import BODY_CHECKER
 from gateway.intake.fingerprints import FINGERPRINT, Fingerprint, fingerprint_in_pieces
-from gateway.intake.json_body import INLINE_BYTES, Cut, decode_object, decode_stored
+from gateway.intake.json_body import INLINE_BYTES, decode_object, decode_stored
+from gateway.intake.json_pieces import Cut
 from gateway.intake.text_work import TEXT_WORK
 from gateway.intake.throttle import THROTTLE
 from gateway.parsers import forced

@@ -16,7 +16,8 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.intake.body_checker import BODY_CHECKER
 from gateway.intake.intake import INTAKE
-from gateway.intake.json_body import Cut, decode_object
+from gateway.intake.json_body import decode_object
+from gateway.intake.json_pieces import Cut
 from gateway.intake.text_work import TEXT_WORK
 from gateway.routes import common
 from gateway.telemetry.metrics import METRICS

@@ -142,15 +142,20 @@ def test_a_gateway_that_dies_while_it_sends_leaves_no_process_and_no_traceback(n
     assert process.returncode == 0
 
 
+class _Idle(body_checker._Process):
+    """Has no process that could be ended."""
+
+    def __init__(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
 def test_threads_may_end_it_at_the_same_time(checker: BodyChecker) -> None:
     with ThreadPoolExecutor(3) as threads:
         for _ in range(20):
-            checker._idle += [_Idle() for _ in range(2_000)]  # type: ignore[misc]
+            checker._idle += [_Idle() for _ in range(2_000)]
             for closed in [threads.submit(checker.close) for _ in range(3)]:
                 closed.result()
             assert not checker._idle
-
-
-class _Idle:
-    def end(self) -> None:
-        pass
