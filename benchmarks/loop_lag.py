@@ -2,7 +2,8 @@
 
     python benchmarks/loop_lag.py [--rounds 3] [--json out.json]
 
-The gateway runs in this process, with nothing beside it but a task that sleeps a millisecond and sees how late it wakes.
+The gateway runs in this process as `headgate up` starts one, with nothing beside it but a task that sleeps a
+millisecond and sees how late it wakes.
 A worker (scripted, no model) and the client that sends the bodies are processes of their own. `idle` is the lag of the
 machine and of this measurement: on a busy machine read the others against it.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import http.client
 import json
 import multiprocessing
@@ -23,13 +25,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 from fakes import ScriptedRunner, ScriptedWorker  # noqa: E402 - tests/ is on the path only now
 from gateways import MODEL, running_gateway  # noqa: E402 - as above
 
+from gateway.__main__ import answer_promptly, keep_memory_whole  # noqa: E402 - as above
 from gateway.cli.embedded import find_server, server_command  # noqa: E402 - as above
+from gateway.server import GC_THRESHOLDS  # noqa: E402 - as above
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 2**19
@@ -141,6 +147,9 @@ async def measure(home: Path, redis_url: str, rounds: int, wanted: str) -> dict[
     try:
         async with running_gateway(home / "home", redis_url, max_model_len=CONTEXT) as gateway:
             await gateway.workers(1, 60)
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
             lag = Lag()
             watching = asyncio.create_task(lag.watch())
             await asyncio.sleep(QUIET_S)
@@ -186,6 +195,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="shapes with this in their name")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    keep_memory_whole()
+    answer_promptly()
     with tempfile.TemporaryDirectory(prefix="headgate-lag-") as folder:
         home = Path(folder)
         server = find_server()
@@ -194,7 +205,7 @@ def main() -> None:
             while not (home / "redis.sock").exists():
                 time.sleep(0.05)
             url = f"unix://{home / 'redis.sock'}"
-            found = asyncio.run(measure(home, url, options.rounds, options.only))
+            found = uvloop.run(measure(home, url, options.rounds, options.only))
         finally:
             redis.terminate()
             redis.wait()

@@ -14,6 +14,7 @@ from aiohttp import web
 
 PIECE_CHARS = 64 * 1024
 PIECE_ITEMS = 4096
+_MAY_BE_LARGE = {dict, list, str}
 
 
 def fingerprint(path: str, value: Mapping[str, Any]) -> bytes:
@@ -89,10 +90,10 @@ def _pieces(value: Any) -> Iterator[bytes]:
 
 def _items(part: list[Any]) -> Iterator[Iterator[bytes]]:
     """Encodes numbers and the like together, and items that may be large by themselves."""
-    if any(isinstance(item, dict | list | str) for item in part):
-        yield from map(_pieces, part)
-    else:
+    if _MAY_BE_LARGE.isdisjoint(map(type, part)):
         yield iter([msgspec.json.encode(part)[1:-1]])
+    else:
+        yield from map(_pieces, part)
 
 
 FINGERPRINT = web.RequestKey("fingerprint", Fingerprint)
