@@ -88,7 +88,9 @@ def _statement() -> Insert:
 
 
 def _on_sqlite() -> str:
-    """Return the same statement for SQLite, which has neither LATERAL nor names for the columns of VALUES."""
+    """Return the same statement for SQLite, which has neither LATERAL nor names for the columns of VALUES. SQLite keeps
+    the order of a CROSS JOIN; else it would look for the entries anew for each rule.
+    """
     entry = LedgerEntry
     wanted = func.json_each(literal_column(":keys")).table_valued("value", name="wanted")
     of_rules = (
@@ -112,7 +114,8 @@ def _on_sqlite() -> str:
         .where(amount != 0)
     )
     made = insert(LedgerLeg).from_select([*KEY, "account", "unit", "token_class", "amount"], source)
-    return str(made.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+    text = str(made.compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True}))
+    return text.replace(" JOIN ", " CROSS JOIN ")
 
 
 def _leg(rule: Rule) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ poster's turn first (`ledger.take_turn`). The module knows no frames and no HTTP
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from accounting.values.types import TOKEN_CLASSES, Charge, LedgerRow, Posting, U
 log = logging.getLogger(__name__)
 
 Records = Mapping[tuple[str, int], LedgerRow]
+ENDINGS = ("settle", "void")
 
 _SET_OFFSET = text(
     'INSERT INTO journal_offset (slot, "offset", posted_at_ms) VALUES (:slot, :offset, :posted_at_ms)'
@@ -97,7 +98,9 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
     await spend.note_alerts(conn, settled, now_ms)
     await outbox.write_usage(conn, settled)
     records = await _records_of(conn, new)
-    await _write_off(conn, entries, records, frozenset(records), now_ms)
+    met = {request_id for request_id, _ in records}
+    _, earlier = _apart(await _by_request(conn, LedgerEntry, met))
+    await _write_off(conn, entries, earlier, records, frozenset(records), now_ms)
     return len(new)
 
 
@@ -133,8 +136,8 @@ async def post_engine_records(
     columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
     new = {(row.request_id, row.attempt) for row in await insert_new(conn, EngineRecordRow.__table__, rows, columns)}
     request_ids = {request_id for request_id, _ in new}
-    endings = await _endings_of(conn, request_ids)
-    await _write_off(conn, endings, await _records_of(conn, request_ids), new, now_ms)
+    endings, earlier = _apart(await _by_request(conn, LedgerEntry, request_ids))
+    await _write_off(conn, endings, earlier, await _records_of(conn, request_ids), new, now_ms)
     return len(new)
 
 
@@ -169,7 +172,7 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
     """Return requests without an ending: running ones, those whose ending is not shipped yet, and those whose journal
     is lost. O(engine records)."""
     record = EngineRecordRow
-    ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(("settle", "void")))
+    ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS))
     groups = (record.request_id, record.tenant_id, record.root)
     query = select(*groups, func.max(record.posted_at_ms)).where(~ended).group_by(*groups)
     return [Unsettled(*row) for row in await conn.execute(query.order_by(record.request_id))]
@@ -178,7 +181,7 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
 async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
     """Return requests whose ending was posted at `since_ms` or later and that have no engine record."""
     ending, record = LedgerEntry, EngineRecordRow
-    recent = select(ending.request_id).where(ending.kind.in_(("settle", "void")), ending.posted_at_ms >= since_ms)
+    recent = select(ending.request_id).where(ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms)
     found = await conn.scalars(recent.where(~exists().where(record.request_id == ending.request_id)))
     return frozenset(found)
 
@@ -229,15 +232,19 @@ async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
 async def _write_off(
     conn: AsyncConnection,
     endings: Sequence[LedgerRow],
+    earlier: Sequence[LedgerRow],
     records: Records,
     new_records: Collection[tuple[str, int]],
     now_ms: int,
 ) -> None:
+    """Write off what the engine computed beyond these endings. `earlier` has their present write-offs."""
     with_records = {request_id for request_id, _ in records}
     met = [ending for ending in endings if ending["request_id"] in with_records]
     if not met:
         return
-    earlier = await _write_offs_of(conn, {ending["request_id"] for ending in met})
+    written: dict[str, list[LedgerRow]] = {}
+    for row in earlier:
+        written.setdefault(row["request_id"], []).append(row)
     by_request: dict[str, list[LedgerRow]] = {}
     for record in records.values():
         by_request.setdefault(record["request_id"], []).append(record)
@@ -245,7 +252,7 @@ async def _write_off(
         row
         for ending in met
         for row in write_offs.rows(
-            ending, by_request[ending["request_id"]], earlier.get(ending["request_id"], []), new_records, now_ms
+            ending, by_request[ending["request_id"]], written.get(ending["request_id"], []), new_records, now_ms
         )
     ]
     await insert_all(conn, LedgerEntry.__table__, rows)
@@ -258,7 +265,7 @@ async def _records_of(conn: AsyncConnection, request_ids: Collection[str]) -> Re
 
 
 async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> list[LedgerRow]:
-    return [row for row in await _by_request(conn, LedgerEntry, request_ids) if row["kind"] in ("settle", "void")]
+    return _apart(await _by_request(conn, LedgerEntry, request_ids))[0]
 
 
 async def _corrected(conn: AsyncConnection, request_ids: Collection[str]) -> set[str]:
@@ -268,12 +275,13 @@ async def _corrected(conn: AsyncConnection, request_ids: Collection[str]) -> set
     return {str(request_id) for request_id in (await conn.execute(query, given(conn, request_ids))).scalars()}
 
 
-async def _write_offs_of(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, list[LedgerRow]]:
-    found: dict[str, list[LedgerRow]] = {}
-    for row in await _by_request(conn, LedgerEntry, request_ids):
-        if row["kind"] not in ("settle", "void"):
-            found.setdefault(row["request_id"], []).append(row)
-    return found
+def _apart(entries: Iterable[LedgerRow]) -> tuple[list[LedgerRow], list[LedgerRow]]:
+    """Return the endings, and all other entries, which write off or take back."""
+    endings: list[LedgerRow] = []
+    others: list[LedgerRow] = []
+    for entry in entries:
+        (endings if entry["kind"] in ENDINGS else others).append(entry)
+    return endings, others
 
 
 async def _by_request(

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TextIO
 
+import msgspec
+
 MAX_VALUE_CHARS = 1024
 MAX_EQUAL_PER_S = 10
 MAX_ERRORS = 3
@@ -29,7 +31,10 @@ QUIET = ("aiohttp", "celery", "kombu")
 """Libraries of which only warnings are logged."""
 
 _KEY = re.compile(r"hg_(?:live|test|admin|batch)_[A-Za-z0-9_]+|(?i:bearer) +[!-~]+|(?i:cookie): *[!-~ ]+")
-_encode = json.JSONEncoder(ensure_ascii=True, default=str).encode
+_PLAIN = re.compile(rf"[!-9;-~]{{0,{MAX_VALUE_CHARS}}}")
+"""A text without blanks and colons. Such a text holds nothing that `_KEY` looks for, unless it holds `hg_`."""
+_encode_ascii = json.JSONEncoder(ensure_ascii=True, default=str).encode
+_encode = msgspec.json.Encoder(enc_hook=str).encode
 _HARMLESS = frozenset({int, float, bool, type(None)})
 """The types whose every value may appear in a line."""
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
@@ -48,14 +53,8 @@ def clean(value: object) -> object:
     """Returns a value that may appear in a line: redacted, cut, without control or line-separating characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    if (
-        isinstance(value, str)
-        and len(value) <= MAX_VALUE_CHARS
-        and value.isascii()
-        and value.isprintable()
-        and not ("hg_" in value or " " in value or ":" in value)
-    ):
-        return value  # each of the patterns needs one of the three
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and "hg_" not in value:
+        return value
     text = _KEY.sub("[redacted]", str(value)[: 4 * MAX_VALUE_CHARS])[:MAX_VALUE_CHARS]
     if text.isprintable():
         return text
@@ -90,7 +89,7 @@ class JsonFormatter(logging.Formatter):
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {text_of(error)}" for error in errors))
             line["at"] = [clean(place) for error in errors for place in _places(error)]
-        return _encode(line)
+        return _encoded(line)
 
     def _written(self, second: int) -> str:
         known, text = self._second
@@ -98,6 +97,15 @@ class JsonFormatter(logging.Formatter):
             text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
             self._second = (second, text)
         return text
+
+
+def _encoded(line: Mapping[str, object]) -> str:
+    """Returns the line in ASCII. The quick encoder escapes no other characters, and takes no halves of surrogates."""
+    try:
+        encoded = _encode(line)
+    except UnicodeEncodeError:
+        return _encode_ascii(line)
+    return encoded.decode() if encoded.isascii() else _encode_ascii(line)
 
 
 def _chain(error: BaseException) -> list[BaseException]:

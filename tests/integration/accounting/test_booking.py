@@ -5,6 +5,7 @@ from __future__ import annotations
 from money import legs, posting, record
 from sqlalchemy import select
 
+from accounting.ledger import booking
 from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, LedgerLeg
 from accounting.values.types import Charge, Usage
@@ -29,3 +30,11 @@ async def test_every_entry_has_exactly_the_legs_of_the_rules(conn):
     wanted = [leg for entry in entries for leg in legs(entry)]
     assert len(booked) == len(wanted) > 40
     assert {frozenset(row.items()) for row in booked} == {frozenset(leg.items()) for leg in wanted}
+
+
+async def test_sqlite_looks_for_an_entry_once_and_not_once_for_each_rule(conn):
+    if conn.dialect.name != "sqlite":
+        return  # PostgreSQL makes the legs of a row beside it (LATERAL)
+    plan = await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {booking._BOOK_ON_SQLITE}", {"keys": "[]"})
+    loops = [row[3].split()[:2] for row in plan if row[3].split()[0] in ("SCAN", "SEARCH")]
+    assert [name for _, name in loops if name != "CONSTANT"] == ["wanted", "ledger_entry", "rule"]

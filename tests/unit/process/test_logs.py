@@ -27,7 +27,8 @@ def line(**extra: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "value", ["a\nb\r\n", "\x1b[31mred\x1b[0m", "\u2028\u2029", "%s %d {x}", "\x00\x7f", "x" * 1_000_000]
+    "value",
+    ["a\nb\r\n", "\x1b[31mred\x1b[0m", "\u2028\u2029", "%s %d {x}", "\x00\x7f", "x" * 1_000_000, "日本", "\ud800"],
 )
 def test_attack_F05_a_hostile_value_is_one_harmless_line(value: str) -> None:
     shown = line(client=value)["client"]
