@@ -44,14 +44,21 @@ class Lifecycle:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Wraps work that a drain must wait for."""
-        self.num_running += 1
-        self._idle.clear()
+        self.begin()
         try:
             yield
         finally:
-            self.num_running -= 1
-            if not self.num_running:
-                self._idle.set()
+            self.end()
+
+    def begin(self) -> None:
+        """Begins work that a drain must wait for. `end` ends it."""
+        self.num_running += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        self.num_running -= 1
+        if not self.num_running:
+            self._idle.set()
 
     def cut(self) -> None:
         for end in list(self.on_cut):

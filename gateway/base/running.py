@@ -50,24 +50,23 @@ class KeyConnections:
         self._most = most
         self._open: Counter[str] = Counter()
 
-    @contextlib.contextmanager
-    def held(self, principal: Principal | None) -> Iterator[None]:
-        """Holds one place for the request. Raises `ApiError` 429."""
+    def take(self, principal: Principal | None) -> None:
+        """Takes one place for the request. Raises `ApiError` 429."""
         if principal is None or principal.kind == "batch":
-            yield
             return
-        key_id = principal.key_id
-        if self._open[key_id] >= self._most:
+        if self._open[principal.key_id] >= self._most:
             raise errors.too_many(
                 "This API key has too many requests running at the same time.", RETRY_MS, type="concurrency"
             )
-        self._open[key_id] += 1
-        try:
-            yield
-        finally:
-            self._open[key_id] -= 1
-            if not self._open[key_id]:
-                del self._open[key_id]
+        self._open[principal.key_id] += 1
+
+    def give_back(self, principal: Principal | None) -> None:
+        """Gives back what `take` took."""
+        if principal is None or principal.kind == "batch":
+            return
+        self._open[principal.key_id] -= 1
+        if not self._open[principal.key_id]:
+            del self._open[principal.key_id]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ of aiohttp's connection class. It is the only module that knows aiohttp's intern
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
 from collections import Counter
@@ -26,6 +25,7 @@ from gateway.base.addresses import Network, within
 from gateway.base.settings import GatewaySettings
 from gateway.http.body import EXPECTS, BodyCutShort, FramingTooLarge
 from gateway.http.dialects import refusal
+from gateway.intake.intake import HELD
 from gateway.telemetry.keys import RECORD
 
 logger = logging.getLogger(__name__)
@@ -54,9 +54,6 @@ a quarter of an hour."""
 MIN_READ_BYTES = 64 * 1024
 """The number of bytes that a client reads in two write timeouts while writing waits for it."""
 OPENAI_VERSION = "2020-10-01"
-
-HELD = web.RequestKey("held", contextlib.ExitStack)
-"""The places and bytes of a request whose handler has returned. They are given back when its answer is written."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +288,12 @@ class GatewayProtocol(RequestHandler):
         is_early = not request.content.is_eof()
         if is_early:
             resp.force_close()
-        with request.get(HELD, contextlib.nullcontext()):
+        held = request.get(HELD)
+        try:
             finished = await super().finish_response(request, resp, start_time)
+        finally:
+            if held is not None:
+                held.close()
         if is_early and self.transport is not None and not request.content.is_eof():
             self.transport.write_eof()
             self._is_answered = True

@@ -14,7 +14,7 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from gateway.http.http_limits import HELD
+from gateway.intake.intake import HELD
 from gateway.telemetry.keys import PAGE_READ
 
 

@@ -7,7 +7,6 @@ Access is denied by default: a route that is not in the table is a 404.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 from collections.abc import Awaitable, Callable
@@ -17,15 +16,15 @@ from aiohttp import hdrs, web
 from accounting.values.types import Principal
 from gateway.base import errors, ids
 from gateway.base.addresses import client_address
-from gateway.base.app_keys import KEY_CONNECTIONS, LIFECYCLE, SETTINGS, UNLISTED_PROXY
+from gateway.base.app_keys import LIFECYCLE, SETTINGS, UNLISTED_PROXY
 from gateway.http import body
 from gateway.http.auth import AUTH, PRINCIPAL
 from gateway.http.cors import stamp_origin
 from gateway.http.dialects import refusal, speaks_anthropic
-from gateway.http.http_limits import HELD, stamp
+from gateway.http.http_limits import stamp
 from gateway.http.last_use import LAST_USE
 from gateway.http.route_table import ROUTES, Route
-from gateway.intake.intake import INTAKE, SHARE
+from gateway.intake.intake import HELD, SHARE, Held
 from gateway.telemetry.keys import OBSERVERS, PAGE_READ, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
 
@@ -147,14 +146,15 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     if not app[LIFECYCLE].accepting and route.scope != "none":
         raise errors.unavailable("server_draining", "The server is shutting down.")
     body.check_head(request, route)
-    principal = request.get(PRINCIPAL)
-    with contextlib.ExitStack() as held:
-        held.enter_context(app[LIFECYCLE].running())
-        held.enter_context(app[KEY_CONNECTIONS].held(principal))
-        request[SHARE] = held.enter_context(app[INTAKE].share(principal))
+    held = Held(app, request.get(PRINCIPAL))
+    request[SHARE] = held.share
+    try:
         response = await handler(request)
-        request[HELD] = held.pop_all()
-        return response
+    except BaseException:
+        held.close()
+        raise
+    request[HELD] = held  # the connection gives it back when the answer is written
+    return response
 
 
 async def _authenticate(request: web.Request) -> None:

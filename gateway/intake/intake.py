@@ -17,6 +17,7 @@ from aiohttp import web
 
 from accounting.values.types import Principal
 from gateway.base import errors
+from gateway.base.app_keys import KEY_CONNECTIONS, LIFECYCLE
 
 MINUTE_S = 60.0
 RETRY_MS = 1_000
@@ -48,13 +49,6 @@ class Intake:
         self.num_taken = 0
         """Bytes taken since the start."""
         self.refusals: Counter[Dimension] = Counter()
-
-    @contextlib.contextmanager
-    def share(self, principal: Principal | None) -> Iterator[Share]:
-        """Opens the share of one request; its bytes are given back when the request has ended."""
-        share = Share(self, principal)
-        with share.held():
-            yield share
 
     def take(self, tenant: str, num_bytes: int, *, counts: bool) -> None:
         """Takes bytes. Raises `ApiError` 429. `counts` says whether they count towards the minute."""
@@ -117,7 +111,7 @@ class Intake:
 
 class Share:
     """The bytes that one request has taken. If there is no tenant, nothing is counted. Bytes are taken only inside of
-    `held`: work that may outlive its request holds the share for itself.
+    `held`, or between `hold` and `let_go`: work that may outlive its request holds the share for itself.
     """
 
     def __init__(self, intake: Intake, principal: Principal | None) -> None:
@@ -128,14 +122,21 @@ class Share:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Holds the bytes for the length of a block. They are given back when their last holder has ended."""
-        self._num_holders += 1
+        """Holds the bytes for the length of a block."""
+        self.hold()
         try:
             yield
         finally:
-            self._num_holders -= 1
-            if not self._num_holders:
-                self._give_back()
+            self.let_go()
+
+    def hold(self) -> None:
+        """Adds a holder, until it calls `let_go`. The bytes are given back when their last holder has let go."""
+        self._num_holders += 1
+
+    def let_go(self) -> None:
+        self._num_holders -= 1
+        if not self._num_holders:
+            self._give_back()
 
     def take_up_to(self, num_bytes: int) -> None:
         """Raises the request's bytes to `num_bytes` in all. The batch runner bounds itself, so its bytes count towards
@@ -155,6 +156,26 @@ class Share:
         self._num_taken = 0
 
 
+class Held:
+    """A request's place among those of its key, its share of bytes, and the drain that waits for it. All of it is given
+    back when its answer is written, or its handler has failed. Raises `ApiError` 429 if its key has no place left.
+    """
+
+    def __init__(self, app: web.Application, principal: Principal | None) -> None:
+        self._lifecycle = app[LIFECYCLE]
+        self._connections = app[KEY_CONNECTIONS]
+        self._principal = principal
+        self._connections.take(principal)
+        self._lifecycle.begin()
+        self.share = Share(app[INTAKE], principal)
+        self.share.hold()
+
+    def close(self) -> None:
+        self.share.let_go()
+        self._lifecycle.end()
+        self._connections.give_back(self._principal)
+
+
 def _refusal(message: str, dimension: Dimension, limit: int, used: int, wait_ms: int) -> errors.ApiError:
     told = {"level": "tenant", "dimension": dimension, "limit": limit, "used": used}
     return errors.too_many(message, wait_ms, headgate=told)
@@ -163,3 +184,5 @@ def _refusal(message: str, dimension: Dimension, limit: int, used: int, wait_ms:
 INTAKE = web.AppKey("intake", Intake)
 SHARE = web.RequestKey("share", Share)
 """The request's share of the bytes that may be held. It is given back when the request has ended."""
+HELD = web.RequestKey("held", Held)
+"""The things that a request holds after its handler has returned."""
