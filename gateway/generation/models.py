@@ -10,6 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -141,18 +142,27 @@ class ServedModel:
                 parts.append(VolatilePart(line.kind, *(len(self.tokenizer.encode_rendered(end)) for end in ends)))
         return sorted(parts, key=lambda part: part.start)
 
-    @property
+    @cached_property
     def special_marks(self) -> Mapping[str, int]:
         """The ids of those marks of the model's syntax that are special tokens."""
         return self.tokenizer.special_of(self.syntax.marks)
 
-    @property
+    @cached_property
+    def marks_without_tools(self) -> frozenset[int]:
+        """The special tokens that the parser of a request without tools looks for."""
+        return self.marks_read(NO_TOOLS)
+
+    def marks_read(self, tools: Tools) -> frozenset[int]:
+        """Returns the special tokens that the parser of a request looks for."""
+        return frozenset(self.tokenizer.special_of(self.syntax.read_marks(tools)).values())
+
+    @cached_property
     def end_of_thought(self) -> int | None:
         """The token that ends the reasoning, or None for a model without one."""
         end = self.syntax.end_of_thought
         return self.tokenizer.id_of(end) if end else None
 
-    @property
+    @cached_property
     def call_marks(self) -> tuple[int, ...]:
         """The single tokens that begin a call."""
         spelling = self.syntax.dialect.spelling

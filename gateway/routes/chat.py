@@ -21,7 +21,7 @@ from gateway.schema import chat
 from gateway.schema.sampling import SamplingFields, check_vocabulary, sampling_params
 from gateway.schema.search import beams_of
 from gateway.schema.switches import SwitchFields, switches_of
-from gateway.schema.tools import Tools, has_grammar, read_tools
+from gateway.schema.tools import NO_TOOLS, Tools, has_grammar, read_tools
 from gateway.structured.form import Form
 from gateway.telemetry.keys import RECORD
 from gateway.text.choice import TextRules
@@ -73,7 +73,9 @@ async def plan(
             fields.min_tokens or 0,
             cut=fit or bool(fields.truncate),
         ),
-        rules=msgspec.structs.replace(rules(fields), marks=_marks(tools, model)),
+        rules=msgspec.structs.replace(
+            rules(fields), marks=model.marks_without_tools if tools is NO_TOOLS else model.marks_read(tools)
+        ),
         namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
         form=form,
         prompt_logprobs=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
@@ -173,6 +175,8 @@ async def tools_of(request: web.Request, fields: Tooled) -> Tools:
     """Reads the tools: off the loop if there is a grammar, which takes far longer than JSON of its size. Raises
     `ApiError`.
     """
+    if not fields.tools and fields.tool_choice is None:
+        return NO_TOOLS
     where = common.in_thread if has_grammar(fields.tools) else common.aside
     return await where(request, read_tools, fields.tools, fields.tool_choice, fields.parallel_tool_calls)
 
@@ -201,11 +205,6 @@ def _unwanted(tools: Tools, model: ServedModel, form: Form | None) -> tuple[tupl
     if not tools.functions or tools.may_call or form is not None:
         return ()
     return tuple((token,) for token in model.call_marks)
-
-
-def _marks(tools: Tools, model: ServedModel) -> frozenset[int]:
-    """Returns the special tokens that the parser looks for."""
-    return frozenset(model.tokenizer.special_of(model.syntax.read_marks(tools)).values())
 
 
 def rules(fields: SamplingFields) -> TextRules:

@@ -24,6 +24,8 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 100
 MAX_ALLOWED_TOKENS = 16_384
 INT64 = 2**63
+_OF_SHORTER = {"grammar": "grammar", "json_schema": "json", "ebnf": "grammar", "regex": "regex"}
+"""The fields of `structured_outputs` by the shorter parameters that stand for them. Other servers have those."""
 
 Bound = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -148,18 +150,13 @@ def outputs_of(fields: SamplingFields) -> tuple[StructuredOutputs | None, str]:
     """Returns the form that is wanted beside `response_format`, and the parameter's name if it is one of the shorter
     ones, which other servers have. Raises `ApiError` 400 for more than one form.
     """
-    forms = {
-        "grammar": StructuredOutputs(grammar=fields.grammar),
-        "json_schema": StructuredOutputs(json=fields.json_schema),
-        "ebnf": StructuredOutputs(grammar=fields.ebnf),
-        "regex": StructuredOutputs(regex=fields.regex),
-    }
-    given = [name for name in ("structured_outputs", *forms) if getattr(fields, name) is not None]
+    given = [name for name in ("structured_outputs", *_OF_SHORTER) if getattr(fields, name) is not None]
     if len(given) > 1:
         raise errors.invalid(f"'{given[1]}' cannot be combined with '{given[0]}'.", given[1])
     if not given or fields.structured_outputs is not None:
         return fields.structured_outputs, ""
-    return forms[given[0]], given[0]
+    (name,) = given
+    return StructuredOutputs(**{_OF_SHORTER[name]: getattr(fields, name)}), name
 
 
 def check_constrained(fields: SamplingFields) -> None:

@@ -27,7 +27,7 @@ def detokenizer(
 ) -> Detokenizer:
     """Returns a detokenizer that skips special tokens, if it is to, except the `kept` ones."""
     kind = ByteLevelDetokenizer if tokenizer.is_byte_level else WindowDetokenizer
-    return kind(tokenizer, tokenizer.special_ids - kept if skip_special_tokens else frozenset())
+    return kind(tokenizer, tokenizer.skipped(kept) if skip_special_tokens else frozenset())
 
 
 class ByteLevelDetokenizer:

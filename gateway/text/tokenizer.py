@@ -62,6 +62,8 @@ class ModelTokenizer:
         self._tokenizer = _loaded(spec)
         added = [(token["id"], token["content"], token["special"]) for token in spec["added_tokens"]]
         self.special_ids = frozenset(number for number, _, special in added if special)
+        self._skipped: dict[frozenset[int], frozenset[int]] = {}
+        """Special tokens without those that are kept, by these: a model keeps its own marks or none."""
         # An unspecial added token is a control token if the template builds with it; others (runs of spaces,
         # HTML tags) are ordinary vocabulary that a user's text may use.
         self.control = tuple(
@@ -105,6 +107,12 @@ class ModelTokenizer:
         """Returns the ids of those of the texts that are special tokens."""
         ids = {text: self.id_of(text) for text in texts}
         return {text: number for text, number in ids.items() if number is not None and number in self.special_ids}
+
+    def skipped(self, kept: frozenset[int]) -> frozenset[int]:
+        """Returns the special tokens without those that are kept."""
+        if kept not in self._skipped:
+            self._skipped[kept] = self.special_ids - kept
+        return self._skipped[kept]
 
     # Users' text, before the template
 
