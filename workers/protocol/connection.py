@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 
 from workers.protocol.frames import FrameReader, encode
 from workers.protocol.messages import Message
-from workers.protocol.patience import patience
+from workers.protocol.patience import Silence
 
 READ_BYTES = 256 * 1024
 HEARTBEAT_S = 1.0
@@ -20,7 +20,8 @@ SILENCE_S = 3.0
 
 
 class Connection:
-    """A connection. Any task of the loop may send; exactly one may iterate."""
+    """A connection. Any task of the loop may send; exactly one may iterate, and it awaits nothing between two groups of
+    messages, because the peer's silence is counted meanwhile."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -38,19 +39,19 @@ class Connection:
         return int(self._writer.transport.get_write_buffer_size())
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
-        """Yield messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`.
-        Raises `FrameError` for bytes that are no frame."""
-        while True:
-            try:
-                async with patience(SILENCE_S):
-                    data = await self._reader.read(READ_BYTES)
-            except (TimeoutError, ConnectionError):
-                return
-            if not data:
-                return
-            messages = self._frames.feed(data)
-            if messages:
-                yield messages
+        """Yield messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`:
+        the connection is then aborted. Raises `FrameError` for bytes that are no frame."""
+        silence = Silence(SILENCE_S, self.abort)
+        try:
+            while data := await self._reader.read(READ_BYTES):
+                silence.heard()
+                messages = self._frames.feed(data)
+                if messages:
+                    yield messages
+        except ConnectionError:
+            return
+        finally:
+            silence.stop()
 
     def close(self) -> None:
         self._writer.close()

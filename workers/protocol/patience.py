@@ -47,6 +47,40 @@ class patience:
             self._limit.reschedule(self._loop.time() + LAST_LOOK_S)
 
 
+class Silence:
+    """Calls `end` after `seconds` of a loop that runs, and up to a tick more, in which `heard` was not called. Unlike a
+    `patience` for each sign of life, it has one timer, which a sign of life does not touch.
+    """
+
+    def __init__(self, seconds: float, end: Callable[[], None]) -> None:
+        self._tick_s = seconds / TICKS
+        self._end = end
+        self._num_silent = 0
+        """The number of ticks since the last sign of life."""
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._tick_s, self._tick)
+
+    def heard(self) -> None:
+        """Says that there was a sign of life."""
+        self._num_silent = 0
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _tick(self) -> None:
+        self._num_silent += 1
+        if self._num_silent <= TICKS:
+            self._timer = self._loop.call_later(self._tick_s, self._tick)
+        else:
+            self._timer = self._loop.call_later(LAST_LOOK_S, self._look_again)
+
+    def _look_again(self) -> None:
+        if self._num_silent:
+            self._end()
+        else:
+            self._tick()
+
+
 class SilentTime:
     """How long another thread has given no sign of life, in seconds of a loop that runs and looks regularly.
 
