@@ -26,7 +26,7 @@ from gateway.schema.chat import broken_up, template_messages
 from gateway.schema.sampling import Defaults
 from gateway.schema.tools import NO_TOOLS, Tools
 from gateway.text.templates import NO_SWITCHES, ChatTemplate, TemplateRefused
-from gateway.text.tokenizer import ModelTokenizer, TooManyTokens
+from gateway.text.tokenizer import ModelTokenizer, TooManyTokens, count_bytes
 from gateway.text.tool_prompt import in_words
 from gateway.text.volatile import VolatileLine, VolatilePart, steady, volatile_lines
 from gateway.upstreams.wires.values import Counter
@@ -111,9 +111,9 @@ class ServedModel:
         volatile = [] if moves_volatile else volatile_lines(plain)
         plain = steady(plain) if moves_volatile else plain
         offered = [broken_up(tool, break_up) for tool in tools.plain()] or None
-        num_bytes = sum(len((message["content"] or "").encode()) for message in plain)
         if not is_cut:
-            self.check_bytes(num_bytes + len(msgspec.json.encode(offered)), "messages")
+            of_texts = sum(count_bytes(message["content"] or "") for message in plain)
+            self.check_bytes(of_texts + len(msgspec.json.encode(offered)), "messages")
         if offered and not template.knows_tools:
             plain, offered = in_words(plain, offered), None
         plain = template.in_taken_roles(plain)
@@ -196,7 +196,7 @@ class ServedModel:
         """
         self._refuse_foreign(param)
         if not is_cut:
-            self.check_bytes(len(text.encode()), param)
+            self.check_bytes(count_bytes(text), param)
         with self._bounded(param) as most:
             return array("i", self.tokenizer.encode_plain(text, add_special_tokens, most))
 

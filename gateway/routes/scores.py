@@ -20,6 +20,7 @@ from gateway.schema import embeddings
 from gateway.schema.embeddings import RerankFields, ScoreFields
 from gateway.text import pairs
 from gateway.text.pairs import Pair
+from gateway.text.tokenizer import count_bytes
 from workers.protocol.messages import PoolingParams
 
 Make = Callable[[web.Request, dict[str, Any]], Any]
@@ -105,7 +106,7 @@ def _encode(
     for index, (first, second) in enumerate(texts):
         where = param if len(texts) == 1 else f"{param}[{index}]"
         if bounds.cut is None:
-            model.check_bytes(len(first.encode()) + len(second.encode()), where)
+            model.check_bytes(count_bytes(first) + count_bytes(second), where)
         if asks:
             pair = pairs.question(model.tokenizer, instruction, first, second, bounds.cut)
         else:

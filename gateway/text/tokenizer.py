@@ -24,13 +24,15 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.text.byte_level import BYTE_OF_CHAR
-from gateway.text.control import ControlTokens
+from gateway.text.control import WINDOW_CHARS, ControlTokens
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CACHED_WORDS = 1_000
 """The number of words that the library caches. It keeps those that each thread meets first, for good; a long word takes
 8 KB. Its own bound is 10,000. Usual words are met early, so a tenth of them is nearly as fast.
 """
+MOST_PIECES = 4096
+"""The number of pieces that one call joins, which holds the interpreter lock until it has freed them, too."""
 _SPARE_TOKENS = 64
 """Tokens that are encoded beyond a cut, because the last ones depend on the text after them."""
 # Private-use characters of plane 15: valid Unicode that no tokenizer treats specially.
@@ -40,6 +42,11 @@ _PRIVATE = range(0xF0000, 0xFFFFE)
 def _nonce() -> str:
     """Returns about 96 random bits as characters."""
     return "".join(chr(_PRIVATE[secrets.randbelow(len(_PRIVATE))]) for _ in range(6))
+
+
+def count_bytes(text: str) -> int:
+    """Counts the bytes of a text in UTF-8, window by window: one call over megabytes would hold the interpreter lock."""
+    return sum(len(text[i : i + WINDOW_CHARS].encode()) for i in range(0, len(text), WINDOW_CHARS))
 
 
 class TooManyTokens(ValueError):
@@ -122,13 +129,17 @@ class ModelTokenizer:
         looks for.
         """
         tokens = self._special if keep_marks else self._all
+        joined: list[str] = []
         pieces: list[str] = []
         start = 0
         for place in tokens.places(text):
             pieces.append(text[start : place + 1])
             start = place + 1
+            if len(pieces) == MOST_PIECES:
+                joined.append(self._marker.join(pieces))
+                pieces.clear()
         pieces.append(text[start:])
-        return self._break_ends(self._marker.join(pieces), tokens)
+        return self._break_ends(self._marker.join([*joined, *pieces]), tokens)
 
     def _break_ends(self, text: str, tokens: ControlTokens) -> str:
         """Breaks halves at the ends, because they could meet their other half in a neighbouring piece."""
