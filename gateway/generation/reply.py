@@ -18,7 +18,7 @@ from gateway.base.app_keys import SETTINGS
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.headgate_object import headgate_of
-from gateway.generation.stream import GENERATION, Ended, GenerationGroup
+from gateway.generation.stream import GENERATION, Ended, GenerationGroup, Numbered
 from gateway.generation.writer import Ending, Writer
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
 from gateway.idempotency.claimed_key import CLAIMED_KEY
@@ -56,6 +56,14 @@ class AnswerPlan(msgspec.Struct, frozen=True):
     @property
     def num_choices(self) -> int:
         return len(self.orders) * self.fields.num_choices
+
+    @property
+    def pushes(self) -> bool:
+        """Whether a stream may send each piece where it comes. Those of several choices are gathered for one write, and a
+        form is checked beside other work.
+        """
+        (first, *others) = self.orders
+        return not others and first.num_choices == 1 and first.form is None and self.before_text is None
 
 
 async def answer(request: web.Request, plan: AnswerPlan) -> web.StreamResponse:
@@ -151,11 +159,17 @@ async def _stream(
         assert isinstance(stream, KeptStream)
         return stream.whole(*closing(settled))
 
+    def push(index: int, piece: ChoicePiece) -> bool:
+        if piece.finish is not None:
+            finishes.append(piece.finish)
+        return stream.push(*writer.of([Numbered(index, piece)]))
+
     has_begun = False
     waiting = set(range(len(plan.orders)))
     """The prompts without a piece."""
+    pushes = kind is EventStream and plan.pushes
     try:
-        async for found in run.pieces():
+        while not (has_begun and pushes) and (found := await run.more()) is not None:
             if plan.before_text is not None:
                 new = waiting & {numbered.index // plan.orders[0].num_choices for numbered in found}
                 if new:
@@ -177,6 +191,10 @@ async def _stream(
             finishes += [numbered.piece.finish for numbered in found if numbered.piece.finish is not None]
         if not has_begun:  # no choice produced anything, not even its end
             raise errors.internal()
+        while run.is_going:  # each further piece is sent where it comes
+            if not await run.push(push):
+                await stream.ping()
+            await stream.room()
         await settle(request, run, whole, CONTENT_TYPE, _keep_of(plan, run))
     except errors.ApiError as error:
         if stream.response is None:

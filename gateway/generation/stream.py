@@ -35,6 +35,7 @@ from gateway.routing.links.link import Event, Mailbox
 from gateway.routing.router import Pick, Prompt, Router
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
+from workers.protocol.patience import TICKS
 
 logger = logging.getLogger(__name__)
 
@@ -152,46 +153,70 @@ class GenerationGroup:
         """The limiter's answer to this very request, as headers."""
         return self.generations[-1].admitted.headers if self.generations else {}
 
+    @property
+    def is_going(self) -> bool:
+        """Whether a sequence has not ended yet."""
+        return not all(generation.has_final for generation in self.generations)
+
     async def pieces(self) -> AsyncIterator[list[Numbered]]:
         """Yields pieces in the order of arrival, until every sequence has ended. An empty list means that nothing came
         for 15 s.
         """
-        while any(generation.final is None for generation in self.generations):
+        while (found := await self.more()) is not None:
+            yield found
+
+    async def more(self) -> list[Numbered] | None:
+        """Returns the pieces that come next, in the order of arrival; none if nothing came for 15 s, and None once every
+        sequence has ended.
+        """
+        while self.is_going:
             items = await self._mailbox.take(PING_S)
             if not items:
-                yield []
-                continue
+                return []
             found: list[Numbered] = []
             for number, event in items:
                 piece = self._handle(number, event)
                 if piece is None:
                     continue
-                order = self.generations[number].order
-                found.append(Numbered(number * order.num_choices + piece.index, piece))
-                if piece.finish is not None and order.form is not None:
+                found.append(Numbered(self._index(number, piece), piece))
+                if piece.finish is not None and self._orders[number].form is not None:
                     await asyncio.sleep(0)  # its form was checked, and the choices of a request may all end in one step
             if found:
-                yield found
+                return found
+        return None
+
+    async def push(self, take: Callable[[int, ChoicePiece], bool], *, pings: bool = True) -> bool:
+        """Calls `take` with the index of a choice and each of its pieces, at the moment when it comes, until every
+        sequence has ended or `take` returns False. Nobody is woken for a single token. With `pings` it returns False if
+        nothing came for 12 to 15 s. No order may want a form, whose check takes long.
+        """
+
+        def handle(number: int, event: Event) -> bool:
+            piece = self._handle(number, event)
+            goes_on = piece is None or take(self._index(number, piece), piece)
+            return not goes_on or (self.generations[number].has_final and not self.is_going)
+
+        return await self._mailbox.feed(handle, PING_S * TICKS / (TICKS + 1) if pings else None)
 
     async def whole(self) -> dict[int, list[ChoicePiece]]:
-        """Returns the pieces of each choice, once every sequence has ended. Nobody waits for single tokens then, so they
-        are handled where they come, and this task is woken once.
-        """
+        """Returns the pieces of each choice, once every sequence has ended."""
         pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
-        if any(order.form is not None for order in self._orders):  # `pieces` gives way between the checks of forms
+        if any(order.form is not None for order in self._orders):  # `more` gives way between the checks of forms
             async for found in self.pieces():
                 for numbered in found:
                     pieces[numbered.index].append(numbered.piece)
             return pieces
 
-        def handle(number: int, event: Event) -> bool:
-            piece, generation = self._handle(number, event), self.generations[number]
-            if piece is not None:
-                pieces[number * generation.order.num_choices + piece.index].append(piece)
-            return generation.has_final and all(one.has_final for one in self.generations)
+        def take(index: int, piece: ChoicePiece) -> bool:
+            pieces[index].append(piece)
+            return True
 
-        await self._mailbox.feed(handle)
+        await self.push(take, pings=False)
         return pieces
+
+    def _index(self, number: int, piece: ChoicePiece) -> int:
+        """Numbers a choice over all prompts: i * n + j."""
+        return number * self._orders[number].num_choices + piece.index
 
     def _handle(self, number: int, event: Event) -> ChoicePiece | None:
         generation = self.generations[number]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -86,6 +86,12 @@ class EventStream:
         """Sends any number of JSON events in one write."""
         await self.write(self._style.encode(events))
 
+    def push(self, *events: Any) -> bool:
+        """Sends JSON events in one write, at once. Returns False if the next ones have to wait for `room`."""
+        if data := self._style.encode(events):
+            _at_once(self._writer.write(data, drain=False))
+        return not self._request.protocol.writing_paused
+
     async def ping(self) -> None:
         await self.write(self._style.silence)
 
@@ -100,9 +106,17 @@ class EventStream:
     async def write(self, data: bytes) -> None:
         """Hands bytes to the connection. It waits only if those before have filled the queue."""
         assert self.response is not None
+        await self.room()
+        await self._writer.write(data, drain=False)
+
+    async def room(self) -> None:
+        """Waits until the client has read, if the queue is full. Raises `ClientStalled`."""
         if self._request.protocol.writing_paused:
             await self._until_it_reads()
-        await cast(StreamWriter, self._request.writer).write(data, drain=False)
+
+    @property
+    def _writer(self) -> StreamWriter:
+        return cast(StreamWriter, self._request.writer)
 
     async def _until_it_reads(self) -> None:
         self._hold()
@@ -124,6 +138,16 @@ class EventStream:
         if self._request.transport is not None:
             self._request.transport.abort()
         raise ClientStalled("the client does not read")
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Runs a coroutine that waits for nothing, as a write without `drain` does."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise RuntimeError("a write without drain has waited")
 
 
 class KeptStream(EventStream):

@@ -9,12 +9,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from accounting.values.types import BoughtAttempt
 from gateway.base.errors import ApiError
 from gateway.routing.links.cache_view import CacheView
 from workers.protocol.messages import Failed, Finished, GenerateRequest, Hello, TokenDelta
+from workers.protocol.patience import Silence
 from workers.protocol.registry import Registration
 from workers.protocol.reports import AdapterState, WorkerStatus
 
@@ -67,12 +69,15 @@ class Mailbox:
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._handle: Callable[[int, Event], bool] | None = None
+        self._silence: Silence | None = None
 
     def put(self, call: int, event: Event) -> None:
         if self._handle is None or self._failure is not None:
             self._items.append((call, event))
             ends_wait = True
         else:
+            if self._silence is not None:
+                self._silence.heard()
             try:
                 ends_wait = self._handle(call, event)
             except Exception as error:  # noqa: BLE001 - the reader raises it; the link goes on with other requests
@@ -102,25 +107,40 @@ class Mailbox:
         items, self._items = self._items, []
         return items
 
-    async def feed(self, handle: Callable[[int, Event], bool]) -> None:
-        """Calls `handle` with each event at the moment when it comes, until it returns True, and then returns. To wake a
-        task takes longer than to handle a token. Raises what `handle` raises, or what `fail` was given. Events that come
-        afterwards wait for `take`.
+    async def feed(self, handle: Callable[[int, Event], bool], limit_s: float | None = None) -> bool:
+        """Calls `handle` with each event at the moment when it comes, until it returns True. To wake a task takes longer
+        than to handle a token. Returns False if nothing came for `limit_s`, or up to a quarter longer. Raises what
+        `handle` raises, or what `fail` was given. Events that come afterwards wait for `take`.
         """
         waiting, self._items = self._items, []
         self._handle = handle
         for call, event in waiting:
             self.put(call, event)
+        is_done = self._handle is None
         try:
-            if self._handle is not None and self._failure is None:
-                await self._wait(None)
+            if not is_done and self._failure is None:
+                await self._wait_in_silence(limit_s)
+                is_done = self._handle is None
         finally:
             self._handle = None
         if self._failure is not None:
             raise self._failure
+        return is_done
+
+    async def _wait_in_silence(self, limit_s: float | None) -> None:
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        if limit_s is not None:
+            self._silence = Silence(limit_s, partial(self._wake, waiter))
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+            if self._silence is not None:
+                self._silence.stop()
+                self._silence = None
 
     async def _wait(self, limit_s: float | None) -> None:
-        """Waits by one timer at most: a timeout of the library takes as long as handling a token."""
+        """Waits for one event, by one timer at most: a timeout of the library takes as long as handling a token."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if limit_s is None else loop.call_later(limit_s, self._wake, waiter)
