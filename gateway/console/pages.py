@@ -32,7 +32,7 @@ from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
 from gateway.http.route_table import Route
-from gateway.intake.intake import INTAKE, SHARE
+from gateway.intake.intake import INTAKE, SHARE, Share
 from gateway.intake.text_work import TEXT_WORK
 from gateway.telemetry.keys import RECORD
 
@@ -210,7 +210,8 @@ def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler
         request[TENANT] = viewer.principal.tenant_id
         try:
             _check(request, viewer, path, changes)
-            with request.app[INTAKE].share(viewer.principal) as request[SHARE], _one_file(request, viewer):
+            share = request[SHARE] = Share(request.app[INTAKE], viewer.principal)
+            with share.held(), _one_file(request, viewer):
                 response = await screen(request, viewer)
                 if isinstance(response, File):
                     num_bytes = response.num_cells * CELL_BYTES

@@ -167,7 +167,7 @@ async def _stream(
     has_begun = False
     waiting = set(range(len(plan.orders)))
     """The prompts without a piece."""
-    pushes = kind is EventStream and plan.pushes
+    pushes = stream.can_push and plan.pushes
     try:
         while not (has_begun and pushes) and (found := await run.more()) is not None:
             if plan.before_text is not None:
@@ -194,7 +194,8 @@ async def _stream(
         while run.is_going:  # each further piece is sent where it comes
             if not await run.push(push):
                 await stream.ping()
-            await stream.room()
+            if not finishes:  # what has finished is settled, whether its client reads or not
+                await stream.room()
         await settle(request, run, whole, CONTENT_TYPE, _keep_of(plan, run))
     except errors.ApiError as error:
         if stream.response is None:

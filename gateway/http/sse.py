@@ -86,8 +86,15 @@ class EventStream:
         """Sends any number of JSON events in one write."""
         await self.write(self._style.encode(events))
 
+    @property
+    def can_push(self) -> bool:
+        """Whether a write without `drain` waits for nothing. One to a WebSocket may wait, and so may a kept stream."""
+        return type(self) is EventStream and isinstance(self._request.writer, StreamWriter)
+
     def push(self, *events: Any) -> bool:
-        """Sends JSON events in one write, at once. Returns False if the next ones have to wait for `room`."""
+        """Sends JSON events in one write, at once. Returns False if the next ones have to wait for `room`. Needs
+        `can_push`.
+        """
         if data := self._style.encode(events):
             _at_once(self._writer.write(data, drain=False))
         return not self._request.protocol.writing_paused

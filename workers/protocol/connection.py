@@ -16,7 +16,8 @@ from workers.protocol.patience import Silence
 READ_BYTES = 256 * 1024
 HEARTBEAT_S = 1.0
 SILENCE_S = 3.0
-"""Seconds of silence after which a peer is lost. Only time in which this process's loop runs counts."""
+"""Seconds of silence after which a peer is lost, or up to a quarter more. Only time in which this process's loop runs
+counts."""
 
 
 class Connection:
