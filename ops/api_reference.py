@@ -73,7 +73,13 @@ AREAS: Sequence[tuple[str, Sequence[str]]] = (
     ),
 )
 """The areas in the page's order, with the beginnings of their paths. A path is of the area with the longest one."""
-WHO = {"none": "anyone", "any": "any tenant key", "admin": "operator", "usage:read": "`usage:read`, operator"}
+WHO = {
+    "none": "anyone",
+    "any": "any tenant key",
+    "admin": "operator",
+    "usage:read": "`usage:read`, operator",
+    "run": "jobs processes",
+}
 """Words for scopes; another scope is that of a tenant key and stands as itself."""
 
 

@@ -25,6 +25,9 @@ gateway."""
 WAITING_RESPONSE = ("queued", "in_progress")
 """States in which the credential of a response in the background is valid."""
 
+RUN_SCOPE = "run"
+"""The only scope of that credential. No key has it."""
+
 _TENANT = select(Tenant.__table__).where(Tenant.id == bindparam("tenant_id"))
 
 
@@ -34,7 +37,7 @@ async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int
     if key_value.startswith("hg_batch_"):
         return await _resolve_batch(conn, pepper, key_value, now)
     if (response_id := credentials.parse_run(pepper, key_value)) is not None:
-        return await of_run(conn, response_id, now)
+        return await _resolve_run(conn, response_id)
     parsed = credentials.parse(key_value)
     if parsed is None:
         return None
@@ -57,6 +60,17 @@ async def _resolve_batch(conn: AsyncConnection, pepper: bytes, key_value: str, n
     if key is None or not _living(key, now):
         return None
     return await _principal(conn, key, batch_id, key.expires_at)
+
+
+async def _resolve_run(conn: AsyncConnection, response_id: str) -> Principal | None:
+    """Return who may ask for the run of a response that waits, and for nothing else. It may do so whatever has become of
+    the response's key and tenant: a run that they do not allow ends as failed, and one that nobody asks for never ends."""
+    query = select(Response.tenant_id, Response.key_id)
+    row = (await conn.execute(query.where(Response.id == response_id, Response.state.in_(WAITING_RESPONSE)))).first()
+    if row is None:
+        return None
+    whole = await of_tenant(conn, row.tenant_id)
+    return msgspec.structs.replace(whole, key_id=row.key_id, scopes=frozenset({RUN_SCOPE}), tenant_status="active")
 
 
 async def of_run(conn: AsyncConnection, response_id: str, now: int) -> Principal | None:

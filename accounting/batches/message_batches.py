@@ -1,6 +1,7 @@
 """Batches of the endpoint `/v1/messages`, as Anthropic's API knows them. Every query names the owner.
 
-They are ordinary batches. One is deleted with its input file, which nothing but the batch needs.
+They are ordinary batches. One exists as long as its input file does, so it is deleted with that file, and not while
+another batch has the same one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from accounting.tables.batch_models import Batch, BatchLine, File
 from accounting.values.errors import ConflictError
 
 ENDPOINT = "/v1/messages"
+INPUT_NAME = "message_batch.jsonl"
+"""The name of an input file that was made with its batch, from the requests in a body."""
 
 
 async def get(conn: AsyncConnection, tenant_id: str, batch_id: str) -> BatchInfo:
@@ -47,11 +50,20 @@ async def ended_lines(conn: AsyncConnection, batch_id: str) -> dict[str, int]:
     return {row.state: row.num_lines for row in await conn.execute(query)}
 
 
+async def has_uploaded_input(conn: AsyncConnection, tenant_id: str, batch_id: str) -> bool:
+    """Returns whether somebody uploaded the input file of a batch. Raises NotFoundError."""
+    batch = await get(conn, tenant_id, batch_id)
+    return await conn.scalar(select(File.name).where(File.id == batch.input_file_id)) != INPUT_NAME
+
+
 async def delete(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str) -> None:
     """Deletes a batch that has ended, with its input and its results. Raises NotFoundError and ConflictError."""
     batch = await get(conn, tenant_id, batch_id)
     if batch.state not in files.ENDED:
         raise ConflictError("A Message Batch can be deleted once it has ended: cancel it first.")
+    same = (Batch.tenant_id == tenant_id, Batch.input_file_id == batch.input_file_id, Batch.id != batch_id)
+    if (await conn.execute(select(Batch.id).where(*same).limit(1))).first() is not None:
+        raise ConflictError("Another batch has the same input file. Once all have ended, delete that file instead.")
     mine = [file_id for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id) if file_id]
     own = (File.tenant_id == tenant_id, File.id.in_(mine), File.deleted_at.is_(None))
     await conn.execute(update(File).where(*own).values(deleted_at=now))

@@ -33,6 +33,8 @@ MAX_PER_TENANT = 20
 """The webhooks that the operator makes for one tenant, or for all of them."""
 MAX_OF_A_TENANT = 3
 """The webhooks that a tenant makes for itself. Each is a row more in the transaction that posts an ending."""
+MAX_TESTS = 10
+"""The test events of a webhook that may wait at once."""
 SECRET_BYTES = 32
 SECRET_PREFIX = "whsec_"  # noqa: S105 - Standard Webhooks' mark of a secret, not one
 
@@ -171,8 +173,15 @@ async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
 
 
 async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: str) -> str:
-    """Send a test event to this webhook. Returns the event's id."""
+    """Send a test event to this webhook. Returns the event's id. Raises ConflictError where many events wait for it."""
     info = await get(conn, webhook_id)
+    if info.is_full:
+        raise ConflictError("So many events wait for this webhook that it takes no more now.")
+    waiting = select(func.count()).where(
+        Outbox.webhook_id == webhook_id, Outbox.type == events.TEST, Outbox.ended_at_ms.is_(None)
+    )
+    if int(await conn.scalar(waiting) or 0) >= MAX_TESTS:
+        raise ConflictError(f"{MAX_TESTS} tests of this webhook still wait for their delivery.")
     event = Event(
         f"{webhook_id}/test/{secrets.token_hex(8)}", events.TEST, info.tenant_id, now_ms, {"webhook_id": webhook_id}
     )

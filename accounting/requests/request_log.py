@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, literal_column, select, true
+from sqlalchemy import ColumnElement, Row, and_, false, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among, insert_absent
-from accounting.tables.models import Tenant
+from accounting.tables.models import ApiKey, Tenant
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError, NotFoundError
 
@@ -164,11 +164,22 @@ async def part_of(
     whether they are wanted or not. Raises InvalidError."""
     if wanted.session_id is not None and wanted.tenant_id is None:
         raise InvalidError("A session is of a tenant: 'session_id' needs 'project_id'.", "session_id")
+    if await _is_anothers_key(conn, wanted):
+        return Part([false()], None)
     runs = [[*run, *_bounds(wanted, after)] for run in _index_runs(wanted)]
     ends = [] if max_rows is None else [await _last_to_look_at(conn, run, max_rows) for run in runs]
     down_to = max(filter(None, ends), default=None)
     rest = _without_index(wanted) + ([] if down_to is None else [RequestLog.request_id >= down_to])
     return Part([and_(true(), *run, *rest) for run in runs], down_to)
+
+
+async def _is_anothers_key(conn: AsyncConnection, wanted: RequestFilter) -> bool:
+    """Say whether the key is of another tenant than the wanted one. How far its rows are read would tell when it was
+    used."""
+    if wanted.tenant_id is None or wanted.key_id is None:
+        return False
+    owner = await conn.scalar(select(ApiKey.tenant_id).where(ApiKey.id == wanted.key_id))
+    return owner not in (None, wanted.tenant_id)
 
 
 def id_at(at_ms: int) -> str:
@@ -217,7 +228,9 @@ def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
     if column is RequestLog.session_id:
         return [[RequestLog.tenant_id == wanted.tenant_id, column == value, HAS_SESSION]]
     if column is RequestLog.request_id or column is RequestLog.trace_id:
-        return [[column == value]]
+        # Another tenant's rows of a trace must not say how far the page has looked.
+        own = [] if wanted.tenant_id is None else [RequestLog.tenant_id == wanted.tenant_id]
+        return [[column == value, *own]]
     return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]
 
 

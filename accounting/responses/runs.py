@@ -117,9 +117,9 @@ async def num_running(conn: AsyncConnection, tenant_id: str) -> int:
     return int(await conn.scalar(query) or 0)
 
 
-async def due(conn: AsyncConnection, now_ms: int, most: int) -> list[str]:
-    """Return responses that anybody may run now, those that wait longest first."""
-    query = select(Response.id).where(_is_due(now_ms)).order_by(Response.claimed_until_ms)
+async def due(conn: AsyncConnection, now_ms: int, most: int, *, after: str = "") -> list[str]:
+    """Return responses that anybody may run now, by id and so the oldest first, those behind the response `after`."""
+    query = select(Response.id).where(_is_due(now_ms), Response.id > after).order_by(Response.id)
     return list((await conn.execute(query.limit(most))).scalars())
 
 

@@ -26,6 +26,7 @@ Scope = Literal[
     "files:write",
     "usage:read",  # tenant keys with it see their own tenant; the operator sees all
     "keys",  # tenant keys that manage keys of their own tenant
+    "run",  # a jobs process, with the credential of a response in the background
     "admin",  # operator keys only
 ]
 

@@ -105,6 +105,9 @@ async def _run_once(
     own = first.request if first is not None else own_request(request)
     one: _Run | None = None
     try:
+        if claim.response.is_stopping:  # the run before this one ended before it wrote that it was cancelled
+            await _end(own, claim, "cancelled", {}, claim.response.next_number)
+            return None
         one = _Run(first or await planner(own, claim), claim)
         await one.run()
         return None
@@ -144,16 +147,20 @@ async def _end_failed(request: web.Request, claim: Claim, one: _Run | None, erro
 
 
 async def _fail(request: web.Request, claim: Claim, error: errors.ApiError, number: int) -> None:
-    """Writes the failure of a response without output, such as one whose key has ended. `number` is that of its event."""
+    """Writes the failure of a response without output, such as one whose key has ended."""
+    await _end(request, claim, "failed", failed_fields(error, request[RECORD].request_id), number)
+
+
+async def _end(request: web.Request, claim: Claim, state: State, fields: dict[str, Any], number: int) -> None:
+    """Writes the end of a response without output. `fields` are changed in its body; `number` is that of its event."""
     texts, row = await store.texts_of(request), claim.response
     assert row.body is not None
-    failure = failed_fields(error, request[RECORD].request_id)
-    body = texts.decoded(row.id, "body", row.body) | {"status": "failed", **failure}
-    event = {"type": "response.failed", "response": body, "sequence_number": number}
+    body = texts.decoded(row.id, "body", row.body) | {"status": state, **fields}
+    event = {"type": f"response.{state}", "response": body, "sequence_number": number}
     data = msgspec.json.encode(body)
     async with request.app[DATABASE].write() as conn:
         sealed, packet = texts.pack(row.id, "body", data), packet_of(texts, row.id, [event])
-        await runs.finish(conn, claim, "failed", sealed, packet, number + 1, len(data))
+        await runs.finish(conn, claim, state, sealed, packet, number + 1, len(data))
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from accounting.responses.runs import Claim, Packet
 from accounting.responses.stored import StoredResponse
 from accounting.values import ids
 from gateway.base import errors
-from gateway.base.app_keys import DETACHED, LIFECYCLE, SETTINGS
+from gateway.base.app_keys import DETACHED, LIFECYCLE, RUNNING, SETTINGS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import NUM_BODY_BYTES
+from gateway.http.middleware import refuse_suspended
 from gateway.http.sql import reading, writing
 from gateway.http.sse import RESPONSES, EventStream
 from gateway.intake.intake import SHARE
@@ -61,12 +62,15 @@ async def _planned(request: web.Request, checked: Checked, response_id: str, cre
 
 
 async def _plan(request: web.Request, claim: Claim) -> Planned:
-    """Returns the plan of a further run, for the key as it is now. Raises `ApiError`."""
+    """Returns the plan of a further run, for key and tenant as they are now. Raises `ApiError`."""
     row = claim.response
     async with reading(request) as conn:
         principal = await principals.of_run(conn, row.id, int(time.time()))
     if principal is None:
         raise errors.unauthorized()
+    if "chat" not in principal.scopes:
+        raise errors.forbidden("insufficient_scope", "This API key may not do this.")
+    refuse_suspended(principal)
     request[PRINCIPAL] = principal
     request[NUM_BODY_BYTES] = await store.own_bytes(request, {row.id})
     asked = await common.aside(request, past.read_asked, await store.texts_of(request), row)
@@ -157,8 +161,12 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
     events = await _events(request, row, texts, number)  # before the head leaves: a database that is away is a 503
     await out.start({})
     silent_s, pause_s = 0.0, POLL_S
+    key_ended, principal = asyncio.Event(), request[PRINCIPAL]
+    request.app[RUNNING].add(principal, key_ended.set)
     try:
         while True:
+            if key_ended.is_set():
+                raise errors.unauthorized()
             if events:
                 number, pause_s = events[-1]["sequence_number"], POLL_S
                 await out.send(*events)
@@ -176,10 +184,12 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
             events = await _events(request, row, texts, number)
     except errors.ApiError as error:
         return await out.close(_cut_event(error, number + 1), done=False)
+    finally:
+        request.app[RUNNING].discard(principal, key_ended.set)
 
 
 def _cut_event(error: errors.ApiError, number: int) -> dict[str, Any]:
-    """Returns the last event of a stream whose response was deleted, or cannot be read now."""
+    """Returns the last event of a stream whose response was deleted or cannot be read now, or whose key has ended."""
     return {"type": "error", "code": error.code, "message": error.message, "param": None, "sequence_number": number}
 
 

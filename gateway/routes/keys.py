@@ -144,15 +144,18 @@ def _count(request: web.Request) -> None:
 
 async def _holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:
     """Returns the tenant's key that asks, as it is now, with the end of the secret that it asks with. None stands for
-    the operator, who may change every key. No key changes from here to the end of the transaction.
+    the operator, who may change every key. No key changes from here to the end of the transaction. Raises `ApiError` 401
+    for one that was disabled or has expired since it was authenticated: it could enable itself, or make keys that last.
     """
     await auth_epoch.hold(conn)
     principal = request[PRINCIPAL]
     if principal.kind == "operator":
         return None
     found = await api_keys.get(conn, principal.tenant_id, principal.key_id)
-    ends = [at for at in (found.expires_at, principal.expires_at) if at is not None]
-    return msgspec.structs.replace(found, expires_at=min(ends, default=None))
+    until = min((at for at in (found.expires_at, principal.expires_at) if at is not None), default=None)
+    if found.disabled or (until is not None and until <= admin.now()):
+        raise errors.unauthorized()
+    return msgspec.structs.replace(found, expires_at=until)
 
 
 async def unbounded_holder(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo | None:

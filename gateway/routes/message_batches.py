@@ -92,7 +92,7 @@ async def _register(request: web.Request, conn: AsyncConnection, writer: Writer,
         conn,
         principal.tenant_id,
         purpose="batch",
-        name="message_batch.jsonl",
+        name=message_batches.INPUT_NAME,
         num_bytes=writer.num_bytes,
         sha256=sha256,
         storage_key=writer.storage_key,
@@ -145,10 +145,13 @@ async def cancel(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Deletes a batch of messages that has ended."""
+    """Deletes a batch of messages that has ended, with its files."""
     principal = request[PRINCIPAL]
     async with writing(request, changes_identities=False) as conn:
         now = int(time.time())
+        is_uploaded = await message_batches.has_uploaded_input(conn, principal.tenant_id, _id(request))
+        if is_uploaded and "files:write" not in principal.scopes:
+            raise errors.forbidden("insufficient_scope", "This key may not delete the uploaded file of this batch.")
         await message_batches.delete(conn, principal.tenant_id, _id(request), now, actor=principal.key_id)
     return reply({"id": _id(request), "type": "message_batch_deleted"})
 

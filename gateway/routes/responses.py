@@ -142,5 +142,5 @@ ROUTES = [
     Route("DELETE", PATH, delete, "chat"),
     Route("GET", f"{PATH}/input_items", list_items, "chat"),
     Route("POST", f"{PATH}/cancel", background_responses.cancel, "chat"),
-    Route("POST", f"{PATH}/run", background_responses.run, "chat"),
+    Route("POST", f"{PATH}/run", background_responses.run, "run"),
 ]

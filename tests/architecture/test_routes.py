@@ -37,7 +37,7 @@ LISTED = {
     "DELETE /v1/responses/{response_id}": "chat",
     "GET /v1/responses/{response_id}/input_items": "chat",
     "POST /v1/responses/{response_id}/cancel": "chat",
-    "POST /v1/responses/{response_id}/run": "chat",
+    "POST /v1/responses/{response_id}/run": "run",
     "POST /v1/embeddings": "embeddings",
     "POST /v1/rerank": "embeddings",
     "POST /v1/score": "embeddings",

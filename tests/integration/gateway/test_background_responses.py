@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,18 @@ import openai
 import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway, until
+from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
 from openai.types.responses import Response
 from sqlalchemy import text
 from sqlalchemy.exc import DataError
 
-from accounting.access import principals
+from accounting.access import api_keys, principals
+from accounting.access.credentials import run_credential
+from accounting.lifecycle import tenant_status
 from accounting.responses import runs
-from gateway.base.app_keys import DATABASE, DETACHED
+from accounting.values.tenant_types import KeyChanges
+from accounting.values.types import Limits
+from gateway.base.app_keys import DATABASE, DETACHED, RUNNING
 from gateway.intake.intake import INTAKE
 from gateway.writers.responses import ResponseWriter
 from workers.jobs.base.settings import JobsSettings
@@ -216,8 +221,7 @@ async def test_a_run_that_was_lost_is_run_anew_when_it_is_asked_for(slow_gateway
         await ended(client, made)
         async with slow_gateway.app[DATABASE].write() as conn:
             await conn.execute(text("UPDATE response SET state = 'in_progress' WHERE id = :r"), {"r": made.id})
-        settings = JobsSettings(home=slow_gateway.settings.home, url=slow_gateway.url, broker_url="memory://")
-        restarts = Restarts(settings, slow_gateway.app[DATABASE])
+        restarts = restarts_of(slow_gateway)
         assert await restarts.look() == 0, "its claim is still alive"
         async with slow_gateway.app[DATABASE].write() as conn:
             await conn.execute(text("UPDATE response SET claimed_until_ms = 0 WHERE id = :r"), {"r": made.id})
@@ -236,6 +240,152 @@ async def test_a_run_that_was_lost_is_run_anew_when_it_is_asked_for(slow_gateway
         assert await principals.of_run(conn, made.id, 0) is None, "the credential has ended with the response"
     await until(lambda: slow_gateway.app[INTAKE].num_held == 0)
     await slow_gateway.balanced()
+
+
+async def left_behind(gateway: RunningGateway, client: openai.AsyncOpenAI, **columns: Any) -> Response:
+    """A response as a gateway leaves it that was killed: its run has no end, and its claim has ended."""
+    made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1, background=True)
+    await ended(client, made)
+    values = {"state": "in_progress", "claimed_until_ms": 0} | columns
+    named = ", ".join(f"{name} = :{name}" for name in values)
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text(f"UPDATE response SET {named} WHERE id = :r"), values | {"r": made.id})
+    return made
+
+
+def restarts_of(gateway: RunningGateway, url: str | None = None) -> Restarts:
+    settings = JobsSettings(home=gateway.settings.home, url=url or gateway.url, broker_url="memory://")
+    return Restarts(settings, gateway.app[DATABASE])
+
+
+async def forbid(gateway: RunningGateway, tenant_id: str, how: str) -> None:
+    """Takes away what lets the tenant's key run something. What runs already goes on."""
+    now = int(time.time())
+    async with gateway.app[DATABASE].write() as conn:
+        [key] = (await api_keys.list_keys(conn, tenant_id)).items
+        if how == "revoked":
+            await api_keys.revoke(conn, tenant_id, key.id, now=now)
+        elif how == "suspended":
+            await tenant_status.suspend(conn, tenant_id, True, now=now)
+        elif how == "archived":
+            await tenant_status.archive(conn, tenant_id, now=now)
+        else:
+            changes = KeyChanges(disabled=True) if how == "disabled" else KeyChanges(scopes=("usage:read",))
+            await api_keys.change(conn, tenant_id, key.id, changes, now=now)
+
+
+@pytest.mark.parametrize("how", ["revoked", "disabled", "without chat", "suspended", "archived"])
+async def test_a_lost_response_that_may_not_run_any_more_ends_failed(slow_gateway: RunningGateway, how: str) -> None:
+    """A gateway refused to run it, so it was asked for at each look, for 30 days, and took the places of others."""
+    tenant_id, key = await slow_gateway.new_tenant("ended", ("chat",))
+    async with slow_gateway.client(key) as client:
+        made = await left_behind(slow_gateway, client)
+    await slow_gateway.settled()
+    before = await slow_gateway.sql("SELECT count(*) AS number FROM ledger_entry WHERE tenant_id = :t", t=tenant_id)
+    await forbid(slow_gateway, tenant_id, how)
+    restarts = restarts_of(slow_gateway)
+    assert await restarts.look() == 1
+    await slow_gateway.app[DETACHED].join(10)
+    rows = await slow_gateway.sql("SELECT state, fence FROM response WHERE id = :r", r=made.id)
+    assert [(row.state, row.fence) for row in rows] == [("failed", 2)]
+    assert await restarts.look() == 0
+    await slow_gateway.settled()
+    after = await slow_gateway.sql("SELECT count(*) AS number FROM ledger_entry WHERE tenant_id = :t", t=tenant_id)
+    assert after == before
+    await slow_gateway.balanced()
+
+
+@pytest.mark.parametrize("how", ["without chat", "suspended"])
+async def test_a_response_that_waits_while_its_tenant_loses_the_right_to_it_fails(
+    slow_gateway: RunningGateway, how: str
+) -> None:
+    """Those of a suspended tenant ran on, for an hour, and were charged."""
+    tenant_id, key = await slow_gateway.new_tenant("waits", ("chat",), limits=Limits(concurrency=1))
+    async with slow_gateway.client(key) as client:
+        for _ in range(2):
+            await client.responses.create(model=MODEL, input="hello", max_output_tokens=30, background=True)
+    refused = "SELECT id FROM response WHERE tenant_id = :t AND state = 'queued' AND fence = 1"
+    async with asyncio.timeout(10):
+        while not await slow_gateway.sql(refused, t=tenant_id):  # noqa: ASYNC110 - the state is the server's
+            await asyncio.sleep(0.02)
+    await forbid(slow_gateway, tenant_id, how)
+    await slow_gateway.app[DETACHED].join(15)
+    rows = await slow_gateway.sql("SELECT state FROM response WHERE tenant_id = :t", t=tenant_id)
+    assert sorted(row.state for row in rows) == ["failed", "incomplete"]
+    await slow_gateway.balanced()
+
+
+async def test_a_response_that_no_gateway_takes_holds_up_no_other(
+    slow_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A hundred of them were asked for at each look, and nothing else was."""
+    async with slow_gateway.client() as client:
+        older, newer = [await left_behind(slow_gateway, client) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr("workers.jobs.responses.restarts.ASKED_AT_ONCE", 1)
+            restarts = restarts_of(slow_gateway, url="http://127.0.0.1:1")
+            assert [await restarts.look() for _ in range(4)] == [1, 1, 0, 1]
+        asked = [vars(record)["response"] for record in caplog.records if record.message == "response_not_restarted"]
+        assert asked == [older.id, newer.id, older.id]
+        assert await restarts_of(slow_gateway).look() == 2
+        for made in (older, newer):
+            assert (await ended(client, made)).status == "incomplete"
+
+
+async def test_the_credential_of_a_run_does_nothing_else(slow_gateway: RunningGateway) -> None:
+    async with slow_gateway.client() as client:
+        made = await left_behind(slow_gateway, client)
+        path = f"/v1/responses/{made.id}"
+        async with slow_gateway.session(run_credential(PEPPER, made.id)) as session:
+            for method, where in (("GET", path), ("POST", f"{path}/cancel"), ("POST", "/v1/chat/completions")):
+                async with session.request(method, where, json={}) as answer:
+                    assert answer.status == 403, where
+            async with session.post(f"{path}/run", json={}) as answer:
+                assert answer.status == 202
+        async with slow_gateway.session() as session, session.post(f"{path}/run", json={}) as answer:
+            assert answer.status == 403, "a key of the tenant is no jobs process"
+        await ended(client, made)
+
+
+async def test_a_cancelled_run_whose_end_was_not_written_is_not_run_again(slow_gateway: RunningGateway) -> None:
+    """Its gateway went before it wrote the end, and the next one computed it anew, for a second charge."""
+    tenant_id, key = await slow_gateway.new_tenant("cancelled", ("chat",))
+    count = "SELECT count(*) AS number FROM ledger_entry WHERE tenant_id = :t"
+    async with slow_gateway.client(key) as client:
+        made = await left_behind(slow_gateway, client, is_stopping=True)
+        await slow_gateway.settled()
+        before = await slow_gateway.sql(count, t=tenant_id)
+        assert await restarts_of(slow_gateway).look() == 1
+        assert (await ended(client, made)).status == "cancelled"
+        events = [event async for event in await client.responses.retrieve(made.id, stream=True)]
+    assert events[-1].type == "response.cancelled"
+    assert [event.type for event in events].count("response.output_item.added") == 0
+    await slow_gateway.app[DETACHED].join(10)
+    await slow_gateway.settled()
+    assert await slow_gateway.sql(count, t=tenant_id) == before
+    await slow_gateway.balanced()
+
+
+async def test_a_stream_ends_with_its_key(slow_gateway: RunningGateway) -> None:
+    """It read on as long as the response ran, which another key had asked for."""
+    tenant_id, key = await slow_gateway.new_tenant("reads", ("chat",))
+    now = int(time.time())
+    async with slow_gateway.app[DATABASE].write() as conn:
+        reader = await api_keys.create(conn, PEPPER, tenant_id=tenant_id, now=now, scopes=["chat"])
+    async with slow_gateway.client(key) as client, slow_gateway.client(reader.value) as other:
+        made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=1500, background=True)
+        stream = await other.responses.retrieve(made.id, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        async with slow_gateway.app[DATABASE].write() as conn:
+            await api_keys.revoke(conn, tenant_id, reader.info.id, now=now, end_streams=True)
+        async with asyncio.timeout(5):
+            last = [event async for event in stream][-1]
+        assert (last.type, last.code) == ("error", "invalid_api_key")
+        assert (await client.responses.retrieve(made.id)).status == "in_progress"
+        await client.responses.cancel(made.id)
+    assert reader.info.id not in slow_gateway.app[RUNNING].key_ids
 
 
 async def test_a_run_that_lost_its_claim_is_free(slow_gateway: RunningGateway) -> None:

@@ -41,6 +41,7 @@ EXPECTED: dict[str, dict[str, int]] = {
         if scope not in {"usage:read", "keys"}
     },
     "keys": {**NOBODY, **STRANGERS, "keys": IN},
+    "run": {**NOBODY, **STRANGERS},
     "usage:read": {**NOBODY, **STRANGERS, "usage:read": IN, "all": IN, "operator": IN},
 }
 NEVER = {

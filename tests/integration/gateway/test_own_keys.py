@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gateways import PEPPER, RunningGateway
+from sqlalchemy import text
 
 from accounting.access import api_keys
 from accounting.values.types import Limits
@@ -150,6 +151,37 @@ async def test_a_secret_that_was_replaced_gives_nothing_that_outlives_it(shared_
     assert 0 < made["expires_at"] - time.time() <= 600
     _, lasting = await call(gateway, rotated["value"], "POST", "/v1/keys", {})
     assert lasting["expires_at"] is None
+
+
+@pytest.mark.parametrize("ending", ["disabled = true", "expires_at = 1"])
+async def test_a_key_that_has_ended_changes_no_key_while_it_is_remembered(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """It enabled itself again, or made keys that lasted, in the seconds until every gateway knew of its end."""
+    gateway, auth = shared_gateway, shared_gateway.app[AUTH]
+    tenant, key = await gateway.new_tenant("own", scopes=HOLDING)
+    lesser = await other_key(gateway, tenant, scopes=["chat"])
+    _, listed = await call(gateway, key, "GET", "/v1/keys")
+    [own] = [one["id"] for one in listed["data"] if one["id"] != lesser]
+    lookup = auth._lookup
+    before = await lookup(key)
+
+    async def remembered(asked: str) -> Any:
+        return before if asked == key else await lookup(asked)
+
+    monkeypatch.setattr(auth, "_lookup", remembered)
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text(f"UPDATE api_key SET {ending} WHERE id = :k"), {"k": own})
+    assert (await call(gateway, key, "GET", "/v1/models"))[0] == 200, "this gateway does not know of it yet"
+    for method, path, body in (
+        ("PATCH", f"/v1/keys/{own}", {"disabled": False}),
+        ("PATCH", f"/v1/keys/{lesser}", {"name": "mine"}),
+        ("POST", "/v1/keys", {}),
+        ("POST", f"/v1/keys/{own}/rotate", {}),
+        ("DELETE", f"/v1/keys/{lesser}", None),
+        ("POST", "/v1/webhooks", {"url": "https://example.com/"}),
+    ):
+        assert (await call(gateway, key, method, path, body))[0] == 401, (method, path)
 
 
 async def test_changes_of_keys_are_bounded_and_cost_a_neighbour_little(

@@ -17,7 +17,7 @@ from gateways import MODEL, RunningGateway, prepare_home, running_gateway
 from sqlalchemy.exc import OperationalError
 
 from accounting.database.db import Database
-from accounting.requests import request_log
+from accounting.requests import request_log, request_volume, sessions
 from accounting.requests.request_log import LoggedRequest
 from accounting.tenants import tenants
 from accounting.values.types import Limits
@@ -171,6 +171,38 @@ async def test_a_tenant_sees_its_own_requests_and_nobody_elses(gateway: RunningG
     assert (await read(gateway, ADMIN, my_key))[0] == 403
     both = {one["id"] for one in await found(gateway, ADMIN, model=MODEL)}
     assert {my_request, other_request} <= both
+
+
+async def test_how_far_a_page_looks_tells_nothing_of_another_tenant(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more rows than a page looks at, `last_id` was another tenant's request, and `counted_from_ms` its time."""
+    monkeypatch.setattr(request_log, "MAX_SCANNED_ROWS", 1)
+    monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 1)
+    monkeypatch.setattr(request_volume, "MAX_COUNTED_ROWS", 1)
+    mine, my_key = await gateway.new_tenant("curious", ["chat", "usage:read"])
+    other, other_key = await gateway.new_tenant("watched", ["chat", "usage:read"])
+    trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    theirs = [(await ask(gateway, other_key, headers=trace))[1] for _ in range(2)]
+    one = await logged(gateway, theirs[-1], other_key)
+    own_id = (await ask(gateway, my_key, headers=trace))[1]
+    await logged(gateway, own_id, my_key)
+    [key_row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=other)
+    [my_row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=mine)
+    nothing = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert (await read(gateway, OWN, my_key, api_key_id=key_row.id)) == (200, nothing)
+    assert (await read(gateway, ADMIN, project_id=mine, api_key_id=key_row.id)) == (200, nothing)
+    since = int(time.time()) - 3600
+    _, counted = await read(gateway, f"{OWN}/volume", my_key, api_key_id=key_row.id, start_time=since)
+    assert counted["counted_from_ms"] == since * 1000
+    _, found_sessions = await read(gateway, "/v1/sessions", my_key, api_key_id=key_row.id)
+    assert (found_sessions["data"], found_sessions["counted_from_ms"]) == ([], None)
+    _, page = await read(gateway, OWN, my_key, trace_id=one["trace_id"])
+    assert [entry["id"] for entry in page["data"]] == [own_id] == [page["last_id"]]
+    _, page = await read(gateway, OWN, my_key, trace_id=one["trace_id"], after=own_id)
+    assert page == nothing
+    _, page = await read(gateway, OWN, my_key, api_key_id=my_row.id)
+    assert {entry["project_id"] for entry in page["data"]} == {mine}
 
 
 async def test_pages_and_filters_over_http(gateway: RunningGateway) -> None:

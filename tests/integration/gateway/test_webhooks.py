@@ -14,7 +14,7 @@ from sqlalchemy import update
 from webhook_receiver import Receiver, Verifier, receiving
 
 from accounting.access import api_keys
-from accounting.tables.outbox_models import Webhook
+from accounting.tables.outbox_models import Outbox, Webhook
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
@@ -142,6 +142,28 @@ async def test_a_tenant_has_few_webhooks_of_its_own_and_none_of_the_operators(ga
     for method, tail in (("GET", ""), ("DELETE", ""), ("POST", "/test"), ("GET", "/deliveries")):
         assert (await call(gateway, method, f"/v1/webhooks/{operators['id']}{tail}", key=key))[0] == 404
     assert (await call(gateway, "POST", body={"url": "https://example.com/2", "project_id": tenant}))[0] == 200
+
+
+async def test_few_tests_of_a_webhook_wait_at_once(gateway):
+    """Each call wrote a row that waits up to a day, and one of the audit log, however many waited already."""
+    tenant, key = await gateway.new_tenant("tests", ("keys", "usage:read"))
+    made, other = [
+        (await call(gateway, "POST", "/v1/webhooks", {"url": "https://example.com/own"}, key))[1] for _ in range(2)
+    ]
+    path = f"/v1/webhooks/{made['id']}/test"
+    answers = [await call(gateway, "POST", path, key=key) for _ in range(12)]
+    assert [status for status, _ in answers] == [200] * 10 + [409] * 2
+    assert "10 tests" in answers[-1][1]["error"]["message"]
+    assert (await call(gateway, "POST", f"/v1/webhooks/{other['id']}/test", key=key))[0] == 200
+    tested = "SELECT count(*) AS number FROM audit_log WHERE tenant_id = :t AND event LIKE '%webhook.tested'"
+    assert (await gateway.sql(tested, t=tenant))[0].number == 11
+    async with gateway.app[DATABASE].write() as conn:
+        ended = update(Outbox).where(Outbox.webhook_id == made["id"])
+        await conn.execute(ended.values(state="delivered", ended_at_ms=1))
+    assert (await call(gateway, "POST", path, key=key))[0] == 200
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(update(Webhook).where(Webhook.id == made["id"]).values(is_full=True))
+    assert (await call(gateway, "POST", path, key=key))[0] == 409
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -12,10 +13,11 @@ from typing import Any
 import anthropic
 import pytest
 from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway
+from gateways import MODEL, PEPPER, RunningGateway, running_gateway
 from lost_replies import lose_the_reply_to_a_files_commit
 from sqlalchemy import text
 
+from accounting.access import api_keys
 from accounting.batches.file_store import Reader
 from gateway.base.app_keys import DATABASE
 
@@ -167,3 +169,49 @@ async def test_a_batch_whose_input_has_expired_is_listed_with_the_others(
     new = await client.messages.batches.create(requests=[request(1)])
     assert [one.id async for one in client.messages.batches.list()] == [new.id, old.id]
     assert (await client.messages.batches.retrieve(old.id)).request_counts.processing == 0
+
+
+async def from_a_file(gateway: RunningGateway, num_batches: int) -> tuple[str, list[str]]:
+    """The ids of an uploaded file, and of batches that were made from it at `/v1/batches`."""
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/messages", "body": request(1)["params"]}
+    async with gateway.client() as openai:
+        file = await openai.files.create(file=("in.jsonl", json.dumps(line).encode()), purpose="batch")
+        wanted: Any = {"input_file_id": file.id, "endpoint": "/v1/messages", "completion_window": "24h"}
+        made = [await openai.batches.create(**wanted) for _ in range(num_batches)]
+    return file.id, [one.id for one in made]
+
+
+async def test_a_batch_is_not_deleted_with_an_input_that_another_one_has(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
+) -> None:
+    """The other one was gone from every page with it, while it ran and was charged."""
+    file_id, (first, second) = await from_a_file(gateway, 2)
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE batch SET state = 'completed' WHERE id = :b"), {"b": first})
+    with pytest.raises(anthropic.ConflictError, match="same input file"):
+        await client.messages.batches.delete(first)
+    assert {one.id async for one in client.messages.batches.list()} == {first, second}
+    async with gateway.client() as openai:
+        await openai.files.delete(file_id)
+    assert [one.id async for one in client.messages.batches.list()] == []
+
+
+async def test_an_uploaded_input_is_deleted_only_by_a_key_that_may_delete_files(
+    gateway: RunningGateway, client: anthropic.AsyncAnthropic
+) -> None:
+    file_id, [batch_id] = await from_a_file(gateway, 1)
+    inline = await client.messages.batches.create(requests=[request(1)])
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(text("UPDATE batch SET state = 'completed'"))
+        lesser = await api_keys.create(
+            conn, PEPPER, tenant_id=gateway.keys.tenant_id, now=int(time.time()), scopes=["batch", "chat"]
+        )
+    async with anthropic.AsyncAnthropic(base_url=gateway.url, api_key=lesser.value, max_retries=0) as other:
+        with pytest.raises(anthropic.PermissionDeniedError):
+            await other.messages.batches.delete(batch_id)
+        await other.messages.batches.delete(inline.id)
+    async with gateway.client() as openai:
+        assert (await openai.files.retrieve(file_id)).id == file_id
+    await client.messages.batches.delete(batch_id)
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.batches.retrieve(batch_id)

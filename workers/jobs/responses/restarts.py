@@ -26,11 +26,15 @@ class Restarts:
     def __init__(self, settings: JobsSettings, database: Database) -> None:
         self._settings = settings
         self._database = database
+        self._asked_until = ""
+        """The last response of the last look, where more may follow; then the next look begins behind it, so that those
+        that a gateway refuses hold up no others."""
 
     async def look(self) -> int:
         """Asks for the run of each response that nobody runs. Returns how many were asked for."""
         async with self._database.read() as conn:
-            due = await runs.due(conn, await now_ms(conn), ASKED_AT_ONCE)
+            due = await runs.due(conn, await now_ms(conn), ASKED_AT_ONCE, after=self._asked_until)
+        self._asked_until = due[-1] if len(due) == ASKED_AT_ONCE else ""
         if not due:
             return 0
         pepper = self._settings.secret("pepper")
