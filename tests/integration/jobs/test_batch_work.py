@@ -23,6 +23,7 @@ from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.order import Placed, pack
 from accounting.database import sealing
+from accounting.lifecycle import tenant_status
 from accounting.tables.batch_models import BatchLine, IdempotentReply, TenantTurn
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
@@ -30,7 +31,7 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
-from workers.jobs.batches.line import Answered, Later, Outcome, Stopped
+from workers.jobs.batches.line import Answered, Closed, Later, Outcome, Stopped
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.tasks import Look, Turns
 from workers.jobs.batches.validation import Validation
@@ -353,6 +354,24 @@ async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
         assert await runner.run() == "done"
     assert sorted(sender.sent) == [1, 1, 2]
     assert frozenset({1, 2}) not in sender.beside
+
+
+async def test_a_batch_that_pauses_while_its_lines_run_is_not_claimed_again_at_once(home, settings, alone):
+    async def answer(_line_no: int, _try: int) -> Outcome:
+        async with home.database.write() as conn:
+            await tenant_status.suspend(conn, home.tenant_id, True, now=1)
+        return Closed()  # the runner looks at once how the batch stands
+
+    try:
+        async with runner_of(home, settings, Answers(answer), 2) as runner:
+            assert await runner.run() == "paused"
+            async with home.database.write() as conn:
+                now = await claims.now_ms(conn)
+                assert await claims.waiting(conn, now + 50_000) == []
+                assert await claims.waiting(conn, now + 60_000)
+    finally:
+        async with home.database.write() as conn:
+            await tenant_status.suspend(conn, home.tenant_id, False, now=1)
 
 
 async def deficit(home) -> int:
