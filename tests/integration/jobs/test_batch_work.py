@@ -187,6 +187,18 @@ async def test_a_validation_shows_progress_with_each_part(home, settings, alone)
     assert len(signs.at) > 3
 
 
+async def test_a_batch_whose_time_is_over_is_not_validated_any_more(home, settings, alone):
+    """One whose validation ended its process each time was validated again for ever."""
+    batch_id = await home.submit(["say a"])
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        await conn.exec_driver_sql("UPDATE batch SET expires_at = 1")
+        held = await batch_runs.claim(conn, await claims.now_ms(conn), CLAIM_MS, 0)
+    await Validation(settings, home.database, home.store, held, data_key, TimeLimit()).run()
+    batch = await home.get(batch_id)
+    assert (batch.state, [error["code"] for error in batch.errors]) == ("failed", ["batch_expired"])
+
+
 async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
     before = set(home.store._root.rglob("*"))
