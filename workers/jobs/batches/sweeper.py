@@ -47,7 +47,7 @@ class Sweeper:
             now = await claims.now_ms(conn)
             others_wait_ms = int(OTHERS_SWEEPS * settings.sweep_s * 1000)
             num_expired = await claims.expire(conn, now, settings.owner_prefix, others_wait_ms)
-            num_waiting = await claims.num_claimable(conn, now)
+            num_waiting = await claims.num_claimable(conn, now, settings.jobs_concurrency)
             num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
             is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)
         return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)

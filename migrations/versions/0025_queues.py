@@ -1,0 +1,20 @@
+"""This revision adds indexes, so that the next chunk of a tenant and its open batches are found without reading others."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0025"
+down_revision = "0024"
+branch_labels = None
+depends_on = None
+
+OPEN = "state IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
+INDEXES = (
+    ("ix_batch_open", "batch", ["tenant_id"], OPEN),
+    ("ix_batch_chunk_queued", "batch_chunk", ["batch_id", "not_before_ms", "seq"], "state = 'queued'"),
+)
+
+
+def upgrade() -> None:
+    for name, table, columns, where in INDEXES:
+        op.create_index(name, table, columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
