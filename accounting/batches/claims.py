@@ -198,10 +198,13 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
     return bool(moved.rowcount)
 
 
-async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0) -> int:
+async def expire(
+    conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0, *, counts_crashes: bool = True
+) -> int:
     """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
-    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash. Claims of
-    other processes are left to them for `others_wait_ms`, since no other process counts their crashes."""
+    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash, unless
+    nobody could prolong a claim (`counts_crashes`). Claims of other processes are left to them for `others_wait_ms`,
+    since no other process counts their crashes."""
     is_own = BatchChunk.claimed_by.startswith(own_prefix, autoescape=True)
     until = case((is_own, now), else_=now - others_wait_ms)
     over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < until)
@@ -213,7 +216,7 @@ async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_m
             .returning(BatchChunk.batch_id, BatchChunk.seq, BatchChunk.claimed_by)
         )
     ).all()
-    crashed = [(r.batch_id, r.seq) for r in rows if (r.claimed_by or "").startswith(own_prefix)]
+    crashed = [(r.batch_id, r.seq) for r in rows if counts_crashes and (r.claimed_by or "").startswith(own_prefix)]
     for batch_id, seq in crashed:
         await conn.execute(
             update(BatchLine)
