@@ -40,7 +40,10 @@ class File(Base):
     expires_at: Mapped[int | None]
     deleted_at: Mapped[int | None]
 
-    __table_args__ = (Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),
+        partial_index("ix_file_room", "tenant_id", "num_bytes", where="storage_key IS NOT NULL"),
+    )
 
 
 class Batch(Base):

@@ -1,4 +1,5 @@
-"""This revision adds indexes, so that the next chunk of a tenant and its open batches are found without reading others."""
+"""This revision adds indexes, so that the next chunk of a tenant, its open batches and the bytes of its files are found
+without reading others."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,6 +11,7 @@ depends_on = None
 
 OPEN = "state IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
 INDEXES = (
+    ("ix_file_room", "file", ["tenant_id", "num_bytes"], "storage_key IS NOT NULL"),
     ("ix_batch_open", "batch", ["tenant_id"], OPEN),
     ("ix_batch_chunk_queued", "batch_chunk", ["batch_id", "not_before_ms", "seq"], "state = 'queued'"),
 )

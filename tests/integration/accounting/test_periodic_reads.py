@@ -13,7 +13,7 @@ from money import RATES, posting
 from sqlalchemy import event
 
 from accounting.access import api_keys
-from accounting.batches import batches, claims
+from accounting.batches import batches, claims, files
 from accounting.billing import drafts
 from accounting.database.db import Database
 from accounting.events import deliveries
@@ -199,6 +199,14 @@ async def test_a_new_batch_counts_the_open_ones_alone(old: Database) -> None:
             await batches._check_open(conn, "mine")
         if old.dialect == "sqlite":
             assert "ix_batch_open (tenant_id=?)" in await noted.plan()
+
+
+async def test_the_room_for_a_file_is_read_without_the_files_that_are_gone(old: Database) -> None:
+    async with old.write() as conn:
+        with Noted(conn, old.dialect) as noted:
+            assert await files.tenant_bytes(conn, "mine") == 0
+        if old.dialect == "sqlite":
+            assert "ix_file_room (tenant_id=?)" in await noted.plan()
 
 
 async def test_a_draft_of_an_invoice_reads_the_hours_of_its_tenant_alone(old: Database) -> None:
