@@ -318,7 +318,13 @@ class Answers:
 
 @asynccontextmanager
 async def runner_of(
-    home, settings, sender: Answers, num_lines: int, crashed: int | None = None, drains: bool = False
+    home,
+    settings,
+    sender: Answers,
+    num_lines: int,
+    crashed: int | None = None,
+    drains: bool = False,
+    scale: float = 1.0,
 ) -> AsyncIterator[ChunkRunner]:
     """The runner of a chunk, of which one line has crashed two runners."""
     batch_id = await validated(home, 1, num_lines)
@@ -330,7 +336,7 @@ async def runner_of(
             await conn.execute(insert(BatchLine).values(values))
         source = await files.of_batch(conn, batch_id)
     reader = home.store.open(source.storage_key, data_key)
-    as_it_is = settings.model_copy(update={"test_time_scale": 1.0})
+    as_it_is = settings.model_copy(update={"test_time_scale": scale})
     with closing(reader):
         yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: drains)
 
@@ -366,6 +372,21 @@ async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
         assert await runner.run() == "done"
     assert sorted(sender.sent) == [1, 1, 2]
     assert frozenset({1, 2}) not in sender.beside
+
+
+async def test_a_gateway_that_has_not_heard_yet_that_a_key_works_fails_no_line(home, settings, alone):
+    began = time.monotonic()
+
+    async def answer(_line_no: int, _try: int) -> Outcome:
+        knows = time.monotonic() - began > 5 * scale
+        return GOOD if knows else Stopped(None)
+
+    sender, scale = Answers(answer), 0.02
+    async with runner_of(home, settings, sender, 2, scale=scale) as runner:
+        began = time.monotonic()
+        assert await runner.run() == "done"
+    async with home.database.read() as conn:
+        assert set((await conn.scalars(select(BatchLine.state))).all()) == {"succeeded"}
 
 
 async def test_a_batch_that_pauses_while_its_lines_run_is_not_claimed_again_at_once(home, settings, alone):

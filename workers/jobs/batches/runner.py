@@ -277,6 +277,8 @@ class ChunkRunner:
         await self._look(reason)
         if not self._must_leave:
             self._count_failure(line, Failed("unauthorized", "The gateway refused the batch's key."))
+            # The gateway may not know yet that the key works again.
+            line.not_before = max(line.not_before, time.monotonic() + self._settings.heard_s)
         else:
             self._pending.append(line)
 
