@@ -26,6 +26,8 @@ from accounting.tenants import model_permissions
 Work = Literal["validate", "complete", "cancel", "expire"]
 Outcome = Literal["completed", "cancelled", "expired"]
 OUTCOMES: dict[Work, Outcome] = {"complete": "completed", "cancel": "cancelled", "expire": "expired"}
+Pause = Literal["tenant_suspended", "key_disabled"]
+Standing = Literal["run", "stop", "revoked"] | Pause
 
 
 class BatchClaim(msgspec.Struct, frozen=True):
@@ -205,11 +207,18 @@ async def finish(
     await _tell_end(conn, held, now)
 
 
-async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
-    """Tell a runner how to go on after a line: `run`, `pause` (tenant suspended), `stop` (cancelled, expired or ended),
-    `revoked` (the key has ended or the tenant is archived)."""
+async def standing(conn: AsyncConnection, batch_id: str, now: int) -> Standing:
+    """Tell a runner how to go on after a line: `run`, the reason of a pause (it can be undone), `stop` (cancelled,
+    expired or ended), `revoked` (the key has ended or the tenant is archived)."""
     query = (
-        select(Batch.state, Batch.expires_at, ApiKey.revoked_at, ApiKey.expires_at.label("key_until"), Tenant.status)
+        select(
+            Batch.state,
+            Batch.expires_at,
+            ApiKey.revoked_at,
+            ApiKey.disabled,
+            ApiKey.expires_at.label("key_until"),
+            Tenant.status,
+        )
         .join(ApiKey, ApiKey.id == Batch.key_id)
         .join(Tenant, Tenant.id == Batch.tenant_id)
         .where(Batch.id == batch_id)
@@ -220,7 +229,9 @@ async def standing(conn: AsyncConnection, batch_id: str, now: int) -> str:
     key_is_over = row.key_until is not None and row.key_until <= now // 1000
     if row.revoked_at is not None or key_is_over or row.status == "archived":
         return "revoked"
-    return "pause" if row.status == "suspended" else "run"
+    if row.status == "suspended":
+        return "tenant_suspended"
+    return "key_disabled" if row.disabled else "run"
 
 
 async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> int:

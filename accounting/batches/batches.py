@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy import Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import files
@@ -17,14 +17,17 @@ from accounting.batches.files import ENDED, FileInfo
 from accounting.database import audit
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.batch_models import Batch
-from accounting.tables.models import BatchCharge, LedgerEntry
-from accounting.values.errors import ConflictError, InvalidError
+from accounting.tables.models import BatchCharge, LedgerEntry, Tenant
+from accounting.values.errors import ConflictError, InvalidError, TooManyError
 from accounting.values.ids import new_id
 from accounting.values.types import Usage
 
 State = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 InvalidLines = Literal["reject", "skip"]
 
+MAX_OPEN = 200
+"""The most batches of a tenant that have not ended. Each claim looks at all of them."""
+OPEN = ("validating", "in_progress", "finalizing", "cancelling")
 WINDOWS = {"24h": 86_400}
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/v1/embeddings")
 DOORBELL, QUEUE = "headgate.look", "headgate.batch"
@@ -84,9 +87,10 @@ async def create(
     metadata: dict[str, Any] | None = None,
     traceparent: str = "",
 ) -> BatchInfo:
-    """Create a batch. Raises NotFoundError for an input file that the tenant does not have, and InvalidError for a file
-    that is no batch input."""
+    """Create a batch. Raises NotFoundError for an input file that the tenant does not have, InvalidError for a file that
+    is no batch input, and TooManyError while `MAX_OPEN` batches of the tenant have not ended."""
     await check_input(conn, tenant_id, input_file_id, endpoint, completion_window, now)
+    await _check_open(conn, tenant_id)
     batch_id = new_id("batch")
     await conn.execute(
         insert(Batch).values(
@@ -129,6 +133,18 @@ async def check_input(
     if file.purpose != "batch":
         raise InvalidError("The input file must have the purpose 'batch'.", "input_file_id")
     return file
+
+
+async def _check_open(conn: AsyncConnection, tenant_id: str) -> None:
+    # The lock on the tenant's row makes callers take turns: the next one sees the batch that this transaction adds.
+    await conn.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True))
+    # The states are no parameters: `ix_batch_open` is used only where the statement itself has them.
+    is_open = Batch.state.in_(bindparam("open", OPEN, expanding=True, literal_execute=True))
+    num_open = await conn.scalar(select(func.count()).where(Batch.tenant_id == tenant_id, is_open))
+    if int(num_open or 0) >= MAX_OPEN:
+        raise TooManyError(
+            f"At most {MAX_OPEN} batches of a project may be open at once: wait until one ends, or cancel one."
+        )
 
 
 async def get(conn: AsyncConnection, tenant_id: str | None, batch_id: str) -> BatchInfo:

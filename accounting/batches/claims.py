@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import and_, case, func, literal_column, select, tuple_, update
+from sqlalchemy import and_, case, exists, func, literal_column, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import upsert
@@ -66,15 +66,14 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
     """Return every tenant with a chunk that could be claimed now. Until the transaction ends nobody else changes the
     memory of the round robin."""
     await _take_turn(conn)
-    heads = (
-        select(
-            BatchChunk.tenant_id,
-            BatchChunk.predicted_tokens,
-            func.row_number().over(partition_by=BatchChunk.tenant_id, order_by=_ORDER).label("place"),
-        )
-        .join(Batch, Batch.id == BatchChunk.batch_id)
-        .where(_claimable(now))
-        .subquery()
+    place = func.row_number().over(partition_by=Batch.tenant_id, order_by=_ORDER)
+    running = select(Batch.id, Batch.tenant_id, place.label("place")).where(_has_work(now)).subquery()
+    predicted = (
+        select(BatchChunk.predicted_tokens)
+        .where(BatchChunk.batch_id == running.c.id, *_is_free(now))
+        .order_by(BatchChunk.seq)
+        .limit(1)
+        .scalar_subquery()
     )
     claimed = (
         select(BatchChunk.tenant_id, func.count().label("num"))
@@ -84,24 +83,26 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
     )
     query = (
         select(
-            heads.c.tenant_id,
+            running.c.tenant_id,
             Tenant.weight_percent,
             func.coalesce(TenantTurn.deficit_tokens, 0),
             func.coalesce(TenantTurn.last_visit, 0),
             func.coalesce(claimed.c.num, 0),
-            heads.c.predicted_tokens,
+            predicted,
         )
-        .join(Tenant, Tenant.id == heads.c.tenant_id)
-        .outerjoin(TenantTurn, TenantTurn.tenant_id == heads.c.tenant_id)
-        .outerjoin(claimed, claimed.c.tenant_id == heads.c.tenant_id)
-        .where(heads.c.place == 1)
+        .join(Tenant, Tenant.id == running.c.tenant_id)
+        .outerjoin(TenantTurn, TenantTurn.tenant_id == running.c.tenant_id)
+        .outerjoin(claimed, claimed.c.tenant_id == running.c.tenant_id)
+        .where(running.c.place == 1)
     )
     return [Waiting(*row) for row in await conn.execute(query)]
 
 
-async def num_claimable(conn: AsyncConnection, now: int) -> int:
-    query = select(func.count()).select_from(BatchChunk).join(Batch, Batch.id == BatchChunk.batch_id)
-    return int(await conn.scalar(query.where(_claimable(now))) or 0)
+async def num_claimable(conn: AsyncConnection, now: int, most: int) -> int:
+    """Return the number of chunks that could be claimed now, or `most` if there are more."""
+    free = select(BatchChunk.seq).join(Batch, Batch.id == BatchChunk.batch_id)
+    some = free.where(*_is_running(now), *_is_free(now)).limit(most).subquery()
+    return int(await conn.scalar(select(func.count()).select_from(some)) or 0)
 
 
 async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]) -> None:
@@ -134,11 +135,17 @@ async def _take_turn(conn: AsyncConnection) -> None:
 
 async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int) -> ChunkClaim | None:
     """Claim the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database."""
+    next_batch = (
+        select(Batch.id)
+        .where(Batch.tenant_id == tenant_id, _has_work(now))
+        .order_by(*_ORDER)
+        .limit(1)
+        .scalar_subquery()
+    )
     chosen = (
         select(BatchChunk.batch_id, BatchChunk.seq)
-        .join(Batch, Batch.id == BatchChunk.batch_id)
-        .where(_claimable(now), BatchChunk.tenant_id == tenant_id)
-        .order_by(*_ORDER)
+        .where(BatchChunk.batch_id == next_batch, *_is_free(now))
+        .order_by(BatchChunk.seq)
         .limit(1)
         .with_for_update(of=BatchChunk, skip_locked=True)
     )
@@ -191,10 +198,13 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
     return bool(moved.rowcount)
 
 
-async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0) -> int:
+async def expire(
+    conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0, *, counts_crashes: bool = True
+) -> int:
     """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
-    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash. Claims of
-    other processes are left to them for `others_wait_ms`, since no other process counts their crashes."""
+    out because its claimer crashed, as the process itself lives: each of its started lines counts one crash, unless
+    nobody could prolong a claim (`counts_crashes`). Claims of other processes are left to them for `others_wait_ms`,
+    since no other process counts their crashes."""
     is_own = BatchChunk.claimed_by.startswith(own_prefix, autoescape=True)
     until = case((is_own, now), else_=now - others_wait_ms)
     over = and_(BatchChunk.state == "claimed", BatchChunk.claimed_until_ms < until)
@@ -206,7 +216,7 @@ async def expire(conn: AsyncConnection, now: int, own_prefix: str, others_wait_m
             .returning(BatchChunk.batch_id, BatchChunk.seq, BatchChunk.claimed_by)
         )
     ).all()
-    crashed = [(r.batch_id, r.seq) for r in rows if (r.claimed_by or "").startswith(own_prefix)]
+    crashed = [(r.batch_id, r.seq) for r in rows if counts_crashes and (r.claimed_by or "").startswith(own_prefix)]
     for batch_id, seq in crashed:
         await conn.execute(
             update(BatchLine)
@@ -240,14 +250,18 @@ async def _update_held(conn: AsyncConnection, held: ChunkClaim, **values: Any) -
         raise ClaimLost("The claim on this chunk is lost.")
 
 
-# The order is: earliest expiry, then age; chunks of one batch in prefix order.
-_ORDER = (Batch.expires_at, Batch.created_at, Batch.id, BatchChunk.seq)
+# The order of batches is: earliest expiry, then age. Chunks of one batch come in prefix order.
+_ORDER = (Batch.expires_at, Batch.created_at, Batch.id)
 
 
-def _claimable(now: int) -> Any:
-    return and_(
-        BatchChunk.state == "queued",
-        BatchChunk.not_before_ms <= now,
-        Batch.state == "in_progress",
-        Batch.expires_at > now // 1000,
-    )
+def _has_work(now: int) -> Any:
+    return and_(*_is_running(now), exists().where(BatchChunk.batch_id == Batch.id, *_is_free(now)))
+
+
+def _is_running(now: int) -> tuple[Any, ...]:
+    return Batch.state == "in_progress", Batch.expires_at > now // 1000
+
+
+def _is_free(now: int) -> tuple[Any, ...]:
+    # The state is no parameter: `ix_batch_chunk_queued` is used only where the statement itself has it.
+    return BatchChunk.state == literal_column("'queued'"), BatchChunk.not_before_ms <= now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, exists, func, insert, or_, select, update
+from sqlalchemy import Row, Select, case, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import audit
@@ -17,6 +17,8 @@ from accounting.values.ids import new_id
 
 DEFAULT_EXPIRY_S = 30 * 86_400
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 2_592_000
+LEAST_BYTES = 16 * 1024
+"""The least that a file counts: an empty one takes an inode, a block and rows, too."""
 _REGISTRATION = 0x66696C65  # "file"
 ENDED = ("failed", "completed", "expired", "cancelled")
 """States of a batch that never change again."""
@@ -96,7 +98,7 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, mos
     # The lock on the tenant's row makes callers take turns: the next one sees the bytes that this transaction adds.
     mine = select(Tenant.id).where(Tenant.id == tenant_id)
     await conn.execute(mine.with_for_update(key_share=True))
-    if await tenant_bytes(conn, tenant_id) + num_bytes > most_bytes:
+    if await tenant_bytes(conn, tenant_id) + max(num_bytes, LEAST_BYTES) > most_bytes:
         raise NoRoomError("The files of your project take up all of their space.")
 
 
@@ -138,8 +140,10 @@ async def of_batch(conn: AsyncConnection, batch_id: str) -> FileInfo:
 
 
 async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
-    """Return the bytes that the tenant's files take on the disk, deleted files included until they are purged."""
-    query = select(func.coalesce(func.sum(File.num_bytes), 0)).where(
+    """Return the bytes that the tenant's files count, each at least `LEAST_BYTES`, deleted files included until they are
+    purged."""
+    counted = case((File.num_bytes > LEAST_BYTES, File.num_bytes), else_=LEAST_BYTES)
+    query = select(func.coalesce(func.sum(counted), 0)).where(
         File.tenant_id == tenant_id, File.storage_key.is_not(None)
     )
     return int(await conn.scalar(query) or 0)

@@ -20,6 +20,8 @@ to there. Equal beginnings stay neighbours, which is enough, and a sort key stay
 is."""
 CHUNK_TOKENS = 256 * 1024
 """A bound on a chunk's predicted prompt tokens, so that a few long lines also make a chunk."""
+CHUNK_BYTES = 16 * 1024 * 1024
+"""A bound on the bytes of a chunk's lines, which its runner holds in memory: not all of them precede generation."""
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -65,15 +67,17 @@ def predicted_tokens(prefix: bytes) -> int:
 
 
 def chunks(lines: Iterable[Placed], max_lines: int) -> Iterator[list[Placed]]:
-    """Yield chunks of at most `max_lines` lines and about `CHUNK_TOKENS` predicted tokens, never empty ones."""
+    """Yield chunks of at most `max_lines` lines, and of at most `CHUNK_TOKENS` predicted tokens and `CHUNK_BYTES` unless
+    one line has more; never empty ones."""
     chunk: list[Placed] = []
-    num_tokens = 0
+    num_tokens = num_bytes = 0
     for line in sorted(lines, key=lambda line: (line.sort_key, line.line_no)):
-        if chunk and (len(chunk) >= max_lines or num_tokens + line.predicted_tokens > CHUNK_TOKENS):
-            yield chunk
-            chunk, num_tokens = [], 0
-        chunk.append(line)
         num_tokens += line.predicted_tokens
+        num_bytes += line.num_bytes
+        if chunk and (len(chunk) >= max_lines or num_tokens > CHUNK_TOKENS or num_bytes > CHUNK_BYTES):
+            yield chunk
+            chunk, num_tokens, num_bytes = [], line.predicted_tokens, line.num_bytes
+        chunk.append(line)
     if chunk:
         yield chunk
 

@@ -3,14 +3,15 @@ in, values out.
 
 It streams: it holds one line at a time and, for each good line, its position and sort key. Nothing is executed or
 fetched. The content of `body` is checked when the line runs, and a fault there fails that line alone; only what the
-file as a whole needs is checked here.
+file as a whole needs is checked here. No large part of a line is decoded, since lists of lists take fifty times their
+bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 from hashlib import blake2b
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -21,6 +22,11 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 """The longest body that the gateway accepts."""
 MAX_REPORTED = 1_000
 MAX_CUSTOM_ID_CHARS = 512
+MAX_TEXT_BYTES = 8 * 1024
+"""The longest text of a field that is decoded. A custom_id takes up to 6 KiB, and nothing longer is right in any
+field."""
+MAX_CANONICAL_BYTES = 1024 * 1024
+"""The longest line whose prefix is made canonical. Longer ones are sorted by their bytes as they were sent."""
 
 L = TypeVar("L")
 
@@ -36,6 +42,7 @@ Code = Literal[
     "too_many_lines",
     "backlog_exceeded",
     "input_file_unreadable",
+    "batch_expired",
 ]
 
 _MESSAGES: dict[str, str] = {
@@ -50,6 +57,7 @@ _MESSAGES: dict[str, str] = {
     "too_many_lines": f"The input file has more than {MAX_LINES} lines.",
     "backlog_exceeded": "The enqueued prompt tokens of this model would exceed the limit of your project.",
     "input_file_unreadable": "The input file could not be read for as long as the batch had time.",
+    "batch_expired": "The time of this batch was over before its lines had been checked.",
 }
 _PARAMS = {
     "missing_custom_id": "custom_id",
@@ -99,16 +107,32 @@ class Refused(Exception):
         self.custom_id = custom_id
 
 
-class Head(msgspec.Struct):
-    """The fields of a line beside its body."""
+class _Line(msgspec.Struct):
+    custom_id: msgspec.Raw = msgspec.Raw()
+    method: msgspec.Raw = msgspec.Raw()
+    url: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = msgspec.Raw()
 
-    custom_id: Any = None
-    method: Any = None
-    url: Any = None
+
+class Body(msgspec.Struct):
+    """The parts of a body that precede generation, as they were sent. The others are skipped."""
+
+    model: msgspec.Raw = msgspec.Raw()
+    tools: msgspec.Raw = msgspec.Raw()
+    system: msgspec.Raw = msgspec.Raw()
+    instructions: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
+
+    def present(self) -> dict[str, msgspec.Raw]:
+        return {name: part for name in self.__struct_fields__ if (part := getattr(self, name))}
 
 
-class _Line(Head):
-    body: Any = None
+_LINE: Final = msgspec.json.Decoder(_Line)
+_BODY: Final = msgspec.json.Decoder(Body)
+_TEXT: Final = msgspec.json.Decoder(str)
+_ANY: Final = msgspec.json.Decoder()
 
 
 class LineChecker:
@@ -122,59 +146,79 @@ class LineChecker:
         self._seen: set[bytes] = set()
         """Hashes of the custom_ids: ids of 512 characters would take a hundred megabytes."""
 
-    def check(self, head: Head, has_body: bool, model: Any) -> str:
-        """Return the line's custom_id. `model` is that of its body. Raises `Refused`."""
-        custom_id = head.custom_id
+    def check(self, raw: bytes | None) -> Body:
+        """Return the body of a line that can run; None stands for a line that is too long. Raises `Refused`."""
+        line = _decoded(_LINE, raw)
+        custom_id = _text(line.custom_id)
         # A null character is no part of a text of PostgreSQL: writing such a line would fail, each time it is tried.
-        if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
+        if custom_id is None or not 1 <= len(custom_id) <= MAX_CUSTOM_ID_CHARS or "\0" in custom_id:
             raise Refused("missing_custom_id")
         known_by = blake2b(custom_id.encode(), digest_size=16).digest()
         if known_by in self._seen:
             raise Refused("duplicate_custom_id")
         self._seen.add(known_by)
-        if not has_body:
+        if not _begins(line.body, b"{"):
             raise Refused("invalid_json_line", custom_id)
-        if head.method != "POST":
+        if _text(line.method) != "POST":
             raise Refused("invalid_method", custom_id)
-        if head.url != self._endpoint:
+        if _text(line.url) != self._endpoint:
             raise Refused("mismatched_url", custom_id)
-        if not isinstance(model, str) or model not in self._models:
+        body = _decoded(_BODY, line.body)
+        model = _text(body.model)
+        if model is None or model not in self._models:
             raise Refused("model_not_found", custom_id)
         if self.model is None:
             self.model = model
         elif model != self.model:
             raise Refused("mismatched_model", custom_id)
-        return custom_id
+        return body
 
 
 def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> Validated:
     """Check a file. `models` are those that the submitting key may use."""
     found = Validated([], [], None, None, 0)
-    checker, decoder = LineChecker(endpoint, models), msgspec.json.Decoder(_Line)
+    checker = LineChecker(endpoint, models)
     for line_no, (offset, raw) in enumerate(split(parts, MAX_LINE_BYTES), 1):
         if line_no > MAX_LINES:
             return Validated([], found.faults, Fault("too_many_lines", None), None, line_no)
-        found.num_lines = line_no
+        found.num_lines, num_bytes = line_no, len(raw or b"")
         try:
-            placed = _placed(decoder, raw, line_no, offset, checker)
+            prefix = _prefix(checker.check(raw), num_bytes)
         except Refused as refused:
             found.faults.append(Fault(refused.code, line_no, refused.custom_id))
         else:
-            found.lines.append(placed)
+            found.lines.append(Placed(line_no, offset, num_bytes, sort_key(prefix), predicted_tokens(prefix)))
     found.model = checker.model
     if not found.num_lines:
         found.whole = Fault("empty_file", None)
     return found
 
 
-def decoded(decoder: msgspec.json.Decoder[L], raw: bytes | None) -> L:
-    """Decode a line. Raises `Refused`."""
+def _decoded(decoder: msgspec.json.Decoder[L], raw: bytes | msgspec.Raw | None) -> L:
+    """Decode a line or a part of it. Raises `Refused`."""
     if raw is None:
         raise Refused("invalid_json_line")
     try:
         return decoder.decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Refused("invalid_json_line") from None
+
+
+def _text(raw: msgspec.Raw) -> str | None:
+    """Return the text that a field holds. None stands for anything else, and for a text that is too long."""
+    return _decoded(_TEXT, raw) if _begins(raw, b'"') and len(raw) <= MAX_TEXT_BYTES else None
+
+
+def _begins(raw: msgspec.Raw, first: bytes) -> bool:
+    return memoryview(raw)[:1] == first
+
+
+def _prefix(body: Body, line_bytes: int) -> bytes:
+    """Return what the line is sorted by. Raises `Refused`."""
+    parts = body.present()
+    if line_bytes > MAX_CANONICAL_BYTES:
+        return b",".join(parts.values())
+    return prefix_bytes({name: _decoded(_ANY, part) for name, part in parts.items()})
 
 
 def split(parts: Iterable[bytes], most: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
@@ -205,13 +249,3 @@ def _ended(line: bytearray, most: int) -> bytes | None:
     if len(line) > most:
         return None
     return bytes(line[:-1] if line.endswith(b"\r") else line)
-
-
-def _placed(
-    decoder: msgspec.json.Decoder[_Line], raw: bytes | None, line_no: int, offset: int, checker: LineChecker
-) -> Placed:
-    line = decoded(decoder, raw)
-    body = line.body if isinstance(line.body, dict) else {}
-    checker.check(line, isinstance(line.body, dict), body.get("model"))
-    prefix = prefix_bytes(body)
-    return Placed(line_no, offset, len(raw or b""), sort_key(prefix), predicted_tokens(prefix))

@@ -1,9 +1,10 @@
 """Deliveries from the outbox: claimed, tried, ended. The schedule is in SQL, so any number of senders may start and
 stop.
 
-A tenant's deliveries queue in its lane. A claim locks lanes (locked ones are skipped), least recently served first, and
-takes at most `PLACES` deliveries from each. A delivery counts against `PLACES` until its try has ended or its claim has
-run out. A claim counts as a try, so a delivery whose sender dies each time is not tried for ever.
+A tenant's deliveries queue in its lane, those to the operator's webhooks apart from those to the tenant's own: receivers
+that a tenant chose hold up nothing of the operator's. A claim locks lanes (locked ones are skipped), least recently
+served first, and takes at most `PLACES` deliveries of either kind from each. A delivery counts against `PLACES` until
+its try has ended or its claim has run out. A claim counts as a try, so a delivery whose sender dies each time is not tried for ever.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, delete, exists, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Row, delete, exists, func, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among
 from accounting.tables.outbox_models import Outbox, OutboxLane, Webhook
 
 PLACES = 2
-"""The most deliveries under way at once per tenant."""
+"""The most deliveries under way at once per tenant, to the operator's webhooks and to its own each."""
 CLAIM_MS = 60_000
 """A bound far above the time of a try, however slowly the receiver's name is looked up."""
 DELAYS_S = (5, 30, 120, 300, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 36_000)
@@ -87,7 +88,8 @@ async def claim(
     for lane in chosen:
         if len(rows) >= room:
             break
-        rows += await _next_of(conn, lane, now, min(PLACES, room - len(rows)))
+        for is_tenants in (False, True):
+            rows += await _next_of(conn, lane, is_tenants, now, min(PLACES, room - len(rows)))
     if rows:
         served = update(OutboxLane).where(OutboxLane.tenant_id.in_({row.lane for row in rows}))
         await conn.execute(served.values(last_turn_ms=now))
@@ -108,8 +110,9 @@ async def claim(
     return claimed
 
 
-async def _next_of(conn: AsyncConnection, lane: str, now: int, places: int) -> Sequence[Row[Any]]:
-    taken = select(func.count()).where(Outbox.lane == lane, Outbox.claimed_until_ms > now)
+async def _next_of(conn: AsyncConnection, lane: str, is_tenants: bool, now: int, places: int) -> Sequence[Row[Any]]:
+    mine = Outbox.lane == lane, Outbox.is_tenants == is_tenants
+    taken = select(func.count()).where(*mine, Outbox.claimed_until_ms > now)
     free = min(places, PLACES - int(await conn.scalar(taken) or 0))
     if free <= 0:
         return []
@@ -125,7 +128,7 @@ async def _next_of(conn: AsyncConnection, lane: str, now: int, places: int) -> S
             Webhook.is_tenants,
         )
         .join(Webhook, Webhook.id == Outbox.webhook_id)
-        .where(Outbox.lane == lane, *_waits(now))
+        .where(*mine, *_waits(now))
         .order_by(Outbox.deliver_after_ms, Outbox.event_id)
         .limit(free)
     )
@@ -188,17 +191,13 @@ def _waits(now: int) -> tuple[Any, ...]:
 
 def _may_begin(conn: AsyncConnection, now: int, shut_out: Collection[str]) -> list[ColumnElement[bool]]:
     kept_out = [~among(conn, OutboxLane.tenant_id, shut_out)] if shut_out else []
-    return [_is_due(now), *kept_out]
+    return [or_(_is_due(now, False), _is_due(now, True)), *kept_out]
 
 
-def _is_due(now: int) -> Any:
-    taken = (
-        select(func.count())
-        .where(Outbox.lane == OutboxLane.tenant_id, Outbox.claimed_until_ms > now)
-        .correlate(OutboxLane)
-        .scalar_subquery()
-    )
-    waiting = exists().where(Outbox.lane == OutboxLane.tenant_id, *_waits(now))
+def _is_due(now: int, is_tenants: bool) -> ColumnElement[bool]:
+    mine = Outbox.lane == OutboxLane.tenant_id, Outbox.is_tenants == is_tenants
+    taken = select(func.count()).where(*mine, Outbox.claimed_until_ms > now).correlate(OutboxLane).scalar_subquery()
+    waiting = exists().where(*mine, *_waits(now))
     return waiting & (taken < PLACES)
 
 

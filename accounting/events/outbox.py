@@ -40,12 +40,12 @@ async def _tell(conn: AsyncConnection, told: Sequence[Event], listening: Sequenc
         for hook in listening
         if hook.tenant_id in (event.tenant_id, OPERATOR_TENANT) and (hook.events is None or event.type in hook.events)
     ]
-    await _insert(conn, [(event, hook.id, hook.tenant_id) for event, hook in pairs])
+    await _insert(conn, [(event, hook.id, hook.tenant_id, hook.is_tenants) for event, hook in pairs])
 
 
-async def write_to(conn: AsyncConnection, event: Event, webhook_id: str, lane: str) -> None:
+async def write_to(conn: AsyncConnection, event: Event, webhook_id: str, lane: str, is_tenants: bool) -> None:
     """Write an event for one webhook, whatever types it listens to."""
-    await _insert(conn, [(event, webhook_id, lane)])
+    await _insert(conn, [(event, webhook_id, lane, is_tenants)])
 
 
 async def source(conn: AsyncConnection) -> str:
@@ -68,14 +68,14 @@ async def _listening(conn: AsyncConnection, tenant_ids: set[str]) -> Sequence[Ro
 
 @cache
 def _listening_of(dialect: str) -> Select[*tuple[Any, ...]]:
-    query = select(Webhook.id, Webhook.tenant_id, Webhook.events).where(
+    query = select(Webhook.id, Webhook.tenant_id, Webhook.events, Webhook.is_tenants).where(
         among_given(dialect, Webhook.tenant_id), Webhook.is_full.is_(False)
     )
     # A webhook that is being removed at this moment is either locked here, so that its remover waits, or not found.
     return query.order_by(Webhook.id).with_for_update(read=True, key_share=True)
 
 
-async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, str]]) -> None:
+async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, str, bool]]) -> None:
     if not addressed:
         return
     here, now_ms = await source(conn), clock.now_ms()
@@ -84,6 +84,7 @@ async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, s
             "event_id": event.id,
             "webhook_id": webhook_id,
             "lane": lane,
+            "is_tenants": is_tenants,
             "type": event.type,
             "body": events.body(event, here),
             "state": "pending",
@@ -92,6 +93,6 @@ async def _insert(conn: AsyncConnection, addressed: Sequence[tuple[Event, str, s
             "claimed_until_ms": 0,
             "created_at_ms": now_ms,
         }
-        for event, webhook_id, lane in addressed
+        for event, webhook_id, lane, is_tenants in addressed
     ]
     await insert_new(conn, Outbox.__table__, rows, (Outbox.event_id,))

@@ -185,7 +185,7 @@ async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: st
     event = Event(
         f"{webhook_id}/test/{secrets.token_hex(8)}", events.TEST, info.tenant_id, now_ms, {"webhook_id": webhook_id}
     )
-    await outbox.write_to(conn, event, webhook_id, info.tenant_id)
+    await outbox.write_to(conn, event, webhook_id, info.tenant_id, info.is_tenants)
     await _record(conn, "tested", info.tenant_id, webhook_id, info.url, now_ms // 1000, actor)
     return event.id
 

@@ -40,7 +40,10 @@ class File(Base):
     expires_at: Mapped[int | None]
     deleted_at: Mapped[int | None]
 
-    __table_args__ = (Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),)
+    __table_args__ = (
+        Index("ix_file_tenant_id_created_at", "tenant_id", "created_at"),
+        partial_index("ix_file_room", "tenant_id", "num_bytes", where="storage_key IS NOT NULL"),
+    )
 
 
 class Batch(Base):
@@ -94,6 +97,9 @@ class Batch(Base):
         ),
         Index("ix_batch_tenant_id_created_at", "tenant_id", "created_at"),
         Index("ix_batch_state_expires_at", "state", "expires_at"),
+        partial_index(
+            "ix_batch_open", "tenant_id", where="state IN ('validating', 'in_progress', 'finalizing', 'cancelling')"
+        ),
     )
 
 
@@ -119,6 +125,7 @@ class BatchChunk(Base):
     __table_args__ = (
         CheckConstraint("state IN ('queued', 'claimed', 'done')", "state"),
         Index("ix_batch_chunk_state_tenant_id", "state", "tenant_id"),
+        partial_index("ix_batch_chunk_queued", "batch_id", "not_before_ms", "seq", where="state = 'queued'"),
     )
 
 

@@ -55,6 +55,8 @@ class Outbox(Base):
     event_id: Mapped[str] = mapped_column(primary_key=True)
     webhook_id: Mapped[str] = mapped_column(ForeignKey("webhook.id"), primary_key=True)
     lane: Mapped[str] = mapped_column(ForeignKey("outbox_lane.tenant_id"))
+    is_tenants: Mapped[bool] = mapped_column(server_default=false())
+    """The tenant made the webhook for itself. Its deliveries have places of their own in the lane."""
     type: Mapped[str]
     body: Mapped[str]
     """The body as it is sent, byte for byte, at every try."""
@@ -69,7 +71,7 @@ class Outbox(Base):
 
     __table_args__ = (
         CheckConstraint("state IN ('pending', 'delivered', 'dead')", "state"),
-        partial_index("ix_outbox_due", "lane", "deliver_after_ms", where="ended_at_ms IS NULL"),
+        partial_index("ix_outbox_due", "lane", "is_tenants", "deliver_after_ms", where="ended_at_ms IS NULL"),
         Index("ix_outbox_lane_claimed_until_ms", "lane", "claimed_until_ms"),
         Index("ix_outbox_webhook_id_state", "webhook_id", "state"),
         Index("ix_outbox_state_ended_at_ms", "state", "ended_at_ms"),

@@ -31,6 +31,10 @@ class NoRoomError(AccountingError):
     """The tenant's files would take more bytes than its quota."""
 
 
+class TooManyError(AccountingError):
+    """The tenant has as many of these at once as it may have: one of them has to end first."""
+
+
 class NameTakenError(ConflictError):
     """Another object has the name, and is found by it."""
 

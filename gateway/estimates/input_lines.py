@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from accounting.batches.file_store import Reader
-from accounting.batches.validate import MAX_LINES, Fault, Head, LineChecker, Refused, decoded, split
+from accounting.batches.validate import MAX_LINES, Fault, LineChecker, Refused, split
 from gateway.base import errors
 from gateway.intake.json_body import decode_object
 
@@ -22,16 +22,6 @@ HEAD_BYTES = 8 * 1024
 """The room of a line beside its body: a custom_id of 512 characters takes up to 6 KiB."""
 MAX_SHOWN = 100
 """The most faults that an estimate tells."""
-
-
-class _Body(msgspec.Struct):
-    """The one field of a body that a file as a whole is checked by. The others are skipped."""
-
-    model: Any = None
-
-
-class _Line(Head):
-    body: _Body | None = None
 
 
 class _Sent(msgspec.Struct):
@@ -55,7 +45,6 @@ class InputLines:
         self._reader = reader
         self._most_bytes = json_body_bytes
         self._checker = LineChecker(endpoint, models)
-        self._decoder = msgspec.json.Decoder(_Line)
         self._num_read = 0
         self._lines = enumerate(split(self._parts(), json_body_bytes + HEAD_BYTES), 1)
 
@@ -101,8 +90,7 @@ class InputLines:
     def _take(self, line_no: int, offset: int, raw: bytes | None) -> None:
         self.num_lines = line_no
         try:
-            line = decoded(self._decoder, raw)
-            self._checker.check(line, line.body is not None, line.body and line.body.model)
+            self._checker.check(raw)
         except Refused as refused:
             self.num_invalid += 1
             if len(self.faults) < MAX_SHOWN:

@@ -21,6 +21,7 @@ from accounting.values.errors import (
     NoRoomError,
     NotAllowedError,
     NotFoundError,
+    TooManyError,
 )
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, DETACHED, FORGETS, REDIS
@@ -103,6 +104,8 @@ def translated() -> Iterator[None]:
         raise errors.forbidden("beyond_own_key", str(error)) from None
     except NoRoomError as error:
         raise errors.too_large(str(error)) from None
+    except TooManyError as error:
+        raise errors.too_many(str(error), 60_000, type="concurrency") from None
     except NameTakenError as error:
         raise errors.conflict(str(error), "name_taken") from None
     except ConflictError as error:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from accounting.batches import files
 from accounting.batches.file_store import Writer
 from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
@@ -32,7 +33,7 @@ WRITE_BYTES = 512 * 1024
 T = TypeVar("T")
 
 UNENDED = web.AppKey("unended_uploads", Counter[str])
-"""The bytes of uploads that have not ended, by tenant. They lie on the disk and are in no quota of SQL yet."""
+"""The bytes that uploads count which have not ended, by tenant. They are in no quota of SQL yet."""
 
 
 class _FewLines:
@@ -74,7 +75,8 @@ class Receiver:
         self._upload = Upload()
         self._unended = request.app[UNENDED]
         self._tenant_id = request[PRINCIPAL].tenant_id
-        self._num_read = 0
+        self._num_read = self._num_counted = 0
+        self._count(files.LEAST_BYTES)
         self._body_s = request.app[SETTINGS].body_s
         self._started = asyncio.get_running_loop().time()
 
@@ -117,7 +119,7 @@ class Receiver:
         while chunk := await self._timed(part.read_chunk(READ_BYTES)):
             waiting += chunk
             self._num_read += len(chunk)
-            self._unended[self._tenant_id] += len(chunk)
+            self._count(max(self._num_read, files.LEAST_BYTES))
             self._check_size(len(waiting))
             if len(waiting) >= WRITE_BYTES:
                 await asyncio.to_thread(self._writer.write, bytes(waiting))
@@ -143,9 +145,13 @@ class Receiver:
         if self._unended[self._tenant_id] > self._room:
             raise errors.too_large("The files of your project take up all of their space.")
 
+    def _count(self, num_bytes: int) -> None:
+        self._unended[self._tenant_id] += num_bytes - self._num_counted
+        self._num_counted = num_bytes
+
     def end(self) -> None:
         """Gives back the room of this upload: its file is registered, or gone. Call it once."""
-        self._unended[self._tenant_id] -= self._num_read
+        self._count(0)
         if not self._unended[self._tenant_id]:
             del self._unended[self._tenant_id]
 

@@ -6,13 +6,15 @@ import asyncio
 import random
 import uuid
 
-from sqlalchemy import select
+import pytest
+from sqlalchemy import select, update
 
 from accounting.access import api_keys
 from accounting.batches import batch_runs, batches, claims, files
 from accounting.batches.batch_runs import Chunk
-from accounting.tables.batch_models import TenantTurn
+from accounting.tables.batch_models import Batch, BatchChunk, TenantTurn
 from accounting.tenants import tenants
+from accounting.values.errors import TooManyError
 
 NOW_MS = 10_000_000
 
@@ -68,6 +70,44 @@ async def test_no_batch_is_claimed_where_none_is_due(conn, pepper):
     await tenant_with_batches(conn, pepper, 1, first_at=100)
     assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is not None
     assert await batch_runs.claim(conn, NOW_MS, 60_000, 30_000) is None
+
+
+async def test_chunks_are_claimed_by_expiry_age_and_place_and_postponed_ones_later(conn, pepper):
+    tenant_id, ids = await tenant_with_batches(conn, pepper, 4, first_at=100)
+    rng, order = random.Random(3), {}
+    for batch_id in ids:
+        expires_at = NOW_MS // 1000 + rng.choice((100, 200))
+        await conn.execute(update(Batch).where(Batch.id == batch_id).values(expires_at=expires_at))
+        held = await batch_runs.claim(conn, NOW_MS, 60_000, 30_000)
+        chunks = [Chunk(rng.randint(1, 99), 1, b"")] * 5
+        await batch_runs.begin(conn, held, NOW_MS, model="m", num_total=5, chunks=chunks, faulty=[], errors=None)
+        order[batch_id] = (expires_at, ids.index(batch_id))
+    later = [(batch_id, rng.randrange(5)) for batch_id in ids[:3]]
+    for batch_id, seq in later:
+        one = BatchChunk.batch_id == batch_id, BatchChunk.seq == seq
+        await conn.execute(update(BatchChunk).where(*one).values(not_before_ms=NOW_MS + 1))
+    found = []
+    while waiting := await claims.waiting(conn, NOW_MS):
+        held = await claims.claim(conn, tenant_id, "me", NOW_MS, 60_000)
+        assert [one.predicted_tokens for one in waiting] == [held.predicted_tokens]
+        found.append((held.batch_id, held.seq))
+    wanted = [(batch_id, seq) for batch_id in sorted(ids, key=order.get) for seq in range(5)]
+    assert found == [one for one in wanted if one not in later]
+    assert await claims.num_claimable(conn, NOW_MS + 1, 100) == len(later)
+    assert await claims.num_claimable(conn, NOW_MS + 1, 2) == 2
+
+
+async def test_a_tenant_has_so_many_open_batches(conn, pepper, monkeypatch):
+    """Each claim read the chunks of all of them, while nobody else could write."""
+    monkeypatch.setattr(batches, "MAX_OPEN", 3)
+    tenant_id, [first, *_] = await tenant_with_batches(conn, pepper, 3, first_at=100)
+    batch = await batch_runs.get(conn, first)
+    new = {"input_file_id": batch.input_file_id, "endpoint": batch.endpoint, "completion_window": "24h", "now": 200}
+    with pytest.raises(TooManyError):
+        await batches.create(conn, tenant_id, batch.key_id, **new)
+    await tenant_with_batches(conn, pepper, 1, first_at=100)
+    await conn.execute(update(Batch).where(Batch.id == first).values(state="failed"))
+    await batches.create(conn, tenant_id, batch.key_id, **new)
 
 
 async def test_turns_that_are_taken_at_once_all_count(db, pepper):

@@ -18,9 +18,17 @@ STEADY = Schedule(lambda: 0.0)
 NOW = 1_800_000_000_000
 
 
-async def hook(conn, lane):
+async def hook(conn, lane, is_tenants=False):
     made = await webhooks.create(
-        conn, b"m" * 32, Egress(), url="https://example.com/hook", types=None, tenant_id=lane, now=1, actor="cli"
+        conn,
+        b"m" * 32,
+        Egress(),
+        url="https://example.com/hook",
+        types=None,
+        tenant_id=lane,
+        now=1,
+        actor="cli",
+        is_tenants=is_tenants,
     )
     return made.info.id
 
@@ -61,6 +69,27 @@ async def test_two_places_per_tenant_and_no_tenant_waits_for_another(conn):
     await deliveries.delivered(conn, first[0], now)
     [next_] = await deliveries.claim(conn, now, 64, STEADY)
     assert next_.event_id.rpartition("-")[0] == first[0].event_id.rpartition("-")[0]
+
+
+async def test_a_tenants_own_webhooks_hold_up_none_of_the_operators(conn):
+    """Its receivers hung, and what the operator wanted to hear of it waited behind a hundred thousand events."""
+    lane = await tenant(conn)
+    own = [await hook(conn, lane, is_tenants=True) for _ in range(3)]
+    await outbox.write(conn, [event(f"old-{number}", lane) for number in range(10)])
+    assert len(await deliveries.claim(conn, await later(conn), 64, STEADY)) == PLACES
+    assert not await deliveries.any_due(conn, await later(conn))
+    operators = await hook(conn, lane)
+    await outbox.write(conn, [event(f"new-{number}", lane) for number in range(3)])
+    now = await later(conn)
+    assert await deliveries.any_due(conn, now)
+    claimed = await deliveries.claim(conn, now, 64, STEADY)
+    assert [(one.webhook_id, one.is_tenants) for one in claimed] == [(operators, False)] * PLACES
+    assert not await deliveries.any_due(conn, now)
+    for one in claimed:
+        await deliveries.delivered(conn, one, now)
+    [last] = await deliveries.claim(conn, now, 64, STEADY)
+    assert last.webhook_id == operators
+    assert last.webhook_id not in own
 
 
 async def test_with_little_room_lanes_take_turns(conn):

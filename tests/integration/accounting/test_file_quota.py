@@ -23,11 +23,11 @@ async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):
                     tenant,
                     purpose="batch",
                     name="x",
-                    num_bytes=300,
+                    num_bytes=300 * 1024,
                     sha256="0" * 64,
                     storage_key=f"{tenant}-{number}",
                     now=1,
-                    most_bytes=1000,
+                    most_bytes=1000 * 1024,
                 )
             except NoRoomError:
                 return 0
@@ -37,7 +37,18 @@ async def test_s9_files_registered_at_the_same_time_keep_the_quota(db):
     done = await asyncio.gather(*(register(mine, i) for i in range(8)), register(other, 0))
     assert (sum(done[:8]), done[8]) == (3, 1)
     async with db.read() as conn:
-        assert await files.tenant_bytes(conn, mine) == 900
+        assert await files.tenant_bytes(conn, mine) == 900 * 1024
+
+
+async def test_a_file_counts_at_least_what_it_takes_beside_its_bytes(db):
+    async with db.write() as conn:
+        mine = (await tenants.create(conn, "a", now=1)).id
+        of_file = {"purpose": "batch", "name": "x", "sha256": "0" * 64, "now": 1, "most_bytes": 3 * files.LEAST_BYTES}
+        for number, num_bytes in enumerate((0, 2 * files.LEAST_BYTES)):
+            await files.create(conn, mine, num_bytes=num_bytes, storage_key=f"k{number}", **of_file)
+        assert await files.tenant_bytes(conn, mine) == 3 * files.LEAST_BYTES
+        with pytest.raises(NoRoomError):
+            await files.create(conn, mine, num_bytes=0, storage_key="k2", **of_file)
 
 
 async def test_whoever_asks_for_a_row_waits_for_the_transaction_that_makes_it(db):

@@ -13,6 +13,7 @@ from money import RATES, posting
 from sqlalchemy import event
 
 from accounting.access import api_keys
+from accounting.batches import batches, claims, files
 from accounting.billing import drafts
 from accounting.database.db import Database
 from accounting.events import deliveries
@@ -177,6 +178,35 @@ async def test_a_sweep_reads_the_rows_that_it_is_after(old: Database, pepper: by
             assert "ix_idempotent_reply_stored (batch_id=? AND expires_at<?)" in plan
             assert "ix_idempotent_reply_running (slot=? AND created_at<?)" in plan
             assert "ix_idempotent_reply_running (slot=?)" in plan
+
+
+async def test_a_claim_looks_for_its_batch_before_it_reads_chunks(old: Database) -> None:
+    """It sorted the queued chunks of all batches of its tenant, while nobody else could write."""
+    async with old.write() as conn:
+        with Noted(conn, old.dialect) as noted:
+            assert await claims.waiting(conn, NOW_MS) == []
+            assert await claims.num_claimable(conn, NOW_MS, 4) == 0
+            assert await claims.claim(conn, "mine", "me", NOW_MS, 60_000) is None
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            assert plan.count("ix_batch_chunk_queued (batch_id=? AND not_before_ms<?)") == 4
+            assert plan.count("ix_batch_chunk_state_tenant_id") == 1, "that of chunks that are claimed"
+
+
+async def test_a_new_batch_counts_the_open_ones_alone(old: Database) -> None:
+    async with old.write() as conn:
+        with Noted(conn, old.dialect) as noted:
+            await batches._check_open(conn, "mine")
+        if old.dialect == "sqlite":
+            assert "ix_batch_open (tenant_id=?)" in await noted.plan()
+
+
+async def test_the_room_for_a_file_is_read_without_the_files_that_are_gone(old: Database) -> None:
+    async with old.write() as conn:
+        with Noted(conn, old.dialect) as noted:
+            assert await files.tenant_bytes(conn, "mine") == 0
+        if old.dialect == "sqlite":
+            assert "ix_file_room (tenant_id=?)" in await noted.plan()
 
 
 async def test_a_draft_of_an_invoice_reads_the_hours_of_its_tenant_alone(old: Database) -> None:

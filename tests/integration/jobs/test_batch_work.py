@@ -23,6 +23,7 @@ from accounting.batches.batch_runs import BatchClaim, Chunk
 from accounting.batches.claims import ChunkClaim, ClaimLost
 from accounting.batches.order import Placed, pack
 from accounting.database import sealing
+from accounting.lifecycle import tenant_status
 from accounting.tables.batch_models import BatchLine, IdempotentReply, TenantTurn
 from accounting.values.types import Usage
 from workers.jobs.base.settings import JobsSettings
@@ -30,7 +31,7 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.base.tracing import provider
 from workers.jobs.batches import finalise
 from workers.jobs.batches.finalise import Finaliser
-from workers.jobs.batches.line import Answered, Later, Outcome, Stopped
+from workers.jobs.batches.line import Answered, Closed, Later, Outcome, Stopped
 from workers.jobs.batches.runner import ChunkRunner
 from workers.jobs.batches.tasks import Look, Turns
 from workers.jobs.batches.validation import Validation
@@ -186,6 +187,18 @@ async def test_a_validation_shows_progress_with_each_part(home, settings, alone)
     assert len(signs.at) > 3
 
 
+async def test_a_batch_whose_time_is_over_is_not_validated_any_more(home, settings, alone):
+    """One whose validation ended its process each time was validated again for ever."""
+    batch_id = await home.submit(["say a"])
+    async with home.database.write() as conn:
+        data_key = await sealing.data_key(conn, MASTER, home.tenant_id, 0)
+        await conn.exec_driver_sql("UPDATE batch SET expires_at = 1")
+        held = await batch_runs.claim(conn, await claims.now_ms(conn), CLAIM_MS, 0)
+    await Validation(settings, home.database, home.store, held, data_key, TimeLimit()).run()
+    batch = await home.get(batch_id)
+    assert (batch.state, [error["code"] for error in batch.errors]) == ("failed", ["batch_expired"])
+
+
 async def test_a_finalisation_that_lost_its_claim_ends_and_leaves_no_file(home, settings, alone, slow_writing):
     held, data_key = await ended(home, settings, 6)
     before = set(home.store._root.rglob("*"))
@@ -305,7 +318,13 @@ class Answers:
 
 @asynccontextmanager
 async def runner_of(
-    home, settings, sender: Answers, num_lines: int, crashed: int | None = None, drains: bool = False
+    home,
+    settings,
+    sender: Answers,
+    num_lines: int,
+    crashed: int | None = None,
+    drains: bool = False,
+    scale: float = 1.0,
 ) -> AsyncIterator[ChunkRunner]:
     """The runner of a chunk, of which one line has crashed two runners."""
     batch_id = await validated(home, 1, num_lines)
@@ -317,7 +336,7 @@ async def runner_of(
             await conn.execute(insert(BatchLine).values(values))
         source = await files.of_batch(conn, batch_id)
     reader = home.store.open(source.storage_key, data_key)
-    as_it_is = settings.model_copy(update={"test_time_scale": 1.0})
+    as_it_is = settings.model_copy(update={"test_time_scale": scale})
     with closing(reader):
         yield ChunkRunner(as_it_is, home.database, held, reader, data_key, sender, lambda: drains)
 
@@ -353,6 +372,39 @@ async def test_no_line_starts_beside_one_that_runs_alone(home, settings, alone):
         assert await runner.run() == "done"
     assert sorted(sender.sent) == [1, 1, 2]
     assert frozenset({1, 2}) not in sender.beside
+
+
+async def test_a_gateway_that_has_not_heard_yet_that_a_key_works_fails_no_line(home, settings, alone):
+    began = time.monotonic()
+
+    async def answer(_line_no: int, _try: int) -> Outcome:
+        knows = time.monotonic() - began > 5 * scale
+        return GOOD if knows else Stopped(None)
+
+    sender, scale = Answers(answer), 0.02
+    async with runner_of(home, settings, sender, 2, scale=scale) as runner:
+        began = time.monotonic()
+        assert await runner.run() == "done"
+    async with home.database.read() as conn:
+        assert set((await conn.scalars(select(BatchLine.state))).all()) == {"succeeded"}
+
+
+async def test_a_batch_that_pauses_while_its_lines_run_is_not_claimed_again_at_once(home, settings, alone):
+    async def answer(_line_no: int, _try: int) -> Outcome:
+        async with home.database.write() as conn:
+            await tenant_status.suspend(conn, home.tenant_id, True, now=1)
+        return Closed()  # the runner looks at once how the batch stands
+
+    try:
+        async with runner_of(home, settings, Answers(answer), 2) as runner:
+            assert await runner.run() == "paused"
+            async with home.database.write() as conn:
+                now = await claims.now_ms(conn)
+                assert await claims.waiting(conn, now + 50_000) == []
+                assert await claims.waiting(conn, now + 60_000)
+    finally:
+        async with home.database.write() as conn:
+            await tenant_status.suspend(conn, home.tenant_id, False, now=1)
 
 
 async def deficit(home) -> int:

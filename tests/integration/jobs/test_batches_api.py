@@ -14,6 +14,7 @@ import pytest
 from fakes import VECTOR_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 
+from accounting.batches import batches
 from workers.engine.values.abilities import Abilities
 
 pytestmark = pytest.mark.rest
@@ -271,7 +272,7 @@ async def test_a_faulty_file_fails_with_line_numbers_and_runs_nothing(gateway, c
         await client.batches.cancel(batch.id)
 
 
-async def test_create_refuses_what_it_cannot_honour(gateway, client):
+async def test_create_refuses_what_it_cannot_honour(gateway, client, monkeypatch):
     file_id = await upload(client, [line(0)])
     other_file = await client.files.create(file=("a", io.BytesIO(b"x")), purpose="vision")
     good = {"input_file_id": file_id, "endpoint": ENDPOINT, "completion_window": "24h"}
@@ -288,6 +289,11 @@ async def test_create_refuses_what_it_cannot_honour(gateway, client):
         with pytest.raises(openai.APIStatusError) as refused:
             await client.batches.create(**{**good, **change})
         assert refused.value.status_code == status, change
+    monkeypatch.setattr(batches, "MAX_OPEN", 0)
+    with pytest.raises(openai.RateLimitError, match="open at once") as refused:
+        await client.with_options(max_retries=0).batches.create(**good)
+    assert refused.value.response.headers["retry-after"] == "60"
+    monkeypatch.undo()
     _, key = await gateway.new_tenant("narrow", ["batch"])
     async with gateway.client(key) as narrow:
         with pytest.raises(openai.PermissionDeniedError):

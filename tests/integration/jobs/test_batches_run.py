@@ -16,10 +16,12 @@ import pytest_asyncio
 from sqlalchemy import select, text, update
 from sqlalchemy.exc import OperationalError
 
+from accounting.access import api_keys
 from accounting.batches import batch_lines, batch_runs, batches, claims, files
 from accounting.batches.batch_figures import batch_figures
 from accounting.database.db import Database
 from accounting.tables.batch_models import Batch, BatchLine
+from accounting.values.tenant_types import KeyChanges
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.base.tally import Tally
 from workers.jobs.base.time_limit import TimeLimit
@@ -315,6 +317,30 @@ async def test_a_spent_budget_pauses_the_batch_and_fails_no_line(home, gateway, 
     await look()
     batch = await home.get(batch_id)
     assert (batch.state, batch.paused_reason, batch.num_completed) == ("completed", None, 2)
+
+
+async def test_a_disabled_key_pauses_the_batch_and_fails_no_line(home, gateway, look):
+    """Its lines became errors for good after three tries, though to disable a key can be undone."""
+
+    async def disable(disabled: bool) -> None:
+        async with home.database.write() as conn:
+            changes = KeyChanges(disabled=disabled)
+            await api_keys.change(conn, home.tenant_id, home.key_id, changes, now=1, actor="cli")
+
+    batch_id = await home.submit(["say a", "say b"])
+    await look()
+    await disable(True)
+    try:
+        await look()
+        assert await look() == 0, "nothing to do before the pause is over"
+        batch = await home.get(batch_id)
+        assert (batch.state, batch.paused_reason, batch.num_failed) == ("in_progress", "key_disabled", 0)
+    finally:
+        await disable(False)
+    await asyncio.sleep(0.7)
+    await look_until(home, look, batch_id, "completed")
+    batch = await home.get(batch_id)
+    assert (batch.paused_reason, batch.num_completed) == (None, 2)
 
 
 async def test_a_crash_while_writing_the_files_leaves_none_and_is_made_good(home, gateway, look, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 from gateways import RunningGateway, running_gateway, until
 from lost_replies import lose_the_reply_to_a_files_commit
 
+from accounting.batches import files
 from accounting.batches.file_store import Writer
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.http.upload import MAX_PARTS, UNENDED
@@ -303,12 +304,21 @@ async def test_attack_E06_an_endless_upload_ends_at_the_limit(gateway, monkeypat
 
 
 async def test_attack_E06_the_disk_quota_of_a_tenant_holds(gateway, client, monkeypatch):
-    monkeypatch.setattr(routes, "TENANT_BYTES", 1500)
-    await client.files.create(file=("a", io.BytesIO(b"x" * 1000)), purpose="batch")
+    monkeypatch.setattr(routes, "TENANT_BYTES", 50_000)
+    await client.files.create(file=("a", io.BytesIO(b"x" * 30_000)), purpose="batch")
     with pytest.raises(openai.APIStatusError) as refused:
-        await client.files.create(file=("a", io.BytesIO(b"x" * 1000)), purpose="batch")
+        await client.files.create(file=("a", io.BytesIO(b"x" * 30_000)), purpose="batch")
     assert refused.value.status_code == 413
     assert len(on_disk(gateway)) == 1
+
+
+async def test_attack_E06_files_of_no_bytes_have_an_end(gateway, monkeypatch):
+    """They counted nothing: one key could take all inodes of the disk that the journal lies on."""
+    monkeypatch.setattr(routes, "TENANT_BYTES", 3 * files.LEAST_BYTES)
+    upload = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b""))
+    assert [(await post(gateway, upload, MULTIPART))[0] for _ in range(5)] == [200] * 3 + [413] * 2
+    assert len(on_disk(gateway)) == 3
+    assert not gateway.app[UNENDED]
 
 
 async def test_a_client_that_trickles_or_leaves_takes_no_disk(tmp_path, redis_url):
@@ -357,6 +367,7 @@ async def test_lists_go_on_behind_the_last_object_seen(client):
 
 
 async def test_s9_uploads_at_the_same_time_keep_the_disk_quota(gateway, monkeypatch):
+    monkeypatch.setattr(files, "LEAST_BYTES", 1)
     monkeypatch.setattr(routes, "TENANT_BYTES", 1500)
     body = form(('name="purpose"', b"batch"), ('name="file"; filename="a"', b"x" * 600))
     everybody_is_in = asyncio.Event()

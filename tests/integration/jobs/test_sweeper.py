@@ -95,6 +95,38 @@ async def test_a_crash_is_counted_whichever_process_sweeps_first(home):
     assert (await Sweeper(theirs, home.database).sweep()).num_expired == 1, "the other process may be dead"
 
 
+async def test_claims_that_ran_out_while_sql_was_away_are_no_crashes(home, monkeypatch):
+    """After three outages of a minute, lines that did nothing wrong were quarantined."""
+    settings = JobsSettings(home=home.path, url="http://127.0.0.1:9", broker_url="redis://", jobs_process="three")
+    batch_id = await home.submit(["say a"])
+    sweeper, now_ms, later = Sweeper(settings, home.database), claims.now_ms, 0
+
+    async def moved(conn) -> int:
+        return await now_ms(conn) + later
+
+    async def crashes_after_a_sweep() -> int:
+        async with home.database.write() as conn:
+            over = await moved(conn) - 1_000
+            of_batch = update(BatchChunk).where(BatchChunk.batch_id == batch_id)
+            await conn.execute(of_batch.values(state="claimed", claimed_until_ms=over))
+        assert (await sweeper.sweep()).num_expired == 1
+        async with home.database.read() as conn:
+            return await conn.scalar(select(BatchLine.crashes).where(BatchLine.batch_id == batch_id))
+
+    async with home.database.write() as conn:
+        values = {"batch_id": batch_id, "seq": 0, "tenant_id": home.tenant_id, "predicted_tokens": 1, "num_lines": 1}
+        await conn.execute(
+            insert(BatchChunk).values(**values, claimed_by=f"{settings.owner_prefix}7:x", lines=b"", not_before_ms=0)
+        )
+        await conn.execute(insert(BatchLine).values(batch_id=batch_id, line_no=1, chunk_seq=0, custom_id="a"))
+    monkeypatch.setattr(claims, "now_ms", moved)
+    await sweeper.sweep()
+    later += 45_000  # no sweep for three times as long as usual
+    assert await crashes_after_a_sweep() == 0
+    later += 15_000
+    assert await crashes_after_a_sweep() == 1
+
+
 async def test_a_broker_that_is_away_is_rung_once_in_a_sweep(home, monkeypatch):
     """Each ring may take ten seconds."""
     settings = JobsSettings(home=home.path, url="http://127.0.0.1:9", broker_url="redis://", jobs_pulse=home.path / "p")

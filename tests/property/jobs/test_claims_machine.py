@@ -361,7 +361,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         async def look():
             async with self.database.read() as conn:
                 rows = await batch_results.line_page(conn, self.batch_id, 0)
-                free = await claims.num_claimable(conn, self.now)
+                free = await claims.num_claimable(conn, self.now, 1)
                 return rows, await batch_runs.get(conn, self.batch_id), free
 
         self.num_steps += 1

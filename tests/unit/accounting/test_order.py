@@ -42,6 +42,9 @@ def test_chunks_hold_each_line_once_within_both_bounds(monkeypatch):
     assert all(len(chunk) <= 3 for chunk in made)
     assert [line.line_no for line in made[-1]] == [99], "a line of any size runs, alone"
     assert [len(chunk) for chunk in chunks([placed(i, f"{i}") for i in range(20)], 8)] == [8, 8, 4]
+    monkeypatch.setattr(order, "CHUNK_BYTES", 30)
+    by_bytes = list(chunks([placed(i, f"{i}") for i in range(8)], 8))
+    assert [len(chunk) for chunk in by_bytes] == [3, 3, 2], "a runner holds no more bytes than that"
 
 
 def test_packing_keeps_number_offset_and_length():

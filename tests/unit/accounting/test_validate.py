@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -72,6 +73,29 @@ def test_attack_E07_a_bad_line_is_named_by_its_number(bad, code):
 def test_what_is_inside_a_body_is_not_judged_here():
     body = {"model": "m", "max_tokens": -1, "stream": True, "messages": "nonsense"}
     assert faults(line(0, body=body)) == []
+
+
+def test_values_in_a_line_take_no_multiple_of_its_bytes():
+    """Lists of lists took fifty times their bytes: one line of 16 MiB ended the process that checked it."""
+    deep = b",".join([b"[" * 900 + b"]" * 900] * 1200)
+    for field in (b'"body": {"model": "m", "x": [%s]}', b'"body": {"model": "m", "input": [%s]}', b'"url": [%s]'):
+        content = b'{"custom_id": "c", "method": "POST", "url": "%s", ' % ENDPOINT.encode() + field % deep + b"}"
+        assert len(content) > validation.MAX_CANONICAL_BYTES
+        tracemalloc.start()
+        try:
+            validate([content], ENDPOINT, {"m"})
+            assert tracemalloc.get_traced_memory()[1] < 6 * len(content)
+        finally:
+            tracemalloc.stop()
+
+
+def test_long_lines_are_sorted_by_what_precedes_generation():
+    texts = [letter * validation.MAX_CANONICAL_BYTES + str(number) for number, letter in enumerate("abab")]
+    lines = [line(n, body={"seed": n, "model": "m", "prompt": text}) for n, text in enumerate(texts)]
+    found = validate([b"\n".join(lines)], ENDPOINT, {"m"})
+    by_prefix = sorted(found.lines, key=lambda placed: placed.sort_key)
+    assert [placed.line_no for placed in by_prefix] == [1, 3, 2, 4]
+    assert all(placed.predicted_tokens > validation.MAX_CANONICAL_BYTES // 4 for placed in found.lines)
 
 
 def test_an_empty_file_and_one_with_too_many_lines_sink_as_a_whole():

@@ -123,6 +123,8 @@ class JobsSettings(pydantic.BaseModel):
 
     quiet_s = _Scaled(30)
     """Seconds after a cancel until the fences of chunks that are still claimed are raised."""
+    heard_s = _Scaled(5)
+    """Seconds after which every gateway knows of a change of a key or a tenant."""
     pause_s = _Scaled(60)
     """Seconds after which a paused batch tries again."""
     deaf_s = _Scaled(60)

@@ -272,23 +272,32 @@ class ChunkRunner:
             self._pending.sort(key=lambda other: other.crashes >= ALONE_CRASHES)
 
     async def _on_refused(self, line: _Line, reason: str | None) -> None:
-        """Handle a refusal of the whole batch: a budget or a suspension pauses it, a revoked key ends it."""
-        async with self._database.write() as conn:
-            now = await claims.now_ms(conn)
-            standing = await batch_runs.standing(conn, self._held.batch_id, now)
-            if reason is not None or standing == "pause":
-                until = now + int(self._settings.pause_s * 1000)
-                await claims.postpone(conn, self._held.batch_id, until, reason or "tenant_suspended")
-                self._must_leave = "paused"
-            elif standing == "revoked":
-                await batches.stop(conn, self._held.batch_id, now // 1000)
-                self._must_leave = "given_back"
-            elif standing == "stop":
-                self._must_leave = "given_back"
+        """Handle a refusal of the whole batch: a budget, a suspension or a disabled key pauses it, a revoked key ends
+        it."""
+        await self._look(reason)
         if not self._must_leave:
             self._count_failure(line, Failed("unauthorized", "The gateway refused the batch's key."))
+            # The gateway may not know yet that the key works again.
+            line.not_before = max(line.not_before, time.monotonic() + self._settings.heard_s)
         else:
             self._pending.append(line)
+
+    async def _look(self, refused_for: str | None = None) -> None:
+        """Look whether the batch may go on, and else leave the chunk: a batch that is refused for a while pauses, one
+        whose key has ended is cancelled. `refused_for` is a reason that only the gateway knows."""
+        async with self._database.read() as conn:
+            now = await claims.now_ms(conn)
+            standing = await batch_runs.standing(conn, self._held.batch_id, now)
+        if refused_for is not None or standing in ("tenant_suspended", "key_disabled"):
+            until = now + int(self._settings.pause_s * 1000)
+            async with self._database.write() as conn:
+                await claims.postpone(conn, self._held.batch_id, until, refused_for or standing)
+            self._must_leave = "paused"
+        elif standing == "revoked":
+            async with self._database.write() as conn:
+                await batches.stop(conn, self._held.batch_id, now // 1000)
+        if standing != "run":
+            self._must_leave = self._must_leave or "given_back"
 
     # Writing
 
@@ -349,15 +358,7 @@ class ChunkRunner:
         if self._is_draining() or now - self._began >= self._settings.chunk_s:
             self._must_leave = self._must_leave or "given_back"
             return
-        async with self._database.read() as conn:
-            at = await claims.now_ms(conn)
-            standing = await batch_runs.standing(conn, self._held.batch_id, at)
-        if standing in ("stop", "pause"):
-            self._must_leave = self._must_leave or "given_back"
-        elif standing == "revoked":
-            async with self._database.write() as conn:
-                await batches.stop(conn, self._held.batch_id, at // 1000)
-            self._must_leave = self._must_leave or "given_back"
+        await self._look()
 
     async def _renew(self) -> None:
         async with self._database.write() as conn:

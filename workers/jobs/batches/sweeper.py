@@ -38,18 +38,25 @@ class Sweeper:
         self._settings = settings
         self._database = database
         self._store = FileStore(settings.files_dir)
+        self._swept_ms: int | None = None
+        """The database's time of the last sweep that succeeded."""
         self._purged_until = ""
         """The last file of the last purge, where more may follow; then the next one begins behind it."""
 
     async def sweep(self) -> Swept:
         settings = self._settings
+        others_wait_ms = int(OTHERS_SWEEPS * settings.sweep_s * 1000)
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
-            others_wait_ms = int(OTHERS_SWEEPS * settings.sweep_s * 1000)
-            num_expired = await claims.expire(conn, now, settings.owner_prefix, others_wait_ms)
-            num_waiting = await claims.num_claimable(conn, now)
+            # After a time without SQL, claims have run out because no child could prolong them, and none has crashed.
+            was_away = self._swept_ms is not None and now - self._swept_ms > others_wait_ms
+            num_expired = await claims.expire(
+                conn, now, settings.owner_prefix, others_wait_ms, counts_crashes=not was_away
+            )
+            num_waiting = await claims.num_claimable(conn, now, settings.jobs_concurrency)
             num_waiting += await batch_runs.is_due(conn, now, int(settings.quiet_s * 1000))
             is_busy = await claims.has_live_claim(conn, now, settings.owner_prefix)
+        self._swept_ms = now
         return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)
 
     async def purge_files(self) -> None:

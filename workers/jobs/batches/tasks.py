@@ -181,6 +181,6 @@ class Look:
     async def _num_left(self, database: Database) -> int:
         async with database.read() as conn:
             now = await claims.now_ms(conn)
-            num = await claims.num_claimable(conn, now)
+            num = await claims.num_claimable(conn, now, self._settings.jobs_concurrency)
             num += await batch_runs.is_due(conn, now, int(self._settings.quiet_s * 1000))
         return min(num, self._settings.jobs_concurrency)

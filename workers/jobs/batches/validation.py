@@ -22,18 +22,22 @@ from workers.jobs.batches.renewal import BatchWork
 
 class Validation(BatchWork):
     async def run(self) -> None:
-        """Validate the batch. Raises `ClaimLost`, also when the batch was cancelled meanwhile."""
+        """Validate the batch, or end it once its time is over. Raises `ClaimLost`, also when the batch was cancelled
+        meanwhile."""
         async with self._database.read() as conn:
             batch = await batch_runs.get(conn, self._held.batch_id)
             source = await files.of_batch(conn, self._held.batch_id)
             now = await claims.now_ms(conn)
             priced = await prices.priced_models(conn, batch.tenant_id, now)
             models = await batch_runs.usable_models(conn, batch.tenant_id, batch.key_id, priced)
+        if batch.expires_at <= now // 1000:
+            await self._end_unchecked(batch)
+            return
         try:
             reading = asyncio.to_thread(self._read, source, batch.endpoint, models)
             found = await self._under_claim(reading)
         except InputUnreadable:
-            await self._wait_for_input(batch)
+            await self._wait_for_input()
         else:
             await self._decide(batch, found)
 
@@ -46,14 +50,16 @@ class Validation(BatchWork):
             self._limit.progress()
             yield part
 
-    async def _wait_for_input(self, batch: BatchInfo) -> None:
+    async def _end_unchecked(self, batch: BatchInfo) -> None:
+        was_unreadable = batch.paused_reason == UNREADABLE
+        fault = Fault(UNREADABLE if was_unreadable else "batch_expired", None)
+        async with self._database.write() as conn:
+            await batch_runs.fail(conn, self._held, await claims.now_ms(conn), [fault.shown()], 0)
+
+    async def _wait_for_input(self) -> None:
         """Keep the claim, which runs out and is taken anew, until the batch's time is over."""
         async with self._database.write() as conn:
-            now = await claims.now_ms(conn)
-            if batch.expires_at <= now // 1000:
-                await batch_runs.fail(conn, self._held, now, [Fault(UNREADABLE, None).shown()], 0)
-            else:
-                await batch_runs.pause(conn, self._held, UNREADABLE)
+            await batch_runs.pause(conn, self._held, UNREADABLE)
 
     async def _decide(self, batch: BatchInfo, found: Validated) -> None:
         chunks = [
