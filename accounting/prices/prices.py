@@ -32,10 +32,10 @@ from accounting.tables.admin_models import SpendAlert
 from accounting.tables.budget_models import BudgetRow
 from accounting.tables.invoice_models import PriceResidency, RollupMonth
 from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
-from accounting.tenants import adapters
 from accounting.values import clock
 from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
+from accounting.values.model_names import base_of
 from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
@@ -285,7 +285,7 @@ def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:
     """Return the rates that `model` has in a version. An adapter that the version does not name has those of its base
     model, as at admission."""
     own = rates.get((model, tier))
-    return rates.get((adapters.base_of(model), tier)) if own is None else own
+    return rates.get((base_of(model), tier)) if own is None else own
 
 
 async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Rates]], now_ms: int) -> list[str]:
