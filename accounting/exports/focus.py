@@ -79,17 +79,16 @@ COLUMNS = (
 )
 
 
-DECIMALS = frozenset(
-    {
-        "BilledCost",
-        "EffectiveCost",
-        "ContractedCost",
-        "ListCost",
-        "ContractedUnitPrice",
-        "ListUnitPrice",
-        "PricingQuantity",
-    }
-)
+DECIMALS = {
+    "BilledCost": 6,
+    "EffectiveCost": 6,
+    "ContractedCost": 6,
+    "ListCost": 6,
+    "ContractedUnitPrice": 6,
+    "ListUnitPrice": 6,
+    "PricingQuantity": 9,
+}
+"""The most places of each decimal: six of money and of millions of tokens, nine of GB-hours."""
 INTEGERS = frozenset({"ConsumedQuantity"})
 
 
