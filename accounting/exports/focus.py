@@ -242,8 +242,8 @@ async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) 
 
 def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
     """The rows by day have the usage under the first invoice of its month. What another document bills of it, such as
-    usage that was posted late, is a row of that document; it is taken from the first invoice unless documents that
-    cancel each other have it both."""
+    usage that was posted late, is a row of that document; it is taken from the first invoice, or from what no invoice
+    has where the month got none of its own, unless documents that cancel each other have it both."""
     what = _what(line.model or None, line.token_class or None, line.tier or None, line.price_version or None)
     if line.kind != "usage":
         category = "Credit" if line.kind == "prepaid" else "Adjustment"
@@ -254,7 +254,7 @@ def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
         return
     text = f"Usage of {line.period}, billed by {document.number}"
     yield what | _of_document(names, document, line.amount, "Adjustment", text)
-    if document.is_first and first is not None:
+    if document.is_first:
         moved = _of_document(names, document, -line.amount, "Adjustment", text)
         yield what | moved | {"InvoiceId": first, "InvoiceIssuerName": names.issuers[first]}
 
