@@ -160,7 +160,7 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
             continue
         list_cost = None
         if listed is not None:
-            list_cost = getattr(pricing.charge(Usage(**{name: tokens}), listed), name)
+            list_cost = getattr(pricing.sum_charge(Usage(**{name: tokens}), listed), name)
         yield {
             **_account(names, row.tenant_id, row.key_id),
             **_costs(charge, list_cost),

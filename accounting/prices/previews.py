@@ -128,5 +128,5 @@ def _raised(rates: Rates, percent: int) -> Rates:
 
 def _effect(rates: RateTable, row: Mapping[Any, Any]) -> Effect:
     usage, new = Usage(*(row[name] for name in TOKEN_CLASSES)), rates_in(rates, row["model"], row["tier"])
-    priced = None if new is None else pricing.charge(usage, new).total
+    priced = None if new is None else pricing.sum_charge(usage, new).total
     return Effect(row["model"], row["tier"], row["num_requests"], usage, row["charge"], priced)

@@ -13,15 +13,19 @@ import bills_world as world
 import pytest
 from billing_world import CLOSED_MS, END, START
 from en16931 import broken_rules
+from money import posting
 from sqlalchemy import func, select
 
 from accounting.billing import invoices, payments, voids
 from accounting.books import books
 from accounting.exports import focus
 from accounting.lifecycle import erasure, tenant_status
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, LedgerLeg
 from accounting.terms import amounts, profiles
 from accounting.values.errors import ConflictError, InvalidError
+from accounting.values.types import Rates, Usage
 from gateway.billing import einvoice
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
@@ -300,9 +304,6 @@ async def test_what_the_standard_lacks_is_named_with_what_to_do(db):
 
 async def test_focus_of_a_tenant_in_euros_has_list_prices_in_euros(db):
     """M1: the default sheet is in dollars, so the contract's own rates are the list."""
-    from accounting.prices import prices
-    from accounting.values.types import Rates
-
     async with db.write() as conn:
         await prices.create_sheet(conn, prices.DEFAULT_SHEET, "USD", 1)
         await prices.add_version(conn, prices.DEFAULT_SHEET, {("m", "interactive"): Rates(9, 9, 9, 9)}, 1000)
@@ -310,6 +311,19 @@ async def test_focus_of_a_tenant_in_euros_has_list_prices_in_euros(db):
     rows = [dict(zip(focus.COLUMNS, row, strict=True)) async for page in focus.rows(db, START, END) for row in page]
     assert {row["PricingCurrency"] for row in rows} == {"EUR"}
     assert all(row["ListUnitPrice"] == row["ContractedUnitPrice"] for row in rows)
+
+
+async def test_focus_has_the_list_cost_of_a_day_that_no_request_could_have(db):
+    """The export ended with an error at it."""
+    usage = Usage(0, 0, 0, 10**10)
+    async with db.write() as conn:
+        await prices.create_sheet(conn, prices.DEFAULT_SHEET, "USD", 1)
+        dear = Rates(0, 0, 0, pricing.MAX_RATE)
+        await prices.add_version(conn, prices.DEFAULT_SHEET, {("m", "interactive"): dear}, 1000)
+        cheap = posting("req_1", usage, price_version="own@1", opened_at_ms=START * 1000)
+        await request_postings.post(conn, 0, 1, [cheap])
+    [row] = [dict(zip(focus.COLUMNS, row, strict=True)) async for page in focus.rows(db, START, END) for row in page]
+    assert row["ListCost"] == 10**10
 
 
 async def test_focus_names_the_issuer_of_the_invoice_and_not_of_the_shell(db, monkeypatch):

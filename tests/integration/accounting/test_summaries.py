@@ -15,7 +15,7 @@ from accounting.prices import previews, prices, pricing
 from accounting.requests import failures, request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
 from accounting.tenants import tenants
-from accounting.values.budget_types import Period
+from accounting.values.budget_types import MAX_AMOUNT, Period
 from accounting.values.periods import month_start
 from accounting.values.types import OPERATOR_TENANT, Rates, Usage
 
@@ -82,6 +82,14 @@ async def test_a_preview_prices_the_last_seven_days_of_the_sheet(posted):
     assert await previews.effects(posted, "standard", new, NOON + 9 * DAY_S) == []
     assert await previews.effects(posted, "standar_", new, NOON) == []
     assert len(await previews.effects(posted, "standard_eur", new, NOON)) == 1
+
+
+async def test_a_preview_prices_a_sum_that_no_request_could_have(posted):
+    """Amounts of currencies with small units, such as VND, are large. The preview was refused."""
+    await request_postings.post(posted, 0, 2, [posting("req_7", Usage(0, 0, 0, 10**10))])
+    new: Any = {("m", "interactive"): Rates(0, 0, 0, pricing.MAX_RATE)}
+    _, chat = await previews.effects(posted, "standard", new, NOON + 3600)
+    assert chat.priced == (3 * ONE.output + 10**10) * 10**6 > MAX_AMOUNT
 
 
 def logged(number: int, status: int = 200, **fields: Any) -> LoggedRequest:
