@@ -40,6 +40,7 @@ async def posted(conn):
         posting("req_4", ONE, **b, opened_at_ms=NOON_MS + 2),
         posting("req_5", ONE, **b, currency="EUR", price_version="standard_eur@1"),
         posting("req_6", ONE, **b, opened_at_ms=NOON_MS - 40 * DAY_S * 1000),
+        posting("req_prefix", ONE, tenant_id=OPERATOR_TENANT),
     ]
     await request_postings.post(conn, 0, 1, rows)
     return conn
