@@ -41,7 +41,7 @@ class Preview(msgspec.Struct, frozen=True):
 
 
 async def preview(conn: AsyncConnection, tenant_id: str, limits: Limits, now: int, model: str | None = None) -> Preview:
-    """Look at the last 7 days, the current hour included. With `model` only those requests count that its limits bind."""
+    """Look at the last 7 days, the current hour included. With `model` only requests count that its limits bind."""
     width = SECONDS["1h"]
     end = now - now % width + width
     hours = range(end - NUM_HOURS * width, end, width)
