@@ -158,6 +158,16 @@ def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
     return Line(kind="prepaid", period=period, amount=-amount, credit_id=grant.id, currency=currency, note=grant.note)
 
 
+async def is_anything_left(conn: AsyncConnection, tenant_id: str, now: int) -> bool:
+    """Say whether the tenant has anything that no invoice has, up to the end of the present month."""
+    _, end = bounds(period_of(now))
+    return bool(
+        await uninvoiced(conn, tenant_id, end)
+        or await of_residency(conn, tenant_id, end)
+        or await of_adjustments(conn, tenant_id, now * 1000)
+    )
+
+
 async def of_invoice(conn: AsyncConnection, number: str) -> list[Line]:
     query = (
         select(InvoiceLine.__table__, Invoice.currency)

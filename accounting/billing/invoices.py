@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, FromClause, exists, or_, select, union
+from sqlalchemy import ColumnElement, FromClause, exists, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
@@ -160,14 +160,18 @@ async def list_invoices(
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
     """Return the tenants that used anything in that month and have no invoice for it. What was reversed was not
-    used. The operator, who fills public prefixes, sends itself none."""
+    used, and KV that was kept for somebody without requests may be on the next month's invoice. The operator, who fills
+    public prefixes, sends itself none."""
     start, end = bounds(period)
     invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
     used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
     kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
-    either = union(used, kept).subquery()
-    query = select(either.c.tenant_id).where(either.c.tenant_id.not_in(invoiced), either.c.tenant_id != OPERATOR_TENANT)
-    return sorted((await conn.execute(query)).scalars())
+    without = {OPERATOR_TENANT, *await conn.scalars(invoiced)}
+    due = {*await conn.scalars(used.distinct())} - without
+    for tenant_id in {*await conn.scalars(kept.distinct())} - due - without:
+        if await invoice_lines.of_residency(conn, tenant_id, end):
+            due.add(tenant_id)
+    return sorted(due)
 
 
 async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, cast, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import residency_sums
@@ -43,12 +43,10 @@ async def charges_by_day(
     conn: AsyncConnection, start: int, end: int, tenant_id: str | None
 ) -> dict[str, dict[int, int]]:
     """Return the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without a
-    charge are left out. Without `tenant_id` they are those of all tenants."""
+    charge are left out. Without `tenant_id` they are those of all tenants; the operator is none of them."""
     query = select(RollupDay.currency, RollupDay.bucket, cast(func.sum(RollupDay.charge), BigInteger)).where(
-        RollupDay.bucket >= start, RollupDay.bucket < end
+        RollupDay.bucket >= start, RollupDay.bucket < end, _is_of(RollupDay, tenant_id)
     )
-    if tenant_id is not None:
-        query = query.where(RollupDay.tenant_id == tenant_id)
     found: dict[str, dict[int, int]] = {}
     for currency, day, charge in await conn.execute(query.group_by(RollupDay.currency, RollupDay.bucket)):
         found.setdefault(currency, {})[day] = charge
@@ -60,13 +58,12 @@ async def charges_by_day(
 
 
 async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> dict[str, Prompts]:
-    """Return the prompts of the month that begins at `month`, by currency."""
+    """Return the prompts of the month that begins at `month`, by currency. Without `tenant_id` they are those of all
+    tenants; the operator, who fills public prefixes, is none of them."""
     keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
     sums = ("num_requests", *INPUT, *(f"charge_{name}" for name in INPUT))
     totals = [cast(func.sum(getattr(RollupMonth, name)), BigInteger).label(name) for name in sums]
-    query = select(*keys, *totals).where(RollupMonth.bucket == month)
-    if tenant_id is not None:
-        query = query.where(RollupMonth.tenant_id == tenant_id)
+    query = select(*keys, *totals).where(RollupMonth.bucket == month, _is_of(RollupMonth, tenant_id))
     found: dict[str, Prompts] = {}
     for row in (await conn.execute(query.group_by(*keys))).mappings().all():
         rates = await prices.rates_of(conn, row["price_version"], row["model"], row["tier"])
@@ -90,7 +87,7 @@ async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence
     num_requests = cast(func.sum(RollupMonth.num_requests), BigInteger)
     sums = (
         select(RollupMonth.tenant_id, RollupMonth.currency, num_requests.label("num_requests"), charge.label("charge"))
-        .where(RollupMonth.bucket == month, RollupMonth.tenant_id != OPERATOR_TENANT)
+        .where(RollupMonth.bucket == month, _is_of(RollupMonth, None))
         .group_by(RollupMonth.tenant_id, RollupMonth.currency)
         .order_by(charge.desc(), RollupMonth.tenant_id)
         .limit(limit)
@@ -99,3 +96,7 @@ async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence
     query = select(sums.c.tenant_id, Tenant.name, sums.c.currency, sums.c.num_requests, sums.c.charge)
     query = query.outerjoin(Tenant, Tenant.id == sums.c.tenant_id).order_by(sums.c.charge.desc(), sums.c.tenant_id)
     return [Spender(row[0], row[1] or "", *row[2:]) for row in await conn.execute(query)]
+
+
+def _is_of(table: type[RollupDay | RollupMonth], tenant_id: str | None) -> ColumnElement[bool]:
+    return table.tenant_id != OPERATOR_TENANT if tenant_id is None else table.tenant_id == tenant_id

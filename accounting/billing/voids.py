@@ -20,6 +20,7 @@ from accounting.database import audit
 from accounting.events import events, outbox
 from accounting.ledger import ledger
 from accounting.tables.invoice_models import Invoice
+from accounting.tables.models import Tenant
 from accounting.terms import terms as frozen
 from accounting.terms.terms import Terms
 from accounting.values.errors import ConflictError
@@ -94,9 +95,12 @@ async def _issue_again(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, now_
 
 
 async def _terms_now(conn: AsyncConnection, wrong: InvoiceInfo, now_ms: int) -> Terms:
+    """Return the terms of today. An erased tenant has no profile any more, so its copy in the void invoice holds."""
     discount = wrong.terms.discount
     cash = wrong.prepaid - discount
-    terms = await frozen.of_today(conn, wrong.tenant_id, wrong.currency, wrong.total, cash, discount, now_ms)
+    is_erased = await conn.scalar(select(Tenant.erased_at).where(Tenant.id == wrong.tenant_id)) is not None
+    like = wrong.terms if is_erased else None
+    terms = await frozen.of_today(conn, wrong.tenant_id, wrong.currency, wrong.total, cash, discount, now_ms, like=like)
     settled = wrong.terms.amounts.due - wrong.standing.balance
     return msgspec.structs.replace(terms, settled_before=settled, refers_to=wrong.number)
 

@@ -79,17 +79,16 @@ COLUMNS = (
 )
 
 
-DECIMALS = frozenset(
-    {
-        "BilledCost",
-        "EffectiveCost",
-        "ContractedCost",
-        "ListCost",
-        "ContractedUnitPrice",
-        "ListUnitPrice",
-        "PricingQuantity",
-    }
-)
+DECIMALS = {
+    "BilledCost": 6,
+    "EffectiveCost": 6,
+    "ContractedCost": 6,
+    "ListCost": 6,
+    "ContractedUnitPrice": 6,
+    "ListUnitPrice": 6,
+    "PricingQuantity": 9,
+}
+"""The most places of each decimal: six of money and of millions of tokens, nine of GB-hours."""
 INTEGERS = frozenset({"ConsumedQuantity"})
 
 
@@ -161,7 +160,7 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
             continue
         list_cost = None
         if listed is not None:
-            list_cost = getattr(pricing.charge(Usage(**{name: tokens}), listed), name)
+            list_cost = getattr(pricing.sum_charge(Usage(**{name: tokens}), listed), name)
         yield {
             **_account(names, row.tenant_id, row.key_id),
             **_costs(charge, list_cost),
@@ -243,8 +242,8 @@ async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) 
 
 def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
     """The rows by day have the usage under the first invoice of its month. What another document bills of it, such as
-    usage that was posted late, is a row of that document; it is taken from the first invoice unless documents that
-    cancel each other have it both."""
+    usage that was posted late, is a row of that document; it is taken from the first invoice, or from what no invoice
+    has where the month got none of its own, unless documents that cancel each other have it both."""
     what = _what(line.model or None, line.token_class or None, line.tier or None, line.price_version or None)
     if line.kind != "usage":
         category = "Credit" if line.kind == "prepaid" else "Adjustment"
@@ -255,7 +254,7 @@ def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
         return
     text = f"Usage of {line.period}, billed by {document.number}"
     yield what | _of_document(names, document, line.amount, "Adjustment", text)
-    if document.is_first and first is not None:
+    if document.is_first:
         moved = _of_document(names, document, -line.amount, "Adjustment", text)
         yield what | moved | {"InvoiceId": first, "InvoiceIssuerName": names.issuers[first]}
 

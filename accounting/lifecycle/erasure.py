@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
 from accounting.batches.files import ENDED
+from accounting.billing import invoice_lines
 from accounting.database import auth_epoch
 from accounting.database.db import Database, among
 from accounting.events import webhooks
@@ -83,6 +84,11 @@ async def _refuse(conn: AsyncConnection, tenant_id: str, retention_days: int, no
     running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED)
     if await _count(conn, Batch.id, running):
         raise ConflictError("A batch of the project has not ended yet.")
+    if await profiles.is_customer_set(conn, tenant_id) and await invoice_lines.is_anything_left(conn, tenant_id, now):
+        raise ConflictError(
+            "The project has charges that no invoice has, and without its billing profile they would be billed under "
+            "another tax: close its months first."
+        )
 
 
 async def _destroy(conn: AsyncConnection, tenant_id: str, now: int) -> ErasureReport:

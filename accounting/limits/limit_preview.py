@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among
@@ -41,7 +41,7 @@ class Preview(msgspec.Struct, frozen=True):
 
 
 async def preview(conn: AsyncConnection, tenant_id: str, limits: Limits, now: int, model: str | None = None) -> Preview:
-    """Look at the last 7 days, the current hour included. With `model` only its requests count."""
+    """Look at the last 7 days, the current hour included. With `model` only requests count that its limits bind."""
     width = SECONDS["1h"]
     end = now - now % width + width
     hours = range(end - NUM_HOURS * width, end, width)
@@ -79,6 +79,14 @@ async def _used(
         among(conn, table.bucket, buckets), table.tenant_id == tenant_id, table.tier == "interactive"
     )
     if model is not None:
-        query = query.where(table.model == model)
+        query = query.where(_is_bound(table, model))
     rows = await conn.execute(query.group_by(table.bucket))
     return [Use(row[0], int(row[1]), int(row[2])) for row in rows]
+
+
+def _is_bound(table: type[RollupHour | RollupMinute], model: str) -> ColumnElement[bool]:
+    """The condition that the limits of `model` bound a request: it was of the model, of an adapter of it, or of its
+    overflow. It says in SQL what `base_of` says."""
+    prefix = f"{model}:"
+    is_longer = func.substr(table.model, 1, len(prefix)) == prefix
+    return or_(table.model == model, and_(is_longer, func.substr(table.model, len(prefix) + 1).not_like("%:%")))

@@ -3,7 +3,8 @@ a version, perhaps changed by some percent.
 
 The usage comes from the sums of days and months, so a preview is fast whatever the number of requests. It prices the sum of a model
 and tier once, where a ledger row is rounded by itself: the two differ by less than one micro-unit for each request.
-`rerating.py` prices row by row. The module writes nothing.
+`rerating.py` prices row by row. What filled the operator's public prefixes is left out, because nobody pays for it. The
+module writes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from accounting.prices.prices import RateTable, rates_in
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import RollupDay
 from accounting.values.periods import DAY_S, bounds
-from accounting.values.types import TOKEN_CLASSES, Rates, Tier, Usage
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Rates, Tier, Usage
 
 NUM_DAYS = 7
 
@@ -61,7 +62,8 @@ async def effects(conn: AsyncConnection, sheet: str, rates: RateTable, now: int)
     first = now - now % DAY_S - (NUM_DAYS - 1) * DAY_S
     is_of_sheet = func.substr(RollupDay.price_version, 1, len(sheet) + 1) == f"{sheet}@"
     query = select(*keys, *totals)
-    query = query.where(RollupDay.bucket >= first, is_of_sheet).group_by(*keys).order_by(*keys)
+    query = query.where(RollupDay.bucket >= first, is_of_sheet, RollupDay.tenant_id != OPERATOR_TENANT)
+    query = query.group_by(*keys).order_by(*keys)
     return [_effect(rates, row._mapping) for row in await conn.execute(query)]
 
 
@@ -90,7 +92,8 @@ async def month_by(
     come in pages, in the order of their ids. Raises InvalidError for what is no period."""
     month, _ = bounds(period)
     rates: RateTable = {(one.model, one.tier): _raised(one.rates, percent) for one in version.rates}
-    where = [RollupMonth.bucket == month, *([] if tenant_id is None else [RollupMonth.tenant_id == tenant_id])]
+    where = [RollupMonth.bucket == month, RollupMonth.tenant_id != OPERATOR_TENANT]
+    where += [] if tenant_id is None else [RollupMonth.tenant_id == tenant_id]
     currencies = await conn.execute(select(RollupMonth.currency).where(*where).distinct())
     others = sorted({row.currency for row in currencies} - {version.currency})
     where.append(RollupMonth.currency == version.currency)
@@ -128,5 +131,5 @@ def _raised(rates: Rates, percent: int) -> Rates:
 
 def _effect(rates: RateTable, row: Mapping[Any, Any]) -> Effect:
     usage, new = Usage(*(row[name] for name in TOKEN_CLASSES)), rates_in(rates, row["model"], row["tier"])
-    priced = None if new is None else pricing.charge(usage, new).total
+    priced = None if new is None else pricing.sum_charge(usage, new).total
     return Effect(row["model"], row["tier"], row["num_requests"], usage, row["charge"], priced)

@@ -30,18 +30,22 @@ from accounting.database.db import insert_new
 from accounting.prices.pricing import MAX_RATE
 from accounting.tables.admin_models import SpendAlert
 from accounting.tables.budget_models import BudgetRow
-from accounting.tables.invoice_models import PriceResidency, RollupMonth
-from accounting.tables.models import PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
-from accounting.tenants import adapters
+from accounting.tables.invoice_models import Credit, PriceResidency, RollupMonth
+from accounting.tables.models import ApiKey, PriceAssignment, PriceRate, PriceSheet, PriceSheetVersion, Tenant
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.values import clock
 from accounting.values.currencies import decimals
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError, NotFoundError
+from accounting.values.model_names import base_of
 from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Price, Rates, Tier
 
 DEFAULT_SHEET = "standard"
 """The sheet of every tenant without its own assignment."""
 
 DEFAULT_CURRENCY = "USD"
+
+UNPOSTED_S = 900
+"""Seconds within which a request of a new tenant may still run, or wait to be posted, at the price of its beginning."""
 
 FOR_EVER = 2**62
 """A time later than any other."""
@@ -137,8 +141,8 @@ async def assign(
     if now_ms is None:
         now_ms = clock.now_ms()
     until_then = await currency_of_tenant(conn, tenant_id, max(now_ms, from_ms - 1))
-    if until_then != currency and await _has_amounts(conn, tenant_id):
-        raise ConflictError(f"The tenant has budgets, limits or alerts in {until_then}: delete them first.")
+    if until_then != currency:
+        await _check_nothing_in(conn, tenant_id, until_then, now_ms)
     await _check_without_gap(conn, tenant_id, currency, from_ms, until_ms, now_ms)
     mine = PriceAssignment.tenant_id == tenant_id
     ends = func.coalesce(PriceAssignment.until_ms, FOR_EVER)
@@ -188,12 +192,25 @@ async def _check_without_gap(
             )
 
 
-async def _has_amounts(conn: AsyncConnection, tenant_id: str) -> bool:
-    """Return whether the tenant has amounts that are in its currency without naming it."""
+async def _check_nothing_in(conn: AsyncConnection, tenant_id: str, currency: str, now_ms: int) -> None:
+    """Raises ConflictError if the tenant has anything in the currency that it pays in now, and would not pay in any
+    more."""
     amounts = [
         exists().where(table.tenant_id == tenant_id, table.deleted_at.is_(None)) for table in (BudgetRow, SpendAlert)
     ]
-    return bool(await conn.scalar(select(or_(*amounts))))
+    if await conn.scalar(select(or_(*amounts))):
+        raise ConflictError(f"The tenant has budgets, limits or alerts in {currency}: delete them first.")
+    money = [
+        exists().where(table.tenant_id == tenant_id, table.currency == currency) for table in (Credit, ResidencyCharge)
+    ]
+    if await conn.scalar(select(or_(*money))):
+        raise ConflictError(f"A tenant has one currency: this one has grants or charges in {currency}.")
+    began = ApiKey.last_used_at > now_ms // 1000 - UNPOSTED_S
+    if await conn.scalar(select(exists().where(ApiKey.tenant_id == tenant_id, began))):
+        raise ConflictError(
+            f"A key of the tenant was used within {UNPOSTED_S // 60} minutes, and may still be charged in {currency}: "
+            "try again later, without requests in between."
+        )
 
 
 async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
@@ -285,7 +302,7 @@ def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:
     """Return the rates that `model` has in a version. An adapter that the version does not name has those of its base
     model, as at admission."""
     own = rates.get((model, tier))
-    return rates.get((adapters.base_of(model), tier)) if own is None else own
+    return rates.get((base_of(model), tier)) if own is None else own
 
 
 async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Rates]], now_ms: int) -> list[str]:

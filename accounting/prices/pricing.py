@@ -18,8 +18,16 @@ MAX_RATE = 10**12
 
 
 def charge(usage: Usage, rates: Rates) -> Charge:
-    """Return the charge, rounded once, half to even. The amounts of the classes are split from it by largest remainder
-    and add up to it."""
+    """Return the charge of one request, rounded once, half to even. The amounts of the classes are split from it by
+    largest remainder and add up to it."""
+    made = sum_charge(usage, rates)
+    _within_range(made.total)
+    return made
+
+
+def sum_charge(usage: Usage, rates: Rates) -> Charge:
+    """Return the charge of the usage of many requests, rounded as if it were one. It has no bound, because the limiter
+    never gets it."""
     exact = [_product(getattr(usage, name), getattr(rates, name)) for name in TOKEN_CLASSES]
     parts = _rounded(exact, PER_MILLION)
     return Charge(sum(parts), *parts)
@@ -31,7 +39,9 @@ def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
     for value, rate in zip(byte_ms, rates, strict=True):
         if value < 0 or not 0 <= rate <= MAX_RATE:
             raise InvalidError("Residency and its rates must not be below 0.")
-    return _rounded([v * rate for v, rate in zip(byte_ms, rates, strict=True)], PER_GB_HOUR)
+    parts = _rounded([v * rate for v, rate in zip(byte_ms, rates, strict=True)], PER_GB_HOUR)
+    _within_range(sum(parts))
+    return parts
 
 
 def prompt_reservation(num_tokens: int, rates: Rates) -> int:
@@ -56,7 +66,7 @@ def _product(num_tokens: int, rate: int) -> int:
 
 def _rounded(exact: Sequence[int], per: int) -> list[int]:
     """Divide each amount by `per`, so that the results add up to the rounded sum."""
-    total = _within_range(_round_half_even(sum(exact), per))
+    total = _round_half_even(sum(exact), per)
     parts = [amount // per for amount in exact]
     # The sort is stable: of equal remainders the first gets the unit.
     by_remainder = sorted(range(len(parts)), key=lambda i: -(exact[i] % per))

@@ -42,11 +42,6 @@ class AdapterInfo(msgspec.Struct, frozen=True):
         return f"{self.model}:{self.name}"
 
 
-def base_of(served_id: str) -> str:
-    """Return the id of the model that an adapter belongs to; it is empty for a model without an adapter."""
-    return served_id.rpartition(":")[0]
-
-
 async def create(
     conn: AsyncConnection, *, model: str, name: str, path: str, tenant_id: str | None, now: int, actor: str
 ) -> AdapterInfo:

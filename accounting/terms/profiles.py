@@ -75,6 +75,11 @@ async def change_customer(
     return await customer(conn, tenant_id)
 
 
+async def is_customer_set(conn: AsyncConnection, tenant_id: str) -> bool:
+    """Say whether the tenant's profile has any field that is not its default."""
+    return bool(await conn.scalar(select(BillingProfile.profile).where(BillingProfile.owner == tenant_id)))
+
+
 async def forget(conn: AsyncConnection, tenant_id: str) -> None:
     """Delete an erased tenant's profile. Its invoices keep their copies, as the law wants them kept."""
     await conn.execute(delete(BillingProfile).where(BillingProfile.owner == tenant_id))

@@ -53,11 +53,21 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 async def of_today(
-    conn: AsyncConnection, tenant_id: str, currency: str, total: int, cash: int, discount: int, now_ms: int
+    conn: AsyncConnection,
+    tenant_id: str,
+    currency: str,
+    total: int,
+    cash: int,
+    discount: int,
+    now_ms: int,
+    *,
+    like: Terms | None = None,
 ) -> Terms:
-    """Return the terms of an invoice under the profiles of today. `of_document` says what `total` and `cash` are."""
-    issuer, customer = await profiles.issuer(conn), await profiles.customer(conn, tenant_id)
-    rule, decimals = tax_rule(issuer, customer), currencies.decimals(currency)
+    """Return the terms of an invoice under the profiles of today. `of_document` says what `total` and `cash` are. With
+    `like`, the customer and the rule of tax are those of that document."""
+    issuer, decimals = await profiles.issuer(conn), currencies.decimals(currency)
+    customer = await profiles.customer(conn, tenant_id) if like is None else like.customer
+    rule = tax_rule(issuer, customer) if like is None else like.rule
     carried_in, unit = await carried(conn, tenant_id, currency), currencies.unit(decimals)
     days = issuer.payment_days if customer.payment_days is None else customer.payment_days
     return Terms(

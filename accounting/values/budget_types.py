@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from accounting.values.model_names import base_of
+
 PeriodKind = Literal["hour", "day", "month", "fixed"]
 Hardness = Literal["hard", "soft", "shadow"]
 """The effect of a budget. hard: it refuses and stops requests. soft: it alerts. shadow: it also counts in metrics what
@@ -45,7 +47,7 @@ class Adjustment(msgspec.Struct, frozen=True):
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """A row of `budget` with its adjustments. The scope is the tenant or one of its keys, perhaps restricted to one
-    model or tier."""
+    model or tier. A model stands for its adapters and its overflow, too."""
 
     id: str
     tenant_id: str
@@ -68,10 +70,11 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return "tenant" if self.key_id is None else "key"
 
     def binds(self, key_id: str, model: str | None, tier: str) -> bool:
-        """Say whether the budget limits such a request. With `model` None: whether it does so for some model."""
+        """Say whether the budget limits a request that is billed under the name `model`. With `model` None: whether it
+        does so for some model."""
         return (
             self.key_id in (None, key_id)
-            and (self.model is None or model is None or self.model == model)
+            and (self.model is None or model is None or self.model in (model, base_of(model)))
             and self.tier in (None, tier)
         )
 

@@ -251,7 +251,9 @@ BUDGETS = group(
         option("--from", "start", type=MOMENT, help="Start of a fixed period, a whole minute."),
         option("--to", "end", type=MOMENT, help="End of the fixed period, not included."),
         option("--key", "api_key_id", help="Id of the one key that it binds.  [default: the whole tenant]"),
-        option("--model", help="The one model that it binds.  [default: every model]"),
+        option(
+            "--model", help="The one model that it binds, with its adapters and its overflow.  [default: every model]"
+        ),
         option("--tier", help="The one tier that it binds: interactive or batch.  [default: both]"),
         _KIND,
         shows="id",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import IO, Any, Literal, Protocol
 
 import click
@@ -20,7 +20,8 @@ class Columns(msgspec.Struct, frozen=True):
 
     names: Sequence[str]
     integers: Collection[str] = ()
-    decimals: Collection[str] = ()
+    decimals: Mapping[str, int] = {}
+    """The most places of each decimal."""
 
 
 class RowFile(Protocol):
@@ -81,7 +82,8 @@ class ParquetFile:
     def _type(self, name: str, columns: Columns) -> Any:
         if name in columns.integers:
             return self._arrow.int64()
-        return self._arrow.decimal128(38, 6) if name in columns.decimals else self._arrow.string()
+        places = columns.decimals.get(name)
+        return self._arrow.string() if places is None else self._arrow.decimal128(38, places)
 
 
 FORMATS: dict[Format, Callable[[IO[bytes], Columns], RowFile]] = {

@@ -66,8 +66,8 @@ class Counting:
     lines: InputLines
     sums: Counted = field(default_factory=Counted)
     price: Price | None = None
-    base: str = ""
-    """The model whose limits bind the batch."""
+    model: str = ""
+    """The name under which the batch is billed."""
     parts: list[Part] = field(default_factory=list)
 
     async def check(self) -> None:
@@ -112,7 +112,7 @@ class Counting:
                 "unsupported_parameter",
             )
         if self.price is None:
-            self.base = model.base or model.id
+            self.model = model.id
             admission = self.request.app[GENERATION].admission
             self.price = await admission.price(self.request[PRINCIPAL].tenant_id, model.id, "batch", base=model.base)
         self.sums.add(orders, self.price.rates)
@@ -195,7 +195,7 @@ async def _of_limits(one: Counting, whole: Whole) -> list[Reason]:
     engine, principal = one.request.app[GENERATION], one.request[PRINCIPAL]
     found = [outlook.of_spend_limit()] if engine.spending.reached else []
     limiter = engine.admission.limiter
-    return [*found, *await outlook.of_budgets(limiter, principal, one.base, whole, clock.now_ms())]
+    return [*found, *await outlook.of_budgets(limiter, principal, one.model, whole, clock.now_ms())]
 
 
 def _of_file(one: Counting, fields: EstimateFields, is_beyond_backlog: bool) -> list[Reason]:

@@ -112,4 +112,4 @@ def likely(whole: Whole, past: PastBatches, rates: Rates) -> Likely | None:
     output = min(whole.output_tokens, round(whole.num_lines * before.output / past.num_lines))
     usage = Usage(cache_read, cache_write, prompt - cache_read - cache_write, output)
     speed = before.total / past.running_s
-    return Likely(usage, pricing.charge(usage, rates).total, round(usage.total / speed))
+    return Likely(usage, pricing.sum_charge(usage, rates).total, round(usage.total / speed))

@@ -13,6 +13,7 @@ from typing import Any
 
 from accounting.limits.limiter_books import Recent, Snapshot, Spent, Unposted
 from accounting.limits.limiter_state import Running
+from accounting.values.model_names import base_of
 from gateway.limiter.open_reservations import Detail, detail_of
 from gateway.limiter.rules import COUNTED, DAY_BUCKET_S, TENANT, places_of, row_of, window_of
 
@@ -91,11 +92,12 @@ def _is_charged(running: Running, detail: Detail, spent: Spent) -> bool:
 
 def _count(found: dict[str, Counter[int]], recent: Recent, width_s: int, units: Collection[str], ahead_s: int) -> None:
     """Counts a finished request in those units that some limit may use. Other units are not counted while requests run
-    either.
+    either. The limits of a base bind its adapters and its overflow, so it is counted in the base's windows, too.
     """
     bucket = -(-(recent.second + ahead_s) // width_s)  # the request may lie in two buckets; the later one is used
     amounts = _amounts(recent.num_requests, recent.input, recent.output)
-    places = places_of(recent.key_id, recent.model, recent.tier).values()
+    names = filter(None, (recent.model, base_of(recent.model)))
+    places = {place for name in names for place in places_of(recent.key_id, name, recent.tier).values()}
     for place in (recent.end_user,) if recent.end_user else places:
         for unit in units:
             found[window_of(place, unit, width_s)][bucket] += amounts[unit]

@@ -76,6 +76,7 @@ class LimitSubject:
     tenant_id: str
     key_id: str
     model: str = ""
+    """The name under which the request is billed. Budgets go by it."""
     tier: Tier = "interactive"
     opened_ms: int = 0
     rules: tuple[Rule, ...] = ()
@@ -90,10 +91,20 @@ class LimitSubject:
 
     @classmethod
     def of(
-        cls, request_id: str, principal: Principal, model: str, tier: Tier, *, now_ms: int = 0, end_user: str = ""
+        cls,
+        request_id: str,
+        principal: Principal,
+        model: str,
+        tier: Tier,
+        *,
+        base: str = "",
+        now_ms: int = 0,
+        end_user: str = "",
     ) -> LimitSubject:
-        places = places_of(principal.key_id, model, tier, end_user)
-        found = tuple(sorted(_rules(principal, model, tier, places), key=_order))
+        """`base` is the model whose limits bind the request, if this one is an adapter of it or its overflow."""
+        limited = base or model
+        places = places_of(principal.key_id, limited, tier, end_user)
+        found = tuple(sorted(_rules(principal, limited, tier, places), key=_order))
         end_user_place = places.get("end_user", "")
         used = {rule.place for rule in found}
         if end_user_place not in used:
@@ -151,27 +162,35 @@ class Subjects:
 
     def __init__(self, most: int = MAX_SUBJECTS) -> None:
         self._most = most
-        self._known: dict[tuple[str, str, Tier], tuple[Principal, LimitSubject]] = {}
+        self._known: dict[tuple[str, str, str, Tier], tuple[Principal, LimitSubject]] = {}
 
     def of(
-        self, request_id: str, principal: Principal, model: str, tier: Tier, *, now_ms: int, end_user: str = ""
+        self,
+        request_id: str,
+        principal: Principal,
+        model: str,
+        tier: Tier,
+        *,
+        base: str = "",
+        now_ms: int,
+        end_user: str = "",
     ) -> LimitSubject:
         """Returns what `LimitSubject.of` returns."""
         if end_user and any(quota.level == "end_user" for quota in principal.quotas):
-            return LimitSubject.of(request_id, principal, model, tier, now_ms=now_ms, end_user=end_user)
-        key = (principal.key_id, model, tier)
+            return LimitSubject.of(request_id, principal, model, tier, base=base, now_ms=now_ms, end_user=end_user)
+        key = (principal.key_id, model, base, tier)
         known = self._known.get(key)
         if known is None or known[0] is not principal:
-            known = self._known[key] = (principal, _first(principal, model, tier))
+            known = self._known[key] = (principal, _first(principal, model, base, tier))
             if len(self._known) > self._most:
                 del self._known[next(iter(self._known))]
         budgets = budget_uses(principal.budgets, principal.key_id, model, tier, now_ms)
         return known[1].of_request(request_id, now_ms, budgets)
 
 
-def _first(principal: Principal, model: str, tier: Tier) -> LimitSubject:
+def _first(principal: Principal, model: str, base: str, tier: Tier) -> LimitSubject:
     """Returns the subject of no request, with everything made that is made of its rules."""
-    subject = LimitSubject.of("", principal, model, tier)
+    subject = LimitSubject.of("", principal, model, tier, base=base)
     _ = subject.limits, subject.running
     return subject
 

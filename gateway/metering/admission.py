@@ -58,8 +58,8 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     price: Price | None = None
     """The price that a quote has bound. None means the price in force."""
     base: str = ""
-    """The base of a model with an adapter. The base's limits bind the request, and the base's price holds if the model
-    has none of its own.
+    """The base of a model with an adapter, or of one that overflows. The base's limits bind the request, and the base's
+    price holds if the model has none of its own.
     """
 
 
@@ -109,9 +109,14 @@ class Admission:
         self._check_metering()
         facts = ask.facts
         price = ask.price or await self.price(facts.tenant_id, facts.model, facts.tier, base=ask.base)
-        model = ask.base or facts.model
         holder = self._subjects.of(
-            facts.request_id, ask.principal, model, facts.tier, now_ms=_now_ms(), end_user=facts.user
+            facts.request_id,
+            ask.principal,
+            facts.model,
+            facts.tier,
+            base=ask.base,
+            now_ms=_now_ms(),
+            end_user=facts.user,
         )
         verdict = await self._reserve(ask, holder, price)
         lease = Lease(self.limiter, holder, price.rates, ask.max_output_tokens, verdict)

@@ -54,7 +54,7 @@ async def preview(request: web.Request) -> web.Response:
 
 async def _in_force(request: web.Request, principal: Principal) -> web.Response:
     tiers: tuple[Tier, ...] = ("batch",) if principal.kind == "batch" else ("interactive", "batch")
-    models = {model.id for model in request.app[MODELS].visible(principal)}
+    models = {model.on_workers for model in request.app[MODELS].visible(principal)}
     now_ms = clock.now_ms()
     try:
         holder, names = everything_of(principal, sorted(models), tiers, now_ms)

@@ -13,14 +13,19 @@ import bills_world as world
 import pytest
 from billing_world import CLOSED_MS, END, START
 from en16931 import broken_rules
+from money import posting
 from sqlalchemy import func, select
 
 from accounting.billing import invoices, payments, voids
 from accounting.books import books
 from accounting.exports import focus
+from accounting.lifecycle import erasure, tenant_status
+from accounting.prices import prices, pricing
+from accounting.requests import request_postings
 from accounting.tables.models import LedgerEntry, LedgerLeg
-from accounting.terms import amounts
+from accounting.terms import amounts, profiles
 from accounting.values.errors import ConflictError, InvalidError
+from accounting.values.types import Rates, Usage
 from gateway.billing import einvoice
 from gateway.billing.document import document
 from gateway.billing.render import RENDERERS
@@ -163,8 +168,6 @@ async def test_a_void_invoice_is_issued_again_and_the_books_stay_true(db):
             conn, first.number, 1_000_000, reference="s 1", paid_at=None, now_ms=LATER_MS, actor="key_admin"
         )
     async with db.write() as conn:
-        from accounting.terms import profiles
-
         changed = {"street": "Right Street 1", "tax": "exempt", "tax_reason": "school"}
         await profiles.change_customer(conn, owner, changed, now=2, actor="key_admin")
     async with db.write() as conn:
@@ -189,6 +192,45 @@ async def test_a_void_invoice_is_issued_again_and_the_books_stay_true(db):
     with pytest.raises(ConflictError, match="void already"):
         async with db.write() as conn:
             await voids.void(conn, first.number, reason="x", now_ms=LATER_MS, actor="a")
+    await assert_books(db)
+
+
+async def erase(db, tenant_id, now=LATER_MS // 1000):
+    async with db.write() as conn:
+        await erasure.erase(conn, tenant_id, retention_days=0, now=now, actor="key_admin")
+
+
+@pytest.mark.parametrize("way", ["close", "reset"])
+async def test_a_tenant_is_erased_with_its_rule_of_tax_only_once_everything_is_billed(db, way):
+    """It was billed under the issuer's own rule."""
+    await world.issuer(db)
+    owner = await world.tenant(db, "acme", "EUR", **RULES["reverse_charge"][1])
+    async with db.write() as conn:
+        await tenant_status.archive(conn, owner, now=CLOSED_MS // 1000)
+    with pytest.raises(ConflictError, match="close its months first"):
+        await erase(db, owner)
+    with pytest.raises(ConflictError, match="close its months first"):
+        await erasure.delete_request_log(db, owner, retention_days=0, now=LATER_MS // 1000)
+    if way == "close":
+        assert (await world.close(db, owner)).terms.amounts.tax == 0
+    else:
+        async with db.write() as conn:
+            nothing = dict.fromkeys(RULES["reverse_charge"][1])
+            await profiles.change_customer(conn, owner, nothing, now=2, actor="key_admin")
+    await erase(db, owner)
+
+
+async def test_a_void_invoice_of_an_erased_tenant_is_issued_again_with_its_own_copy(db):
+    await world.issuer(db)
+    owner = await world.tenant(db, "acme", "EUR", **RULES["reverse_charge"][1])
+    first = await world.close(db, owner)
+    async with db.write() as conn:
+        await tenant_status.archive(conn, owner, now=CLOSED_MS // 1000)
+    await erase(db, owner)
+    async with db.write() as conn:
+        _, again = await voids.void(conn, first.number, reason="wrong lines", now_ms=LATER_MS, actor="key_admin")
+    assert (again.terms.customer, again.terms.rule) == (first.terms.customer, first.terms.rule)
+    assert (again.terms.amounts.tax, again.tenant_name) == (0, "acme")
     await assert_books(db)
 
 
@@ -262,9 +304,6 @@ async def test_what_the_standard_lacks_is_named_with_what_to_do(db):
 
 async def test_focus_of_a_tenant_in_euros_has_list_prices_in_euros(db):
     """M1: the default sheet is in dollars, so the contract's own rates are the list."""
-    from accounting.prices import prices
-    from accounting.values.types import Rates
-
     async with db.write() as conn:
         await prices.create_sheet(conn, prices.DEFAULT_SHEET, "USD", 1)
         await prices.add_version(conn, prices.DEFAULT_SHEET, {("m", "interactive"): Rates(9, 9, 9, 9)}, 1000)
@@ -272,6 +311,19 @@ async def test_focus_of_a_tenant_in_euros_has_list_prices_in_euros(db):
     rows = [dict(zip(focus.COLUMNS, row, strict=True)) async for page in focus.rows(db, START, END) for row in page]
     assert {row["PricingCurrency"] for row in rows} == {"EUR"}
     assert all(row["ListUnitPrice"] == row["ContractedUnitPrice"] for row in rows)
+
+
+async def test_focus_has_the_list_cost_of_a_day_that_no_request_could_have(db):
+    """The export ended with an error at it."""
+    usage = Usage(0, 0, 0, 10**10)
+    async with db.write() as conn:
+        await prices.create_sheet(conn, prices.DEFAULT_SHEET, "USD", 1)
+        dear = Rates(0, 0, 0, pricing.MAX_RATE)
+        await prices.add_version(conn, prices.DEFAULT_SHEET, {("m", "interactive"): dear}, 1000)
+        cheap = posting("req_1", usage, price_version="own@1", opened_at_ms=START * 1000)
+        await request_postings.post(conn, 0, 1, [cheap])
+    [row] = [dict(zip(focus.COLUMNS, row, strict=True)) async for page in focus.rows(db, START, END) for row in page]
+    assert row["ListCost"] == 10**10
 
 
 async def test_focus_names_the_issuer_of_the_invoice_and_not_of_the_shell(db, monkeypatch):

@@ -58,3 +58,12 @@ async def test_the_minutes_of_one_tenant_and_model_are_counted_within_the_week(c
     assert await seen(Limits(None, 153 * 4), "m") == (10, 3, 1)
     assert await seen(Limits(100, 10**9)) == (11, 0, 0)
     assert await seen(Limits(0), "unknown") == (0, 0, 0)
+
+
+async def test_a_models_adapters_and_its_overflow_count_for_it(conn):
+    """Its limits bind them. Other names only look like them."""
+    names = ("m", "m:legal", "m:overflow", "m:8b:legal", "M:legal", "mm:legal", "m_:legal")
+    await request_postings.post(conn, 1, 1, [posting(f"req_{name}", model=name) for name in names])
+    for model, number in (("m", 3), ("m:8b", 1), ("m:legal", 1), ("m_", 1)):
+        found = await limit_preview.preview(conn, "proj_a", Limits(0), NOON + 600, model)
+        assert (found.num_requests, found.num_refused) == (number, number), model

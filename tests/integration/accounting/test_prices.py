@@ -5,6 +5,7 @@ from money import RATES
 from msgspec.structs import replace
 from sqlalchemy import insert
 
+from accounting.access import api_keys
 from accounting.billing import credits
 from accounting.billing.credits import NewCredit
 from accounting.database.db import Database
@@ -12,6 +13,7 @@ from accounting.lifecycle.bootstrap import bootstrap
 from accounting.limits import spend_limits
 from accounting.prices import prices
 from accounting.tables.models import PriceAssignment
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError, InvalidError, NotFoundError
 from accounting.values.types import Price, Rates
@@ -106,6 +108,45 @@ async def test_a_sheet_in_another_currency_changes_the_meaning_of_no_limit(conn)
     await spend_limits.clear(conn, other, now=0, actor="test")
     await prices.assign(conn, other, "euro", 1000)
     assert await prices.currency_of_tenant(conn, other, 1000) == "EUR"
+
+
+async def test_a_sheet_in_another_currency_strands_no_grant(conn):
+    """It was accepted; the grant paid for nothing, and never ended."""
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    await prices.create_sheet(conn, "dollars", "usd", 0)
+    wanted = NewCredit(type="grant", tenant_id=tenant, amount=5)
+    await credits.create(conn, wanted, key="a", now_ms=1000, actor="test")
+    with pytest.raises(ConflictError, match="grants or charges in USD"):
+        await prices.assign(conn, tenant, "euro", 1000, now_ms=1000)
+    assert await prices.assign(conn, tenant, "dollars", 1000, now_ms=1000)
+
+
+async def test_kept_kv_that_was_charged_fixes_a_tenants_currency(conn):
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    await prices.create_sheet(conn, "euro", "eur", 0)
+    kept = {"request_id": "kept_1", "attempt": 0, "tenant_id": tenant, "model": "m", "hour": 0, "currency": "USD"}
+    kept |= {"price_version": "standard@1", "cache": 1, "pinned": 0, "charge_cache": 1, "charge_pinned": 0}
+    await conn.execute(insert(ResidencyCharge).values(**kept, posted_at_ms=1))
+    with pytest.raises(ConflictError, match="grants or charges in USD"):
+        await prices.assign(conn, tenant, "euro", 1000, now_ms=1000)
+
+
+async def test_a_request_that_may_still_run_keeps_its_tenants_currency(conn, pepper):
+    """It was charged at its first price, and no month of the tenant could be closed any more."""
+    tenant = (await tenants.create(conn, "a", now=0)).id
+    key = (await api_keys.create(conn, pepper, tenant_id=tenant, now=0)).info
+    for name, currency in (("euro", "eur"), ("dollars", "usd")):
+        await prices.create_sheet(conn, name, currency, 0)
+    await api_keys.touch(conn, {key.id: 1000})
+    for at_s in (1000, 1000 + prices.UNPOSTED_S - 1):
+        with pytest.raises(ConflictError, match="was used within 15 minutes"):
+            await prices.assign(conn, tenant, "euro", at_s * 1000, now_ms=at_s * 1000)
+    at_ms = (1000 + prices.UNPOSTED_S) * 1000
+    assert await prices.assign(conn, tenant, "euro", at_ms, now_ms=at_ms)
+    await api_keys.touch(conn, {key.id: 5000})
+    await prices.create_sheet(conn, "dearer", "eur", 0)
+    assert await prices.assign(conn, tenant, "dearer", 5_000_000, now_ms=5_000_000)
 
 
 @pytest.mark.parametrize(("from_ms", "until_ms"), [(2000, None), (1000, 2000), (500, 2000)])

@@ -17,6 +17,7 @@ from accounting.books import books
 from accounting.exports import focus
 from accounting.prices import prices, pricing
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
+from accounting.values.periods import bounds
 from tests.billing_world import CHEAP, CLOSED_MS, END, PERIOD, START, tenants_with_keys
 
 GB_HOUR = 10**9 * 3_600_000
@@ -256,6 +257,26 @@ async def test_focus_has_a_row_per_day_and_class(db, tenant):
     first = rows[0]
     assert first["ListUnitPrice"] == Decimal(RATES[0]).scaleb(-6) == first["ContractedUnitPrice"]
     assert (first["PricingUnit"], first["ConsumedQuantity"], first["SubAccountId"]) == ("GB-Hours", 24 * 10**9, None)
+
+
+async def test_a_month_of_kept_kv_alone_that_the_next_invoice_has_is_in_focus_once(db, tenant):
+    """Its rows by day stood under no invoice, and the next month's export had their amount once more."""
+    hours = (START, END - HOUR_S, END)
+    await note(db, *(reading(tenant, hour) for hour in hours))
+    for hour in hours:
+        await charge(db, due_ms(hour))
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == [tenant]
+    made = await invoices.close(db, tenant, "2025-10", now_ms=CLOSED_MS + 32 * 86_400_000, actor="system")
+    assert made.subtotal == 3 * RATES[0]
+    async with db.read() as conn:
+        assert await invoices.due_tenants(conn, PERIOD) == [], "a close would have nothing to invoice"
+    billed = {None: 0, made.number: 0}
+    for start, end in ((START, END), (END, bounds("2025-10")[1])):
+        async for page in focus.rows(db, start, end):
+            for row in (dict(zip(focus.COLUMNS, one, strict=True)) for one in page):
+                billed[row["InvoiceId"]] += int(row["BilledCost"] * 10**6)
+    assert billed == {None: 0, made.number: made.terms.amounts.due}
 
 
 async def test_a_check_of_all_charges_lets_others_run(db, tenant, monkeypatch):

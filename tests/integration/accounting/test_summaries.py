@@ -11,12 +11,12 @@ from accounting.billing import summaries
 from accounting.limits import budgets, caps, spend_limits
 from accounting.limits.budgets import NewBudget
 from accounting.limits.caps import Cap
-from accounting.prices import previews, prices, pricing
+from accounting.prices import previews, price_lists, prices, pricing
 from accounting.requests import failures, request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
 from accounting.tenants import tenants
-from accounting.values.budget_types import Period
-from accounting.values.periods import month_start
+from accounting.values.budget_types import MAX_AMOUNT, Period
+from accounting.values.periods import month_start, period_of
 from accounting.values.types import OPERATOR_TENANT, Rates, Usage
 
 NOON = NOON_MS // 1000
@@ -40,6 +40,7 @@ async def posted(conn):
         posting("req_4", ONE, **b, opened_at_ms=NOON_MS + 2),
         posting("req_5", ONE, **b, currency="EUR", price_version="standard_eur@1"),
         posting("req_6", ONE, **b, opened_at_ms=NOON_MS - 40 * DAY_S * 1000),
+        posting("req_prefix", ONE, tenant_id=OPERATOR_TENANT),
     ]
     await request_postings.post(conn, 0, 1, rows)
     return conn
@@ -82,6 +83,21 @@ async def test_a_preview_prices_the_last_seven_days_of_the_sheet(posted):
     assert await previews.effects(posted, "standard", new, NOON + 9 * DAY_S) == []
     assert await previews.effects(posted, "standar_", new, NOON) == []
     assert len(await previews.effects(posted, "standard_eur", new, NOON)) == 1
+
+
+async def test_a_month_by_other_prices_is_that_of_the_tenants_who_pay(posted):
+    version = await price_lists.get(posted, "standard", 1)
+    found = await previews.month_by(posted, period_of(NOON), version, 0, tenant_id=None, after=None, limit=10)
+    assert [(one.tenant_id, one.num_requests) for one in found.tenants.items] == [("proj_a", 2), ("proj_b", 2)]
+    assert sum(one.num_requests for one in found.models) == 4
+
+
+async def test_a_preview_prices_a_sum_that_no_request_could_have(posted):
+    """Amounts of currencies with small units, such as VND, are large. The preview was refused."""
+    await request_postings.post(posted, 0, 2, [posting("req_7", Usage(0, 0, 0, 10**10))])
+    new: Any = {("m", "interactive"): Rates(0, 0, 0, pricing.MAX_RATE)}
+    _, chat = await previews.effects(posted, "standard", new, NOON + 3600)
+    assert chat.priced == (3 * ONE.output + 10**10) * 10**6 > MAX_AMOUNT
 
 
 def logged(number: int, status: int = 200, **fields: Any) -> LoggedRequest:

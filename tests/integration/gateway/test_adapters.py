@@ -102,6 +102,8 @@ async def test_an_allow_list_names_adapters_one_by_one(gateway, folder):
     assert (await complete(gateway, MODEL, adapter_only))[0] == 403
     assert (await complete(gateway, served, adapter_only))[0] == 200
     assert await model_ids(gateway, adapter_only) == [served]
+    _, limits = await call(gateway, "GET", "/v1/me/limits", key=adapter_only)
+    assert {one["model"] for one in limits["data"] if one["level"] == "model"} == {MODEL}, "the base's limits bind it"
 
 
 async def test_files_that_are_not_there_are_said_and_nothing_is_registered(gateway, tmp_path):

@@ -9,15 +9,18 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from billing_world import CLOSED_MS, PERIOD, month_of_traffic, tenants_with_keys
+from billing_world import CLOSED_MS, PERIOD, START, month_of_traffic, tenants_with_keys
 from click.testing import CliRunner
-from sqlalchemy import text
+from sqlalchemy import insert, select, text
 
 from accounting.billing import invoices
+from accounting.billing.residency_sums import HOUR_MS
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.exports import exports, focus
 from accounting.prices import prices
+from accounting.tables.models import Tenant
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.values.types import Rates
 from gateway.cli.main import main
 from gateway.cli.whole_file import whole_file
@@ -100,6 +103,32 @@ async def test_focus_adds_up_to_the_charges_and_names_the_invoice(url, tmp_path)
     assert set(rows[0]) == set(focus.COLUMNS)
     # Who has a sheet of its own pays less than the list price.
     assert any(row["ListCost"] > row["BilledCost"] for row in rows)
+
+
+@pytest.mark.parametrize("byte_hours", [1, 999, 1_000, 123_456_789_012_345])
+async def test_kept_kv_of_any_number_of_bytes_is_in_focus_of_each_format(url, tmp_path, byte_hours):
+    """Parquet had six places for GB-hours, and the export ended with an error."""
+    pyarrow = pytest.importorskip("pyarrow.parquet")
+    database = Database(url)
+    async with database.write() as conn:
+        tenant_id = await conn.scalar(select(Tenant.id).limit(1))
+        kept = {"request_id": "kept_1", "attempt": 0, "tenant_id": tenant_id, "model": "m", "hour": START}
+        kept |= {"price_version": "standard@1", "currency": "USD", "pinned": 0, "charge_cache": 1, "charge_pinned": 0}
+        await conn.execute(insert(ResidencyCharge).values(**kept, cache=byte_hours * HOUR_MS, posted_at_ms=1))
+    await database.close()
+    found = {}
+    for kind in ("csv", "jsonl", "parquet"):
+        out = tmp_path / f"x.{kind}"
+        status, said = await headgate(url, tmp_path, "export", "focus", *MONTH, "--format", kind, "--out", str(out))
+        assert status == 0, said
+        found[kind] = out
+    with found["csv"].open(newline="") as file:
+        records = list(csv.DictReader(file))
+    lines = [json.loads(line, parse_float=Decimal) for line in found["jsonl"].read_text().splitlines()]
+    assert pyarrow.read_table(found["parquet"]).to_pylist() == lines
+    for rows in (records, lines):
+        [kept] = [row for row in rows if row["SkuMeter"] == "residency_cache"]
+        assert Decimal(kept["PricingQuantity"]) * 10**9 == int(kept["ConsumedQuantity"]) == byte_hours
 
 
 async def test_csv_runs_no_formula(url, tmp_path):

@@ -8,15 +8,16 @@ import time
 
 import pytest
 
-from accounting.limits import budgets
+from accounting.limits import budgets, spend
 from accounting.limits.budgets import NewBudget
 from accounting.requests import request_postings
 from accounting.tenants import tenants
+from accounting.values import clock
 from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.books.limiter_truth import limiter_equals_books
-from gateway.limiter.rules import row_of
+from gateway.limiter.rules import LimitSubject, row_of
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
 
@@ -31,9 +32,14 @@ async def metered(books, own_redis, tmp_path):
 
 @pytest.fixture
 async def ask(books):
+    return await make_ask(books)
+
+
+async def make_ask(books, budgeted: str | None = None, name: str = "m", base: str = ""):
+    """Requests that are billed under `name`, of a tenant with a budget for `budgeted`."""
     async with books.write() as conn:
         tenant = await tenants.create(conn, "acme", now=1)
-        new = NewBudget(tenant_id=tenant.id, limit_micro_units=10**9, period="month")
+        new = NewBudget(tenant_id=tenant.id, limit_micro_units=10**9, period="month", model=budgeted)
         budget = await budgets.create(conn, new, now=1)
     principal = Principal("tenant", tenant.id, "key_1", frozenset(), budgets=(budget,))
 
@@ -42,11 +48,11 @@ async def ask(books):
             request_id=ids.request_id(),
             tenant_id=tenant.id,
             key_id="key_1",
-            model="m",
+            model=name,
             tier="interactive",
             prompt_tokens=10,
         )
-        return AdmissionRequest(facts, principal, 50)
+        return AdmissionRequest(facts, principal, 50, base=base)
 
     return make
 
@@ -78,6 +84,31 @@ async def test_it_holds_while_requests_run_end_and_are_shipped(books, metered, a
     await metered.shipper.caught_up()
     found = await check(metered, books)
     assert (found.id, found.ok, found.num_checked) == ("I13", True, 1)
+
+
+@pytest.mark.parametrize(
+    ("budgeted", "name"), [("m", "m:legal"), ("m", "m:overflow"), ("m:legal", "m:legal"), ("other", "m:legal")]
+)
+async def test_a_models_budget_counts_its_adapters_and_its_overflow(books, metered, budgeted, name):
+    """The limiter counted them and the books did not; a rebuild made the budget free again."""
+    ask = await make_ask(books, budgeted, name, base="m")
+    used = 0 if budgeted == "other" else 10 * 4 + 5 * 10
+
+    async def assert_used(amount: int) -> None:
+        await metered.admission.drain()
+        await metered.shipper.caught_up()
+        [budget] = ask().principal.budgets
+        holder = LimitSubject.of("", ask().principal, budgeted, "interactive", now_ms=clock.now_ms())
+        async with books.read() as conn:
+            assert await spend.spent(conn, budget, budget.period_at(clock.now_ms())) == amount
+        assert (await metered.limiter.peek(holder)).money[row(ask)].used == amount
+        assert (await check(metered, books)).failures == ()
+
+    await served(metered, ask)
+    await assert_used(used)
+    await metered.link.command("FLUSHALL")
+    await served(metered, ask)
+    await assert_used(2 * used)
 
 
 @pytest.mark.parametrize(("field", "amount"), [("u", 1), ("u", -1), ("h", 1)])

@@ -23,7 +23,7 @@ from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
-from gateway.limiter.rules import LimitSubject
+from gateway.limiter.rules import DAY_BUCKET_S, LimitSubject, places_of, window_of
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
 from tests.money import posting, record
@@ -306,6 +306,36 @@ async def test_what_an_end_user_took_is_counted_again(books: Database, own_redis
         assert await conn.scalar(select(func.count()).select_from(EndUserUse)) == 2
         await end_users.forget(conn, time.time_ns() // 1_000_000 + end_users.DAY_MS + 1000)
         assert await conn.scalar(select(func.count()).select_from(EndUserUse)) == 0
+
+
+async def test_a_models_windows_have_what_its_adapters_and_its_overflow_took(books: Database, link: RedisLink) -> None:
+    """Its limits bind them, and a rebuild counted them under names of their own, which no limit has."""
+    now_ms = time.time_ns() // 1_000_000
+    principal = Principal(
+        "tenant",
+        "proj_1",
+        "key_1",
+        frozenset(),
+        model_limits=(("m", Limits(requests_per_minute=10, tokens_per_minute=10**9)),),
+        quotas=(Quota("model", "m", "requests_per_day", 100),),
+    )
+    fields = {"tenant_id": "proj_1", "key_id": "key_1", "opened_at_ms": now_ms - 10, "ended_at_ms": now_ms}
+    names = ("m", "m:legal", "m:overflow", "other:legal")
+    ended = [posting(f"req_{name}", Usage(0, 0, 5, 10), model=name, **fields) for name in names]
+    async with books.write() as conn:
+        await conn.execute(insert(Tenant), [{"id": "proj_1", "name": "one", "created_at": 1}])
+        await quotas.put(conn, "proj_1", principal.quotas[0], now=1)
+        await request_postings.post(conn, 0, 1, ended)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    who = LimitSubject.of("req_1", principal, "m:legal", "interactive", base="m", now_ms=now_ms)
+    verdict = await limiter.reserve(who, 10, 5, LADDER)
+    place = places_of("key_1", "m", "interactive")["model"]
+    assert {name: window.sum for name, window in verdict.windows.items() if name.startswith(place)} == {
+        window_of(place, "requests", 1): 3 + 1,
+        window_of(place, "tokens", 1): 3 * 15 + 74,
+        window_of(place, "requests", DAY_BUCKET_S): 3 + 1,
+    }
+    await limiter.rebuilder.leave()
 
 
 async def test_a_reversal_frees_the_budget_and_no_rate(books: Database, link: RedisLink) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting.prices import pricing
+from accounting.values.budget_types import MAX_AMOUNT
+from accounting.values.errors import InvalidError
 from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 
 counts = st.integers(0, 2_000_000)
@@ -48,3 +51,14 @@ def test_a_charge_never_exceeds_its_reservation_however_output_is_leased(usage, 
 def test_more_tokens_never_cost_less(usage, more, rate):
     both = Usage(*(getattr(usage, n) + getattr(more, n) for n in TOKEN_CLASSES))
     assert pricing.charge(both, rate).total >= pricing.charge(usage, rate).total
+
+
+@given(st.builds(Usage, *(st.integers(0, MAX_AMOUNT) for _ in TOKEN_CLASSES)), rates)
+def test_a_sum_of_requests_has_the_price_of_one_and_no_bound(usage, rate):
+    made = pricing.sum_charge(usage, rate)
+    assert made.total == round(sum(exact(usage, rate).values(), Fraction()))
+    if made.total <= MAX_AMOUNT:
+        assert pricing.charge(usage, rate) == made
+    else:
+        with pytest.raises(InvalidError, match="must not exceed"):
+            pricing.charge(usage, rate)

@@ -60,6 +60,29 @@ def test_a_key_that_was_read_anew_has_its_new_rules_at_once() -> None:
     assert seen(found) == seen(LimitSubject.of("req_2", changed, "m-8b", "interactive", now_ms=NOW_MS))
 
 
+@pytest.mark.parametrize("name", ["m-8b:legal", "m-8b:overflow"])
+def test_a_name_made_of_a_model_has_the_models_limits_and_the_budgets_of_both(name: str) -> None:
+    budgets = tuple(
+        Budget(id=f"of {model}", tenant_id="proj_1", period="month", limit_micro_units=10, model=model)
+        for model in ("m-8b", name, "other", "m-8b:other")
+    )
+    key = msgspec.structs.replace(KEY, model_limits=(("m-8b", Limits(concurrency=7)),), budgets=budgets)
+    subjects = Subjects()
+    base = subjects.of("req_1", key, "m-8b", "interactive", now_ms=NOW_MS)
+    found = subjects.of("req_2", key, name, "interactive", base="m-8b", now_ms=NOW_MS)
+    assert (found.rules, found.places) == (base.rules, base.places)
+    assert [use.budget.id for use in found.budgets] == ["of m-8b", f"of {name}"]
+    assert [use.budget.id for use in base.budgets] == ["of m-8b"]
+
+
+def test_a_model_that_becomes_an_adapters_base_is_another_subject() -> None:
+    subjects = Subjects()
+    alone = subjects.of("req_1", KEY, "m-8b:legal", "interactive", now_ms=NOW_MS)
+    adapter = subjects.of("req_2", KEY, "m-8b:legal", "interactive", base="m-8b", now_ms=NOW_MS)
+    assert alone.places != adapter.places
+    assert seen(adapter) == seen(LimitSubject.of("req_2", KEY, "m-8b:legal", "interactive", base="m-8b", now_ms=NOW_MS))
+
+
 def test_only_so_many_keys_are_remembered() -> None:
     subjects = Subjects(most=2)
     for number in range(5):
