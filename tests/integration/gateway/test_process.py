@@ -22,6 +22,8 @@ from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
 
+from accounting.database.db import Database
+from accounting.requests import idempotency_store
 from gateway.base.settings import CannotStartYet, SettingsError, load
 from gateway.server import serve
 
@@ -287,6 +289,46 @@ async def test_a_database_that_may_come_later_is_no_setting(
     assert [line for line in ended.stderr.splitlines() if not line.startswith("{")] == [
         f"headgate gateway: {found.value}"
     ]
+
+
+async def test_a_slot_that_runs_on_another_host_stays_with_it(tmp_path: Path, redis_url: str) -> None:
+    """The journal's lock guards one machine. What the running gateway has in SQL, such as its running keys, stays."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    url = f"sqlite+aiosqlite:///{here / 'headgate.db'}"
+    of_here, of_there = (environment(home, redis_url, HEADGATE_DATABASE_URL=url) for home in (here, there))
+    for home in (here, there):
+        await prepare_home(home, url)
+    database = Database(url)
+    first = start(of_here)
+    try:
+        await ready(here)
+        async with database.write() as conn:
+            taken = {"fingerprint": b"f", "request_id": "req_1", "slot": 0, "now": int(time.time())}
+            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is None
+        refused = await asyncio.to_thread(run_to_end, of_there)
+        assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
+            os.EX_CONFIG,
+            "headgate gateway: Slot 0 is in use: a gateway of another host or home runs in it, or did 10 s ago.",
+        )
+        assert not (there / "state").exists(), "who is refused leaves nothing"
+        async with database.write() as conn:
+            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is not None, "the key is still taken"
+        first.kill()
+        first.communicate()
+        first = start(of_here)
+        await ready(here)  # its own home goes on at once after a kill
+        first.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.wait, 15) == 0
+        second = start(of_there)
+        try:
+            await ready(there)  # the slot was given up
+        finally:
+            second.kill()
+            second.communicate()
+    finally:
+        await database.close()
+        first.kill()
+        first.communicate()
 
 
 async def test_a_hangup_makes_a_gateway_read_the_models_of_its_file_again(tmp_path: Path, redis_url: str) -> None:
