@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -24,7 +25,10 @@ from gateways import MODEL, prepare_home
 
 from accounting.database.db import Database
 from accounting.requests import idempotency_store
+from gateway.base.home import Home
 from gateway.base.settings import CannotStartYet, SettingsError, load
+from gateway.cli.gateway_probes import GatewayProbes
+from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
 
 pytestmark = pytest.mark.rest
@@ -150,7 +154,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
             await ready(tmp_path, slot, workers={})
         async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, tokens_per_s=100):
             for slot in (0, 1):
-                await ready(tmp_path, slot, workers={MODEL: 1})
+                await ready(tmp_path, slot, workers={MODEL: 1}, draining=[])
             headers = {"authorization": f"Bearer {keys.api_key}"}
             body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
             async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -349,12 +353,29 @@ async def test_a_hangup_makes_a_gateway_read_the_models_of_its_file_again(tmp_pa
         process.send_signal(signal.SIGHUP)
         await until_logged(log, "headgate.toml is not TOML")
         await until_models(home, {MODEL, "another"})
+        await refuses_a_broken_directory(home, file, log, process)
         file.write_text(f"[models.another]\n{model}")
         process.send_signal(signal.SIGHUP)
         await until_models(home, {"another"})
     finally:
         process.kill()
         process.wait()
+
+
+async def refuses_a_broken_directory(home: Path, file: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
+    """The gateway keeps what it had, and whoever asks whether it has read the new directory hears that it has not."""
+    probes, path = GatewayProbes(Home(home), 1), home / "model"
+    broken = Path(shutil.copytree(path, home / "broken"))
+    (broken / "chat_template.jinja").write_text("{% if")
+    old, new = [(ServedModel(MODEL, one, WantedModel(str(one))),) for one in (path, broken)]
+    file.write_text(f'[models.{MODEL}]\npath = "{path}"\n')
+    process.send_signal(signal.SIGHUP)
+    await until_models(home, {MODEL})
+    assert await probes.knows(0, old)
+    file.write_text(f'[models.{MODEL}]\npath = "{broken}"\n')
+    process.send_signal(signal.SIGHUP)
+    await until_logged(log, "does not compile")
+    assert (await probes.knows(0, new), await probes.knows(0, old)) == (False, True)
 
 
 async def until_logged(log: Path, text: str) -> None:
