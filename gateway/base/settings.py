@@ -60,7 +60,7 @@ class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
 
     @property
     def digest(self) -> str:
-        """Is the same for the same settings, and shows no path."""
+        """Returns a text that is equal for equal settings, and shows no path."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @pydantic.field_validator("tool_format")

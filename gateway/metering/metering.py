@@ -1,6 +1,7 @@
 """Assembles the billing path of one gateway process, in the order in which its parts must start and stop.
 
-Start: offset from SQL → the slot is free of other hosts → journal (replays what a dead process left) → shipper → limiter → admission may accept.
+Start: offset from SQL → no other host has the slot → journal (replays what a dead process left) → shipper → limiter →
+admission may accept.
 
 Stop: endings written → upkeep ended → journal sealed → shipped → slot free → limiter's link closed.
 """

@@ -25,9 +25,7 @@ DRAIN: web.AppKey[Callable[[], None]] = web.AppKey("drain")
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Answers as on the base URL, with what `headgate up` asks for: linked workers by model, workers that drain, and by
-    which settings each model was read.
-    """
+    """Answers as on the base URL, with linked workers by model, those that drain, and the settings of models as digests."""
     main = request.app[MAIN]
     lifecycle, fleet, served = main[LIFECYCLE], main[GENERATION].fleet, main[MODELS].served
     models = {name: model.source.digest for name, model in served.items() if model.source is not None}

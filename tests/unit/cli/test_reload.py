@@ -71,6 +71,9 @@ class Workers:
     def place_change(self, change):
         return [SimpleNamespace(name="worker-1")]
 
+    def told(self) -> list[str]:
+        return []
+
     async def start(self, places) -> None:
         self.started += [place.name for place in places]
 
