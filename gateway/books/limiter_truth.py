@@ -53,9 +53,10 @@ class Row:
 async def limiter_equals_books(
     database: Database, link: RedisLink, journals: Mapping[int, Path], *, drift_s: float = DRIFT_S
 ) -> EquationResult:
-    """Checks I13. `journals` maps slots to the journals that can be read here. Nothing is checked without Redis, nor
-    while a gateway is dead: the amount it held is an estimate until it is back, and on another host its journal may have
-    endings that the books lack. A tenant whose epoch is over is left out until its next request has its state built anew.
+    """Checks I13. `journals` maps slots to the journals of this machine. Nothing is checked without Redis, nor while a
+    gateway is dead: the amount it held is an estimate until it is back, and on another host its journal may have
+    endings that the books lack. A tenant whose epoch is over is left out until its next request has its state built
+    anew.
     """
     try:
         async with database.read() as conn:

@@ -51,7 +51,7 @@ class GatewayProbes:
         return body["status"] in ("ok", "degraded") and not missing(num_workers, linked)
 
     async def knows(self, slot: int, models: Sequence[ServedModel]) -> bool:
-        """Says whether a gateway serves exactly these models, read by these settings. One that could not read a directory
+        """Says whether a gateway serves exactly these models, read by these settings. One that could not read them
         serves what it had before.
         """
         self._awaited = f"gateway {slot} to read its models"
