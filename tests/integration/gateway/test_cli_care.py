@@ -301,6 +301,9 @@ async def test_a_slot_that_runs_on_another_host_is_neither_replayed_nor_abandone
     before = await gateway.sql(of_it)
     said = await headgate("journals", "abandon", "0", "--yes", expect=1, home=there, more=database_url)
     assert "A living gateway owns slot 0." in said
+    away = database_url | {"HEADGATE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    said = await headgate("journals", "abandon", "0", "--yes", expect=1, home=there, more=away)
+    assert "Redis must answer" in said
     (there / "state" / "gateway-0" / "journal").mkdir(parents=True)
     [found] = json.loads(await headgate("journals", "replay", "0", "--json", home=there, more=database_url))
     assert found["owned"] is True
