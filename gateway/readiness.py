@@ -21,6 +21,7 @@ from gateway.base.checks import CLOCK_APART_S, MODEL, Check, State, clocks_apart
 from gateway.http.auth import Authenticator
 from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
+from gateway.metering.slot_owner import KEPT_S, SlotOwner
 from gateway.routing.links.worker_link import WorkerLink
 from workers.process.rounds import heed_cancellation
 
@@ -103,19 +104,19 @@ class ReadinessMetrics(Collector):
 
 
 class RedisProbe:
-    """Writes to Redis every two seconds, and reads its clock."""
+    """Tells Redis every two seconds who runs in the slot, and reads its clock."""
 
     def __init__(
         self,
         client: redis.asyncio.Redis,
-        slot: int,
+        owner: SlotOwner,
         *,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.asked = Asked()
         self._client = client
-        self._key = f"headgate:probe:{slot}"
+        self._owner = owner
         self._clock = clock
         self._sleep = sleep
 
@@ -129,7 +130,7 @@ class RedisProbe:
     async def ask(self) -> Asked:
         try:
             asked = self._client.pipeline(transaction=False)
-            _ = asked.set(self._key, 1, ex=10), asked.time()  # both are sent at once
+            _ = asked.set(self._owner.key, self._owner.id, ex=KEPT_S), asked.time()  # both are sent at once
             before = self._clock()
             _, (seconds, microseconds) = await asked.execute()
         except (RedisError, OSError, TimeoutError) as error:

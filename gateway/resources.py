@@ -318,8 +318,8 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
 
 async def readiness(app: web.Application) -> AsyncIterator[None]:
     """Provides the checks that `/readyz` reports."""
-    settings, metered, fleet = app[SETTINGS], app[METERING], app[GENERATION].fleet
-    probe = RedisProbe(app[REDIS], settings.slot)
+    metered, fleet = app[METERING], app[GENERATION].fleet
+    probe = RedisProbe(app[REDIS], metered.owner)
 
     def checks() -> list[Check]:
         return [

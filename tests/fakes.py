@@ -413,6 +413,7 @@ class ScriptedWorker:
         journal_dir: Path | None = None,
         drain_s: float = 60.0,
         grammars: GrammarSource | None = None,
+        vocabulary: str = "",
         **limits: float,
     ) -> None:
         self.address = f"unix:{path}"
@@ -430,7 +431,7 @@ class ScriptedWorker:
             self,
             Identity(self.worker, model, self.address, redis_url),
             self.engine,
-            hello_of(self.engine, model, str(uuid.uuid4())),
+            hello_of(self.engine, model, str(uuid.uuid4()), vocabulary),
             Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),
             self._journal.unacked if self._journal is not None else [],
             drain_s,

@@ -21,7 +21,7 @@ from accounting.limits.end_users import DAY_BUCKET_MS, DAY_MS
 from accounting.limits.limiter_state import Running
 from accounting.prices import prices, pricing
 from accounting.tables.limiter_models import EndUserUse, LimiterGateway, LimiterRunning
-from accounting.tables.models import EngineRecordRow, LedgerEntry
+from accounting.tables.models import EngineRecordRow, LedgerEntry, Tenant
 from accounting.values.budget_types import Budget, Dimension, Period
 from accounting.values.types import Usage
 
@@ -84,6 +84,9 @@ class Snapshot(msgspec.Struct, frozen=True):
     unposted: tuple[Unposted, ...] = ()
     dimensions: frozenset[Dimension] = frozenset()
     """The dimensions of the tenant's quotas."""
+    until_ms: int = 0
+    """No request that began after this moment is in the books or in a list. It is the moment of reading, or a later one
+    where the reader's clock is behind that of a gateway."""
 
 
 async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
@@ -91,11 +94,18 @@ async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: in
     statements does not grow with the number of tenants."""
     running = await _running(conn, epochs)
     unposted = await _unposted(conn, epochs, running, now_ms)
-    opened = {
-        tenant_id: {*(one.opened_ms for one in running[tenant_id]), *(one.at_ms for one in unposted[tenant_id])}
+    newest = await _newest(conn, epochs)
+    moments = {
+        tenant_id: {
+            now_ms - CLOCKS_APART_MS,
+            now_ms,
+            max(now_ms, newest.get(tenant_id, 0)),
+            *(one.opened_ms for one in running[tenant_id]),
+            *(one.at_ms for one in unposted[tenant_id]),
+        }
         for tenant_id in epochs
     }
-    spent = await _spent(conn, opened, now_ms)
+    spent = await _spent(conn, moments)
     recent = await _recent(conn, epochs, now_ms)
     limits = await quotas.of_tenants(conn, epochs)
     dimensions = {t: frozenset(quota.dimension for quota in limits.get(t, ())) for t in epochs}
@@ -108,6 +118,7 @@ async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: in
             tuple(day[tenant_id]),
             tuple(unposted[tenant_id]),
             dimensions[tenant_id],
+            max(moments[tenant_id]),
         )
         for tenant_id in epochs
     }
@@ -169,14 +180,21 @@ async def _unposted(
     return found
 
 
-async def _spent(conn: AsyncConnection, opened: Mapping[str, Collection[int]], now_ms: int) -> dict[str, list[Spent]]:
-    """Return the sums of every budget, for the periods that contain now or one of the times that a tenant has
-    `opened`."""
+async def _newest(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, int]:
+    """Return by tenant the moment of the newest request in the ledger. The reader's clock may have stepped back behind
+    it: what the others then charge to is that request's period."""
+    newest = select(func.max(LedgerEntry.opened_at_ms)).where(LedgerEntry.tenant_id == Tenant.id).scalar_subquery()
+    query = select(Tenant.id, newest).where(among(conn, Tenant.id, tenant_ids))
+    return {tenant_id: at_ms for tenant_id, at_ms in await conn.execute(query) if at_ms is not None}
+
+
+async def _spent(conn: AsyncConnection, moments: Mapping[str, Collection[int]]) -> dict[str, list[Spent]]:
+    """Return the sums of every budget, for the periods that contain one of its tenant's moments."""
     uses = [
         (budget, period)
-        for tenant_id, of_tenant in (await budgets.of_tenants(conn, opened)).items()
+        for tenant_id, of_tenant in (await budgets.of_tenants(conn, moments)).items()
         for budget in of_tenant
-        for period in _periods(budget, {now_ms - CLOCKS_APART_MS, now_ms, *opened[tenant_id]})
+        for period in _periods(budget, moments[tenant_id])
     ]
     used = await spend.spent_of(conn, uses)
     found: dict[str, list[Spent]] = defaultdict(list)

@@ -167,6 +167,11 @@ async def list_running(
     return True
 
 
+async def slots(conn: AsyncConnection) -> set[int]:
+    """Return the slots of gateways that run, or that died without removing their row."""
+    return set(await conn.scalars(select(LimiterGateway.slot)))
+
+
 async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
     """Return the number of gateways that have not listed their requests yet."""
     behind = select(func.count()).select_from(LimiterGateway).where(LimiterGateway.epoch < epoch)

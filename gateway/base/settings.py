@@ -6,6 +6,7 @@ that cannot be read, stops the start with one sentence that names the variable.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -56,6 +57,11 @@ class ModelSource(pydantic.BaseModel, frozen=True, extra="forbid"):
     """The dialect in which the model writes tool calls (docs/tools.md); empty: found from the chat template."""
     reasoning_format: str = ""
     """The tags of the model's reasoning (docs/tools.md); empty: found from the chat template; `none`: it has none."""
+
+    @property
+    def digest(self) -> str:
+        """Returns a text that is equal for equal settings, and shows no path."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
     @pydantic.field_validator("tool_format")
     @classmethod

@@ -27,7 +27,7 @@ from accounting.values.budget_types import Budget, Period
 from accounting.values.types import Posting
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.journal.unshipped import ended_behind
-from gateway.limiter.redis_keys import open_key, reservation_key, state_key
+from gateway.limiter.redis_keys import open_key, reservation_key, running_key, state_key
 from gateway.limiter.rules import row_of
 
 DRIFT_S = 10.0
@@ -53,8 +53,10 @@ class Row:
 async def limiter_equals_books(
     database: Database, link: RedisLink, journals: Mapping[int, Path], *, drift_s: float = DRIFT_S
 ) -> EquationResult:
-    """Checks I13. Nothing is checked without Redis, nor while a gateway is dead: the amount it held is an estimate
-    until it is back. A tenant whose epoch is over is left out until its next request has its state built anew.
+    """Checks I13. `journals` maps slots to the journals of this machine. Nothing is checked without Redis, nor while a
+    gateway is dead: the amount it held is an estimate until it is back, and on another host its journal may have
+    endings that the books lack. A tenant whose epoch is over is left out until its next request has its state built
+    anew.
     """
     try:
         async with database.read() as conn:
@@ -70,6 +72,8 @@ async def limiter_equals_books(
             # A charge may have been taken back meanwhile. The limiter hears of it by the new epoch.
             in_force, differing = await _in_force(database, wrong, limited), _differing(uses, booked, limited, *later)
             wrong = [use for use in in_force if use in differing]
+        if wrong and await _is_host_lost(database, link, journals):
+            return EquationResult(equations.LIMITER_EQUALS_BOOKS, 0, ())
     except LimiterUnavailable:
         return EquationResult(equations.LIMITER_EQUALS_BOOKS, 0, ())
     names = tuple(sorted(row_of(*use) for use in wrong))
@@ -79,6 +83,16 @@ async def limiter_equals_books(
 async def _is_anybody_dead(conn: AsyncConnection) -> bool:
     epochs = await limiter_state.epochs(conn)
     return bool(epochs) and await limiter_state.num_unlisted(conn, max(epochs.values())) > 0
+
+
+async def _is_host_lost(database: Database, link: RedisLink, journals: Mapping[int, Path]) -> bool:
+    """Says whether a gateway is dead whose journal is on another host. It is asked at the end, because Redis remembers
+    one that was killed for as long as a difference is looked at.
+    """
+    async with database.read() as conn:
+        elsewhere = await limiter_state.slots(conn) - journals.keys()
+    num_running = await link.command("EXISTS", *map(running_key, elsewhere)) if elsewhere else 0
+    return bool(num_running < len(elsewhere))
 
 
 async def _in_force(database: Database, uses: Sequence[Use], limited: Mapping[str, Row]) -> list[Use]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ import aiohttp
 
 from gateway.base.checks import MODEL
 from gateway.base.home import Home, HomeError
+from gateway.base.settings import ModelSource
 from gateway.cli.model import ServedModel
 from gateway.cli.start_checks import LIMIT_S, told
 
 POLL_S = 0.1
+_SILENT = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
 class GatewayProbes:
@@ -48,15 +51,25 @@ class GatewayProbes:
         return body["status"] in ("ok", "degraded") and not missing(num_workers, linked)
 
     async def knows(self, slot: int, models: Sequence[ServedModel]) -> bool:
-        """Says whether a gateway serves exactly these models."""
+        """Says whether a gateway serves exactly these models, read by these settings. One that could not read them
+        serves what it had before.
+        """
         self._awaited = f"gateway {slot} to read its models"
-        names = [check["name"] for check in (await self._ask(slot))["checks"]]
-        return {name.removeprefix(MODEL) for name in names if name.startswith(MODEL)} == {model.id for model in models}
+        wanted = {model.id: ModelSource.model_validate(model.source).digest for model in models}
+        return bool((await self._ask(slot)).get("models") == wanted)
+
+    async def draining(self) -> set[str]:
+        """Returns the workers that some gateway sees draining. A gateway that does not answer sees none."""
+        found: set[str] = set()
+        for slot in range(self._num_gateways):
+            with contextlib.suppress(*_SILENT):
+                found |= set((await self._ask(slot)).get("draining", ()))
+        return found
 
     async def _answers(self, slot: int, is_done: Callable[[int], Awaitable[bool]]) -> bool:
         try:
             return await is_done(slot)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+        except _SILENT:
             self._awaited = f"gateway {slot} to start"
             return False
 

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,15 @@ class ModelWorkers:
         """The number of workers by model."""
         return dict(Counter(place.model.id for place in self.places))
 
-    def change(self, models: Sequence[ServedModel]) -> Change:
+    def change(self, models: Sequence[ServedModel], draining: Collection[str] = ()) -> Change:
         """Compares the workers with other models. A worker of a model whose directory or settings are others is
-        replaced by a new one.
+        replaced by a new one, and so is one that drains, because it takes nothing new.
         """
         kept: list[Place] = []
         new: list[ServedModel] = []
         for model in models:
-            same = [place for place in self.places if place.model.id == model.id and _is_same(place.model, model)]
+            of_model = [place for place in self.places if place.model.id == model.id and place.name not in draining]
+            same = [place for place in of_model if _is_same(place.model, model)]
             kept += same[: model.wanted.num_workers]
             new += [model] * (model.wanted.num_workers - len(same))
         return Change(new, [place for place in self.places if place not in kept])

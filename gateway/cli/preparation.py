@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 from sqlalchemy.exc import SQLAlchemyError
@@ -21,9 +21,10 @@ from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner
 from gateway.cli.first_prices import first_rates
 from gateway.cli.model import ServedModel
-from gateway.generation.model_files import check_names
+from gateway.generation import model_files
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
+from workers.process.forked import give_back
 
 FAULTS = (AccountingError, SQLAlchemyError)
 """Errors of a database or of what is in it."""
@@ -69,9 +70,15 @@ class Preparation:
         finally:
             await database.close()
 
-    def check_names(self, models: Iterable[ServedModel], foreign: Collection[str]) -> None:
-        """Raises `SettingsError` for names of models that do not go together."""
-        check_names({model.id: ModelSource.model_validate(model.source) for model in models}, foreign)
+    def check(self, models: Sequence[ServedModel], before: Collection[ServedModel], foreign: Collection[str]) -> None:
+        """Raises `SettingsError` for models that gateways would not read: names that do not go together, or a tokenizer
+        or template that cannot be used. Models of `before` are read already.
+        """
+        model_files.check_names({model.id: _source(model) for model in models}, foreign)
+        for model in models:
+            if model not in before:
+                model_files.load(model.id, _source(model))
+        give_back()
 
     def show(self, base_url: str, models: Sequence[ServedModel], credentials: Credentials) -> None:
         """Prints what a user needs, and the keys once only."""
@@ -89,3 +96,7 @@ class Preparation:
             return None
         except (OSError, msgspec.DecodeError):
             raise HomeError(f"The file {self._home.credentials} cannot be read or is damaged.") from None
+
+
+def _source(model: ServedModel) -> ModelSource:
+    return ModelSource.model_validate(model.source)

@@ -239,8 +239,8 @@ class Up:
         """Starts new workers and writes the list of models. Returns the workers that are not wanted any more."""
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
-        self.preparation.check_names(models, foreign(os.environ))
-        change = self.workers.change(models)
+        await asyncio.to_thread(self.preparation.check, models, self.models, foreign(os.environ))
+        change = self.workers.change(models, await self.gateways.draining())
         before, self.models = self.models, models
         try:
             self.credentials = await self.preparation.prepare_database(models)

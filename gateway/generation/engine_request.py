@@ -125,6 +125,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
             read=self.reads_cache,
             write=self.principal.cache.write,
             is_one=self.pooling is None,
+            vocabulary=self.model.tokenizer.vocabulary,
         )
 
     def ask(self) -> AdmissionRequest:

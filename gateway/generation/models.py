@@ -289,23 +289,27 @@ class Models:
     """The served models, by served id."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
-        self.serve(models)
         self._foreign: dict[str, ServedModel] = {}
-        self._adapters: dict[str, tuple[str | None, ServedModel]] = {}
-        """Served id → (the tenant that it serves, or None for all; the model with the adapter)."""
+        self._registered: Sequence[AdapterInfo] = ()
+        """The adapters, also those of models that are not served now."""
+        self.serve(models)
 
     def serve(self, models: Mapping[str, ServedModel]) -> None:
-        """Serves exactly these models from now on. Requests that run keep the model that they began with."""
+        """Serves exactly these models from now on, with their adapters. Requests that run keep the model that they began
+        with.
+        """
         self._models = dict(models)
         self._targets = {alias: model.id for model in models.values() for alias in model.aliases}
+        self.serve_adapters(self._registered)
 
     def serve_foreign(self, models: Mapping[str, ServedModel]) -> None:
         """Serves exactly these models of others from now on. A model of our own with the same name comes first."""
         self._foreign = dict(models)
 
     def serve_adapters(self, infos: Sequence[AdapterInfo]) -> None:
-        """Serves exactly these adapters from now on."""
-        self._adapters = {
+        """Serves exactly these adapters from now on, those of served models."""
+        self._registered = infos
+        self._adapters: dict[str, tuple[str | None, ServedModel]] = {
             info.served_id: (
                 info.tenant_id,
                 replace(base, id=info.served_id, base=base.id, adapter=info.id, created=info.created_at),
@@ -313,6 +317,7 @@ class Models:
             for info in infos
             if (base := self._models.get(info.model)) is not None
         }
+        """Served id → (the tenant that it serves, or None for all; the model with the adapter)."""
 
     @property
     def served(self) -> Mapping[str, ServedModel]:

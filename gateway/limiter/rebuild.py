@@ -283,7 +283,7 @@ def _arguments(tenant_id: str, epoch: int, snapshot: Snapshot, now: Moment) -> t
         "epoch": epoch,
         "windows": [sorted(buckets.items()) for buckets in windows.values()],
         "budgets": rebuilt_state.budgets(snapshot, now.books_ms),
-        "built": now.books_ms,
+        "built": snapshot.until_ms,
         "requests": requests,
         "term": TERM_MS,
     }

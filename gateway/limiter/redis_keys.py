@@ -25,6 +25,11 @@ VERDICT_KEY = "hg:books:verified"
 _TENANT_PREFIX = "hg:{t:"
 
 
+def running_key(slot: int) -> str:
+    """Returns the key that exists while a gateway runs in this slot, and for some seconds after it was killed."""
+    return f"headgate:probe:{slot}"
+
+
 def tenant_space(tenant_id: str) -> str:
     """Returns the prefix of all limiter keys of a tenant. The braces put them into one cluster slot."""
     return f"{_TENANT_PREFIX}{tenant_id}}}"

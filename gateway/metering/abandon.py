@@ -21,6 +21,7 @@ from accounting.values.types import Posting
 from gateway.base.redis_link import RedisLink
 from gateway.journal.journals import GATEWAY
 from gateway.journal.unshipped import OLD_MS, unshipped
+from gateway.limiter.limits import limiter_link
 from gateway.limiter.redis_keys import open_key
 from gateway.metering.metering import metering
 from workers.protocol.segments import list_segments
@@ -48,6 +49,7 @@ async def abandon(
     """
     if await asyncio.to_thread(_is_there, directory):
         raise JournalThere
+    await _need_redis(redis_url)
     known = await asyncio.to_thread(_requests, journals)
     async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
         # The slot's reservations have been given back by now: those that are still held are others'.
@@ -65,6 +67,17 @@ async def abandon(
     return Abandoned(
         slot=f"{GATEWAY}{slot}", voided=len(due) - len(kept), charged=len(kept), younger=len(lost) - len(due)
     )
+
+
+async def _need_redis(redis_url: str) -> None:
+    """Raises LimiterUnavailable before anything is changed: without Redis nobody would notice that the slot runs on
+    another host.
+    """
+    link = limiter_link(redis_url)
+    try:
+        await link.command("PING")
+    finally:
+        await link.close()
 
 
 def _is_there(directory: Path) -> bool:

@@ -1,8 +1,9 @@
 """Assembles the billing path of one gateway process, in the order in which its parts must start and stop.
 
-Start: offset from SQL → journal (replays what a dead process left) → shipper → limiter → admission may accept.
+Start: offset from SQL → no other host has the slot → journal (replays what a dead process left) → shipper → limiter →
+admission may accept.
 
-Stop: endings written → upkeep ended → journal sealed → shipped → limiter's link closed.
+Stop: endings written → upkeep ended → journal sealed → shipped → slot free → limiter's link closed.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gateway.limiter.upkeep import Upkeep
 from gateway.metering.admission import Admission
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache
+from gateway.metering.slot_owner import SlotOwner
 from workers.process.rounds import repeat
 
 REVIVE_EVERY_S = 1.0
@@ -43,6 +45,7 @@ class Metering:
     limiter: Limiter
     link: RedisLink
     prices: PriceCache
+    owner: SlotOwner
 
 
 @asynccontextmanager
@@ -58,7 +61,8 @@ async def metering(
     prices: PriceCache | None = None,
 ) -> AsyncIterator[Metering]:
     """Runs the billing path. `directory` holds this slot's journal; `shipped` is explained at `Shipper`. `prices`
-    are given by a process that hears of changes. Raises SlotTaken if another process has it, and what SQL raises.
+    are given by a process that hears of changes. Raises SlotTaken if another process has it, here or on another host,
+    and what SQL raises.
     """
     metrics = metrics or MeteringMetrics()
     async with database.read() as conn:
@@ -68,12 +72,21 @@ async def metering(
         async with database.read() as conn:
             return await idempotency_store.postings(conn, request_ids)
 
-    journal = await open_journal(directory, slot, min_next_seq=offset + 1, stored=stored, committed=metrics.committed)
+    link = limiter_link(redis_url, timeout_s=limiter_timeout_s, script_ran=metrics.script_ran)
+    owner = SlotOwner(link, slot, directory)
+    try:
+        await owner.refuse_others()
+        journal = await open_journal(
+            directory, slot, min_next_seq=offset + 1, stored=stored, committed=metrics.committed
+        )
+    except BaseException:
+        await link.close()
+        raise
+    await owner.begin()
     async with database.write() as conn:
         # The journal is replayed: the requests that the dead process left running have ended now, and their keys may be
         # used again.
         await idempotency_store.drop_running(conn, slot)
-    link = limiter_link(redis_url, timeout_s=limiter_timeout_s, script_ran=metrics.script_ran)
     poster = _poster(database, directory, slot, offset)
     shipper = Shipper(journal, poster, shipped=shipped)
     limiter = Limiter(link, slot, database, caught_up=partial(shipper.caught_up, soon=True))
@@ -87,7 +100,7 @@ async def metering(
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
     try:
-        yield Metering(admission, shipper, poster, journal, limiter, link, prices)
+        yield Metering(admission, shipper, poster, journal, limiter, link, prices, owner)
     finally:
         await admission.drain()
         reviver.cancel()
@@ -97,6 +110,7 @@ async def metering(
         await journal.close()
         await shipper.close()
         await poster.close()
+        await owner.end()
         await link.close()
 
 

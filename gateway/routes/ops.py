@@ -12,6 +12,8 @@ from aiohttp import hdrs, web
 
 from gateway.base.addresses import LOOPBACK, within
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
+from gateway.generation.models import MODELS
+from gateway.generation.stream import GENERATION
 from gateway.http.route_table import Handler
 from gateway.routes import health
 from gateway.telemetry.exposition import Page
@@ -23,9 +25,13 @@ DRAIN: web.AppKey[Callable[[], None]] = web.AppKey("drain")
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Answers as on the base URL, with the number of linked workers of each model."""
-    lifecycle = request.app[MAIN][LIFECYCLE]
-    return health.as_response(lifecycle.report(), workers=lifecycle.num_workers())
+    """Answers as on the base URL, with linked workers by model, those that drain, and the settings of models as digests."""
+    main = request.app[MAIN]
+    lifecycle, fleet, served = main[LIFECYCLE], main[GENERATION].fleet, main[MODELS].served
+    models = {name: model.source.digest for name, model in served.items() if model.source is not None}
+    return health.as_response(
+        lifecycle.report(), workers=lifecycle.num_workers(), draining=fleet.draining, models=models
+    )
 
 
 async def own_metrics(request: web.Request) -> web.Response:

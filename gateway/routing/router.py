@@ -42,6 +42,8 @@ class Prompt:
     write: bool = True
     is_one: bool = True
     """The tokens are one prompt. The value is False for several, one after the other, of which no cache knows a group."""
+    vocabulary: str = ""
+    """The digest of the vocabulary that the ids are of, or nothing."""
     _groups: dict[tuple[str, bytes, int], list[Group]] = field(default_factory=dict, repr=False)
 
     def groups(self, key: bytes, root: str, identity: bytes, block_size: int) -> list[Group]:
@@ -222,9 +224,17 @@ class Router:
 
 
 def _serves(link: Link, prompt: Prompt) -> bool:
-    if link.registration.model != prompt.model:
+    if link.registration.model != prompt.model or not _reads(link, prompt):
         return False
     return not prompt.adapter or link.has_adapter(prompt.adapter)
+
+
+def _reads(link: Link, prompt: Prompt) -> bool:
+    """Says whether a worker means the same tokens by the prompt's ids. While the weights of a model are replaced by
+    others with another tokenizer, workers of both are linked, and each gateway has one of the tokenizers.
+    """
+    said = link.hello.vocabulary if link.hello is not None else ""
+    return not said or not prompt.vocabulary or said == prompt.vocabulary
 
 
 def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
@@ -232,6 +242,10 @@ def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
     of_model = [link for link in links if link.registration.model == prompt.model]
     if prompt.adapter and of_model and not any(link.has_adapter(prompt.adapter) for link in of_model):
         return errors.no_worker("No worker has loaded this adapter yet.")
+    if of_model and not any(_reads(link, prompt) for link in of_model):
+        return errors.no_worker(
+            "The workers of this model have another tokenizer than the one that this gateway has read."
+        )
     if any(link.status.disk_full for link in of_model):
         return errors.disk_full()
     if any(link.status.draining for link in of_model):

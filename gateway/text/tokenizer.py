@@ -25,6 +25,7 @@ from tokenizers import Tokenizer
 
 from gateway.text.byte_level import BYTE_OF_CHAR
 from gateway.text.control import WINDOW_CHARS, ControlTokens
+from workers.process.vocabulary_digest import vocabulary_digest
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 CACHED_WORDS = 1_000
@@ -64,6 +65,8 @@ class ModelTokenizer:
         """Builds the tokenizer. `spec` is the content of a `tokenizer.json`. The model may have fewer rows than there are
         tokens: ids from `num_rows` on are outside of the vocabulary, and what is written as such an added token is text.
         """
+        self.vocabulary = vocabulary_digest(spec)
+        """The digest of the tokens and their ids."""
         served = [token for token in spec["added_tokens"] if num_rows is None or token["id"] < num_rows]
         spec = {**spec, "added_tokens": served}
         self._tokenizer = _loaded(spec)

@@ -68,6 +68,9 @@ class Hello(Frame, frozen=True, tag="hello"):
     pairs: Literal["", "segments", "labels"] = ""
     """The way in which a worker that can `score` takes two texts. `segments`: as one input of two segments. `labels`: in
     a prompt that is answered by one of two tokens."""
+    vocabulary: str = ""
+    """The digest of the tokens and their ids (`workers/process/vocabulary_digest.py`). A worker that says none is sent
+    every prompt, one that says another than the gateway's is sent none."""
 
 
 class SamplingParams(Frame, frozen=True, weakref=True):

@@ -2,7 +2,7 @@
 -- KEYS  1 state  2 open  3 the prefix of every reservation's key  4.. windows, then the reservations to make, then
 --       those to delete
 -- ARGV  1 time ('' outside tests)  2 JSON: epoch, windows ({bucket, amount} pairs of each), budgets ({row, budget,
---       used, limit, hardness, version} each), built (the time of reading the books, by the reader's clock), requests
+--       used, limit, hardness, version} each), built (no request that began later is in the books or a list), requests
 --       (id, slot, places, rows, w, input, in_s, bound, at_s, seq, mu), term
 -- Answer {'ok'}; {'none'} if the state of this epoch or a later one exists already; or {'forget', ids} if these
 --        requests are open and not among KEYS (nothing was done)

@@ -64,6 +64,11 @@ class Fleet:
     def num_workers(self) -> dict[str, int]:
         return dict(Counter(link.registration.model for link in self.links))
 
+    @property
+    def draining(self) -> list[str]:
+        """The linked workers that take nothing new."""
+        return sorted(link.registration.worker for link in self.links if link.status.draining)
+
     def look_soon(self) -> None:
         """Looks at once, because a worker has registered or a link has ended."""
         self._news.set()

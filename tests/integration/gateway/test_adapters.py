@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from fakes import ScriptedWorker
-from gateways import MODEL, until
+from gateways import MODEL, running_gateway, until
 
 from gateway.generation.stream import GENERATION
+from gateway.resources import serve_models
 
 PATH = "/admin/v1/adapters"
 LONG = "Tell me of the canal that feeds the lower fields, gate by gate, from the head on. " * 2
@@ -182,3 +184,29 @@ async def test_a_worker_that_comes_back_has_its_adapters_again(tmp_path, redis_u
         (link,) = bare_gateway.app[GENERATION].fleet.links
         await until(lambda: link.has_adapter(made["id"]))
         assert (await complete(bare_gateway, made["served_as"]))[0] == 200
+
+
+async def test_an_adapter_comes_goes_and_changes_with_its_model_as_models_are_read_again(tmp_path, redis_url, folder):
+    file = tmp_path / "models.json"
+    path = str(tmp_path / "home" / "model")
+
+    async def read_again(**models):
+        file.write_text(json.dumps({name: {"path": path, **more} for name, more in models.items()}))
+        await serve_models(gateway.app)
+
+    file.write_text(json.dumps({MODEL: {"path": path}}))
+    async with (
+        ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url),
+        running_gateway(tmp_path / "home", redis_url, models_file=file) as gateway,
+    ):
+        await gateway.workers(1)
+        served = (await register(gateway, folder))["served_as"]
+        await read_again(**{MODEL: {"max_model_len": 8}})
+        status, _, answer = await complete(gateway, served)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        await read_again(another={})
+        assert (await complete(gateway, served))[0] == 404
+        assert await model_ids(gateway) == ["another"]
+        await read_again(another={}, **{MODEL: {}})
+        assert (await complete(gateway, served))[0] == 200
+        assert await model_ids(gateway) == ["another", MODEL, served]

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
-from gateways import MODEL, running_gateway
+from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
 
 from accounting.books import books
@@ -46,9 +48,15 @@ def headgate(gateway):
         "HEADGATE_REDIS_URL": gateway.settings.redis_url,
     }
 
-    async def run(*arguments: str, stdin: str = "", expect: int = 0) -> str:
-        command = [*arguments, "--home", str(gateway.settings.home)]
-        done = await asyncio.to_thread(CliRunner().invoke, main, command, input=stdin, env=env)
+    async def run(
+        *arguments: str,
+        stdin: str = "",
+        expect: int = 0,
+        home: Path = gateway.settings.home,
+        more: Mapping[str, str] | None = None,
+    ) -> str:
+        command = [*arguments, "--home", str(home)]
+        done = await asyncio.to_thread(CliRunner().invoke, main, command, input=stdin, env=env | (more or {}))
         assert done.exit_code == expect, done.output
         return done.output.strip()
 
@@ -279,6 +287,27 @@ async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headga
     checked = await read(headgate, "verify-books")
     assert (checked["ok"], checked["unreplayed"]) == (True, [])
     assert "No journal here: 9" in await headgate("journals", "replay", "9", expect=2)
+
+
+async def test_a_slot_that_runs_on_another_host_is_neither_replayed_nor_abandoned(gateway, headgate, tmp_path):
+    """Redis tells: there is no lock between hosts. The running gateway keeps its keys, and its row as one that lists."""
+    there = tmp_path / "there"
+    await prepare_home(there, gateway.settings.database_url)
+    database_url = {"HEADGATE_DATABASE_URL": gateway.settings.database_url}
+    async with gateway.app[DATABASE].write() as conn:
+        taken = {"fingerprint": b"f", "request_id": "req_1", "slot": 0, "now": int(time.time())}
+        assert await idempotency_store.take(conn, "proj_1", "k", **taken) is None
+    of_it = "SELECT (SELECT count(*) FROM idempotent_reply), (SELECT count(*) FROM limiter_gateway)"
+    before = await gateway.sql(of_it)
+    said = await headgate("journals", "abandon", "0", "--yes", expect=1, home=there, more=database_url)
+    assert "A living gateway owns slot 0." in said
+    away = database_url | {"HEADGATE_REDIS_URL": "redis://127.0.0.1:1/0"}
+    said = await headgate("journals", "abandon", "0", "--yes", expect=1, home=there, more=away)
+    assert "Redis must answer" in said
+    (there / "state" / "gateway-0" / "journal").mkdir(parents=True)
+    [found] = json.loads(await headgate("journals", "replay", "0", "--json", home=there, more=database_url))
+    assert found["owned"] is True
+    assert await gateway.sql(of_it) == before
 
 
 async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):

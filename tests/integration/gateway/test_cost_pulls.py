@@ -348,7 +348,7 @@ async def test_the_hour_is_kept_and_one_gateway_reads_for_all(
     upstreams, url = declared(provider), f"sqlite+aiosqlite:///{tmp_path}/shared.db"
     async with running_gateway(tmp_path / "a", redis_url, url, upstreams=upstreams) as one:
         await called(one)
-        async with running_gateway(tmp_path / "b", redis_url, url, upstreams=upstreams) as two:
+        async with running_gateway(tmp_path / "b", redis_url, url, upstreams=upstreams, slot=1) as two:
             pullers = [running.app[COST_PULLER] for running in (one, two)]
             await asyncio.gather(*(puller.look() for puller in pullers))
             await asyncio.gather(*(puller.look() for puller in pullers))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -22,7 +23,12 @@ from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
 
+from accounting.database.db import Database
+from accounting.requests import idempotency_store
+from gateway.base.home import Home
 from gateway.base.settings import CannotStartYet, SettingsError, load
+from gateway.cli.gateway_probes import GatewayProbes
+from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
 
 pytestmark = pytest.mark.rest
@@ -148,7 +154,7 @@ async def test_two_processes_share_a_listener_report_workers_and_drain_on_sigter
             await ready(tmp_path, slot, workers={})
         async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, tokens_per_s=100):
             for slot in (0, 1):
-                await ready(tmp_path, slot, workers={MODEL: 1})
+                await ready(tmp_path, slot, workers={MODEL: 1}, draining=[])
             headers = {"authorization": f"Bearer {keys.api_key}"}
             body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 50}
             async with aiohttp.ClientSession(url, headers=headers) as session:
@@ -289,6 +295,46 @@ async def test_a_database_that_may_come_later_is_no_setting(
     ]
 
 
+async def test_a_slot_that_runs_on_another_host_stays_with_it(tmp_path: Path, redis_url: str) -> None:
+    """The journal's lock guards one machine. What the running gateway has in SQL, such as its running keys, stays."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    url = f"sqlite+aiosqlite:///{here / 'headgate.db'}"
+    of_here, of_there = (environment(home, redis_url, HEADGATE_DATABASE_URL=url) for home in (here, there))
+    for home in (here, there):
+        await prepare_home(home, url)
+    database = Database(url)
+    first = start(of_here)
+    try:
+        await ready(here)
+        async with database.write() as conn:
+            taken = {"fingerprint": b"f", "request_id": "req_1", "slot": 0, "now": int(time.time())}
+            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is None
+        refused = await asyncio.to_thread(run_to_end, of_there)
+        assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
+            os.EX_CONFIG,
+            "headgate gateway: Slot 0 is in use: a gateway of another host or home runs in it, or did 10 s ago.",
+        )
+        assert not (there / "state").exists(), "who is refused leaves nothing"
+        async with database.write() as conn:
+            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is not None, "the key is still taken"
+        first.kill()
+        first.communicate()
+        first = start(of_here)
+        await ready(here)  # its own home goes on at once after a kill
+        first.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.wait, 15) == 0
+        second = start(of_there)
+        try:
+            await ready(there)  # the slot was given up
+        finally:
+            second.kill()
+            second.communicate()
+    finally:
+        await database.close()
+        first.kill()
+        first.communicate()
+
+
 async def test_a_hangup_makes_a_gateway_read_the_models_of_its_file_again(tmp_path: Path, redis_url: str) -> None:
     home, file, log = tmp_path / "home", tmp_path / "headgate.toml", tmp_path / "log"
     home.mkdir()
@@ -307,12 +353,29 @@ async def test_a_hangup_makes_a_gateway_read_the_models_of_its_file_again(tmp_pa
         process.send_signal(signal.SIGHUP)
         await until_logged(log, "headgate.toml is not TOML")
         await until_models(home, {MODEL, "another"})
+        await refuses_a_broken_directory(home, file, log, process)
         file.write_text(f"[models.another]\n{model}")
         process.send_signal(signal.SIGHUP)
         await until_models(home, {"another"})
     finally:
         process.kill()
         process.wait()
+
+
+async def refuses_a_broken_directory(home: Path, file: Path, log: Path, process: subprocess.Popen[bytes]) -> None:
+    """The gateway keeps what it had, and whoever asks whether it has read the new directory hears that it has not."""
+    probes, path = GatewayProbes(Home(home), 1), home / "model"
+    broken = Path(shutil.copytree(path, home / "broken"))
+    (broken / "chat_template.jinja").write_text("{% if")
+    old, new = [(ServedModel(MODEL, one, WantedModel(str(one))),) for one in (path, broken)]
+    file.write_text(f'[models.{MODEL}]\npath = "{path}"\n')
+    process.send_signal(signal.SIGHUP)
+    await until_models(home, {MODEL})
+    assert await probes.knows(0, old)
+    file.write_text(f'[models.{MODEL}]\npath = "{broken}"\n')
+    process.send_signal(signal.SIGHUP)
+    await until_logged(log, "does not compile")
+    assert (await probes.knows(0, new), await probes.knows(0, old)) == (False, True)
 
 
 async def until_logged(log: Path, text: str) -> None:

@@ -22,7 +22,9 @@ from own_redis import OwnRedis
 from gateway import changes, readiness
 from gateway.base.app_keys import DATABASE, LIFECYCLE, REDIS
 from gateway.base.settings import GatewaySettings
+from gateway.limiter.limits import limiter_link
 from gateway.metering.metering import METERING
+from gateway.metering.slot_owner import SlotOwner
 
 
 async def probe(gateway: RunningGateway) -> tuple[int, str, dict[str, str]]:
@@ -278,9 +280,10 @@ async def test_o2_a_clock_far_off_is_named_and_requests_are_served(
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
-async def test_o2_how_far_redis_clock_is_off_is_measured(own_redis: OwnRedis, ahead_s: float):
+async def test_o2_how_far_redis_clock_is_off_is_measured(own_redis: OwnRedis, tmp_path: Path, ahead_s: float):
     client = redis.asyncio.from_url(own_redis.url)
-    one = readiness.RedisProbe(client, 0, clock=lambda: time.time() - ahead_s)
+    owner = SlotOwner(limiter_link(own_redis.url), 0, tmp_path)
+    one = readiness.RedisProbe(client, owner, clock=lambda: time.time() - ahead_s)
     asked = await one.ask()
     await client.aclose()
     assert asked.ahead_s == pytest.approx(ahead_s, abs=60)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from byte_model import tokenizer_spec
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 
@@ -17,6 +18,7 @@ from gateway.journal import journal_records
 from gateway.journal.journal import Journal
 from gateway.journal.reader import Reader
 from gateway.metering.metering import METERING
+from workers.process.vocabulary_digest import vocabulary_digest
 from workers.protocol.journal import Kind
 
 ROOTS = ("scripted@1", "scripted@2")
@@ -65,6 +67,30 @@ async def test_what_the_books_say_ran_is_what_ran(rollout: RunningGateway) -> No
     assert {one.request_id: one.root for one in opened} == ran
     assert told == {name: fingerprint(ran[name]) for name in told}
     assert len(told) == 8
+
+
+async def test_weights_with_another_tokenizer_get_no_prompt_of_this_one(tmp_path: Path, redis_url: str) -> None:
+    """As in a rollout whose gateways have not read the new directory yet: its ids mean other tokens."""
+    ours = vocabulary_digest(tokenizer_spec())
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(running_gateway(tmp_path / "home", redis_url))
+
+        def worker(slot: int, vocabulary: str) -> ScriptedWorker:
+            path, runner = tmp_path / f"w{slot}.sock", ScriptedRunner(root=f"scripted@{slot}")
+            return ScriptedWorker(path, redis_url=redis_url, slot=slot, runner=runner, vocabulary=vocabulary)
+
+        await stack.enter_async_context(worker(1, "of others"))
+        async with worker(0, ours), gateway.client() as client:
+            await gateway.workers(2)
+            for number in range(8):
+                answer = await client.completions.create(model=MODEL, prompt=f"prompt {number}", max_tokens=2)
+                assert answer.system_fingerprint == fingerprint("scripted@0")
+        await gateway.workers(1)
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 3}
+        async with gateway.session() as session, session.post("/v1/completions", json=body) as answer:
+            assert answer.status == 503
+            error = (await answer.json())["error"]
+        assert (error["code"], "another tokenizer" in error["message"]) == ("no_worker", True)
 
 
 async def test_a_worker_that_is_lost_after_its_choice_is_not_replaced(

@@ -61,6 +61,7 @@ async def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(
     assert status == 200, body
     link = gateway.app[GENERATION].fleet.links[0]
     await until(lambda: link.status.draining)
+    assert gateway.app[GENERATION].fleet.draining == [worker.worker]
     assert (await call(gateway, "GET", PATH))[1]["data"][0]["state"] == "draining"
     async with (
         gateway.session() as session,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 
@@ -19,6 +20,7 @@ from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
 from gateway.limiter.rules import LimitSubject
 from tests.money import posting
+from workers.process.rounds import repeat
 
 pytestmark = pytest.mark.rest
 
@@ -196,6 +198,36 @@ async def test_a_late_request_at_the_edge_of_a_period_finds_its_row_and_empties_
         if hour:
             assert await spends(100, hour_ms + hour * HOUR_MS - 100) == 699 + hour, "the hour that has just ended"
             assert await spends(1, hour_ms + hour * HOUR_MS) == 700
+
+
+async def test_a_gateway_whose_own_clock_steps_back_leaves_the_others_what_is_used_of_this_hour(
+    books: Database, link: RedisLink, limiter: Limiter, clocks: Clocks
+) -> None:
+    """It asks for the row of an earlier hour, so that it builds the tenant's state anew by its own clock."""
+    budget = Budget(id="b", tenant_id="proj_1", period="hour", limit_micro_units=1000)
+    await spend(books, budget, 900, clocks.books())
+
+    def behind() -> int:
+        return clocks.books() - 2 * HOUR_MS
+
+    async def used(of: Limiter, number: int, at_ms: int) -> int:
+        who = holder(number, at_ms, budgets=(budget,))
+        verdict = await of.reserve(who, 1, 5, LADDER)
+        await of.release(who)
+        return verdict.money[who.budgets[0].row].used
+
+    other = Limiter(link, 1, books, caught_up=nothing_to_ship, now_ms=clocks.redis, books_ms=behind)
+    assert await used(limiter, 1, clocks.books()) == 900
+    await other.incidents.follow()
+    following = asyncio.create_task(repeat(0.02, limiter.incidents.follow))
+    try:
+        assert await used(other, 2, behind()) == 0
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    assert other.rebuilder.num_built == 1
+    assert await used(limiter, 3, clocks.books()) == 900
+    await other.rebuilder.leave()
 
 
 @pytest.mark.parametrize("ahead", [0, HOUR_MS, -HOUR_MS])

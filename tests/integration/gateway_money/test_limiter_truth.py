@@ -17,6 +17,7 @@ from accounting.values.types import Principal, RequestFacts, Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.books.limiter_truth import limiter_equals_books
+from gateway.limiter.redis_keys import running_key
 from gateway.limiter.rules import LimitSubject, row_of
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
@@ -135,6 +136,20 @@ async def test_an_ending_that_the_books_lost_is_a_drift(books, metered, ask):
     await metered.limiter.settle(admitted._holder, 7, 10, 5)
     assert (await check(metered, books)).failures == (row(ask),)
     await admitted.void("internal")
+
+
+async def test_a_lost_host_is_no_drift_of_the_others(books, metered, ask, own_redis, tmp_path):
+    """Its last endings are in its journal alone. While its gateway runs, an ending that nobody has is a drift."""
+    async with metering(
+        database=books, redis_url=own_redis.url, slot=1, directory=tmp_path / "there", limiter_timeout_s=2
+    ) as there:
+        admitted = await there.admission.admit(ask(), "r")
+        await there.limiter.settle(admitted._holder, 7, 10, 5)
+        assert (await check(metered, books)).failures == (row(ask),)
+        await metered.link.command("DEL", running_key(1))
+        found = await check(metered, books)
+        assert (found.failures, found.num_checked) == ((), 0)
+        await admitted.void("internal")
 
 
 async def test_a_charge_that_was_taken_back_is_no_drift(books, metered, ask):

@@ -11,6 +11,7 @@ import sys
 import urllib.request
 
 import pytest
+from byte_model import tokenizer_spec
 from fakes import generate_request
 from gateway_link import GatewayLink
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from workers.engine import __main__ as worker_main
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.values.errors import CannotStartYet, StartError
+from workers.process.vocabulary_digest import vocabulary_digest
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
 pytestmark = pytest.mark.rest
@@ -50,6 +52,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
     from tiny_models import TinyModel
 
     model = TinyModel.make("llama", tmp_path / "tiny")
+    (model.directory / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
     port = free_port()
     address = f"unix:{tmp_path}/w.sock"
     process = await start(
@@ -70,6 +73,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
         gateway = await GatewayLink.dial(address)
         hello = await gateway.of(Hello)
         assert (hello.model, hello.num_blocks) == ("tiny", 64)
+        assert hello.vocabulary == vocabulary_digest(tokenizer_spec())
         sampling = SamplingParams(1, 0.0, ignore_eos=True)
         request = generate_request("r", range(3, 20), 40, sampling=sampling, root=hello.root)
         gateway.send(request)

@@ -53,6 +53,14 @@ def test_another_directory_or_setting_means_another_worker():
     assert slots(workers.change([model("a", HEADGATE_ENGINE_QUANT="int8")])) == (["a"], [0])
 
 
+def test_a_worker_that_drains_is_replaced_and_never_kept_instead_of_another_one():
+    """It takes nothing new, so a model that it alone would serve would answer 503."""
+    workers = running(model("a", 2))
+    assert slots(workers.change([model("a")], {"worker-0"})) == ([], [0])
+    assert slots(workers.change([model("a", 2)], {"worker-0"})) == (["a"], [0])
+    assert slots(workers.change([model("a")], {"worker-0", "worker-1"})) == (["a"], [0, 1])
+
+
 def test_the_format_of_tool_calls_is_chosen_for_one_model_or_for_all():
     models = (WantedModel("/m/one"), WantedModel("org/two", told={"aliases": ["x"]}), WantedModel("/m/three", "third"))
 

@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from byte_model import write_byte_model
 from click.testing import CliRunner
 from sqlalchemy.exc import OperationalError
 
@@ -18,7 +19,9 @@ from gateway.base.home import Home, HomeError
 from gateway.cli import reload as command
 from gateway.cli import up as module
 from gateway.cli.main import main
+from gateway.cli.model import ServedModel, WantedModel
 from gateway.cli.model_workers import Change
+from gateway.cli.preparation import Preparation
 from gateway.cli.up import Options, Up
 
 FAULTS = [
@@ -59,16 +62,20 @@ async def test_a_fault_of_a_reload_is_said_and_the_next_one_is_heard(tmp_path, f
 
 class Workers:
     def __init__(self) -> None:
-        self.counts, self.stopped = {}, []
+        self.counts, self.started, self.stopped = {}, [], []
 
-    def change(self, models):
+    def change(self, models, draining):
+        self.drained = draining
         return Change(["new"], [SimpleNamespace(name="worker-0")])
 
     def place_change(self, change):
         return [SimpleNamespace(name="worker-1")]
 
+    def told(self) -> list[str]:
+        return []
+
     async def start(self, places) -> None:
-        pass
+        self.started += [place.name for place in places]
 
     async def stop(self, places) -> None:
         self.stopped += [place.name for place in places]
@@ -78,6 +85,9 @@ class Gateways:
     fault: HomeError | None = None
     """The end of the wait until the models are known, which is the second one."""
     num_waits = 0
+
+    async def draining(self) -> set[str]:
+        return {"worker-0"}
 
     async def wait(self, _) -> None:
         self.num_waits += 1
@@ -99,7 +109,7 @@ async def serving(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "resolve_all", lambda _: (new,))
     monkeypatch.setattr(module, "check_room", lambda *_: None)
     up.models, up.workers, up.gateways = (old,), Workers(), Gateways()
-    up.preparation = SimpleNamespace(check_names=lambda *_: None, prepare_database=prepared)
+    up.preparation = SimpleNamespace(check=lambda *_: None, prepare_database=prepared)
     return up
 
 
@@ -123,6 +133,26 @@ async def test_a_list_of_models_that_cannot_be_written_takes_the_new_workers_bac
     found = await outcome(serving)
     assert (found["error"], found["models"]) == ("The models stay as they were: The disk is full.", ["old"])
     assert serving.workers.stopped == ["worker-1"]
+
+
+async def test_a_model_that_gateways_could_not_read_is_refused_before_a_worker_starts(serving, tmp_path, monkeypatch):
+    """A gateway would go on with the tokenizer that it had, and its tokens would go to the new weights."""
+    path = write_byte_model(tmp_path / "model")
+    (path / "chat_template.jinja").write_text("{% if")
+    broken = ServedModel("old", path, WantedModel(str(path), "old"))
+    monkeypatch.setattr(module, "resolve_all", lambda _: (broken,))
+    serving.preparation.check = Preparation(serving.home, "", "", migrates=False).check
+    found = await outcome(serving)
+    assert found["models"] == ["old"]
+    assert str(found["error"]).startswith(
+        f"The models stay as they were: Cannot serve the model old from {path}: the chat template does not compile"
+    )
+    assert serving.workers.started == []
+
+
+async def test_workers_that_drain_are_told_to_who_chooses_those_that_stay(serving):
+    await outcome(serving)
+    assert (serving.workers.drained, serving.workers.started) == ({"worker-0"}, ["worker-1"])
 
 
 async def test_a_gateway_that_does_not_read_the_new_models_is_no_reload_without_effect(serving):

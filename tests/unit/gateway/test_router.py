@@ -73,6 +73,16 @@ def test_the_least_loaded_worker_of_the_model_is_chosen() -> None:
     assert choose(Router(), *links, avoid={"b"}) == "a"
 
 
+def test_a_worker_with_another_vocabulary_gets_no_prompt_and_one_that_says_none_gets_all() -> None:
+    other, own = (Link(name, hello=msgspec.structs.replace(HELLO, vocabulary=name)) for name in ("other", "own"))
+    wanted = prompt(vocabulary="own")
+    assert choose(Router(), other, own, prompt=wanted) == "own"
+    assert choose(Router(), other, Link("earlier"), prompt=wanted) == "earlier"
+    assert choose(Router(), other, prompt=prompt()) == "other", "a gateway that does not know its own"
+    with pytest.raises(ApiError, match="have another tokenizer than the one that this gateway has read"):
+        choose(Router(), other, prompt=wanted)
+
+
 def test_equal_workers_take_turns() -> None:
     router, links = Router(), [Link("a"), Link("b"), Link("c")]
     taken = set()
