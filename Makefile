@@ -19,7 +19,7 @@ setup: $(STAMP) ## create .venv and install everything into it
 
 $(STAMP): pyproject.toml requirements/constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Headgate needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt torch
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c requirements/constraints.txt -e '.[$(EXTRAS)]'
 	touch $(STAMP)

@@ -10,7 +10,9 @@ from accounting.lifecycle.bootstrap import Credentials
 QUESTION = "What does json.dumps do?"
 
 
-def banner(base_url: str, models: Sequence[str], credentials: Credentials, home: Path) -> str:
+def banner(
+    base_url: str, models: Sequence[str], credentials: Credentials, home: Path, price_notes: Sequence[str] = ()
+) -> str:
     """The snippets use the first model."""
     model = models[0]
     return "\n".join(
@@ -20,6 +22,7 @@ def banner(base_url: str, models: Sequence[str], credentials: Credentials, home:
             f"  base URL    {base_url}/v1",
             f"  console     {base_url}/console",
             *(f"  model       {name}" for name in models),
+            *(f"  price       {note}" for note in price_notes),
             f"  state       {home}",
             *_keys(credentials),
             "",

@@ -15,11 +15,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import Credentials, bootstrap
+from accounting.prices import price_lists, prices
+from accounting.values import clock
 from accounting.values.errors import AccountingError
 from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner
-from gateway.cli.first_prices import first_rates
+from gateway.cli.first_prices import first_rates, price_notes
 from gateway.cli.model import ServedModel
 from gateway.generation import model_files
 from gateway.journal.journals import gateway_journals
@@ -36,6 +38,8 @@ class Preparation:
         self._database_url = database_url
         self._redis_url = redis_url
         self._migrates = migrates
+        self.price_notes: list[str] = []
+        """A sentence for each served model that is free or has no price, as of the last preparation."""
 
     async def prepare_database(self, models: Sequence[ServedModel]) -> Credentials:
         """Upgrades the schema, or checks it, and makes the first tenant and first prices."""
@@ -48,6 +52,7 @@ class Preparation:
             self._stored(),
         )
         self._store(credentials)
+        self.price_notes = await self._price_notes([model.id for model in models])
         return credentials
 
     async def replay_unused_slots(self, num_gateways: int) -> None:
@@ -82,9 +87,19 @@ class Preparation:
 
     def show(self, base_url: str, models: Sequence[ServedModel], credentials: Credentials) -> None:
         """Prints what a user needs, and the keys once only."""
-        print(banner(base_url, [model.id for model in models], credentials, self._home.root), flush=True)
+        names = [model.id for model in models]
+        print(banner(base_url, names, credentials, self._home.root, self.price_notes), flush=True)
         if credentials.fresh:
             self._store(msgspec.structs.replace(credentials, fresh=False))
+
+    async def _price_notes(self, models: Sequence[str]) -> list[str]:
+        database = Database(self._database_url)
+        try:
+            async with database.read() as conn:
+                standard = await price_lists.at(conn, prices.DEFAULT_SHEET, clock.now_ms())
+        finally:
+            await database.close()
+        return price_notes(models, standard)
 
     def _store(self, credentials: Credentials) -> None:
         write_private(self._home.credentials, msgspec.json.encode(credentials))

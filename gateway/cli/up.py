@@ -255,7 +255,7 @@ class Up:
         await self.gateways.wait(lambda slot: self.gateways.knows(slot, self.models))
         await self.workers.stop(gone)
         await self._write_ready()
-        self._say(["The models are now:", *self.workers.told()])
+        self._say(["The models are now:", *self.workers.told(), *self.preparation.price_notes])
 
     async def _add(self, change: Change) -> None:
         """Starts workers, waits until every gateway sees them, and writes the list of models. One that refuses takes all

@@ -36,7 +36,7 @@ async def create(request: web.Request) -> web.Response:
     wanted = _checked(convert(await common.stored_object(request), shapes.NewSheetVersion))
     async with writing(request) as conn:
         made = await _create(conn, wanted, int(time.time()), request[PRINCIPAL].key_id)
-    gaps = price_lists.unpriced(made, request.app[MODELS].ids)
+    gaps = price_lists.unpriced(made, _served(request))
     return reply(shapes.sheet_version(made) | shapes.unpriced(gaps))
 
 
@@ -112,8 +112,14 @@ async def assign(request: web.Request) -> web.Response:
         intervals = await price_lists.assignments(conn, tenant_id)
         begins_ms = max(start * 1000, clock.now_ms())
         version = await price_lists.at(conn, wanted.sheet, begins_ms)
-    gaps = price_lists.unpriced(version, request.app[MODELS].ids)
+    gaps = price_lists.unpriced(version, _served(request))
     return reply(shapes.assigned(tenant_id, intervals) | shapes.unpriced(gaps))
+
+
+def _served(request: web.Request) -> tuple[str, ...]:
+    """Returns the models that tenants may ask for: those of our own, and those that upstreams alone answer for."""
+    models = request.app[MODELS]
+    return models.ids + models.foreign_ids
 
 
 async def assignments(request: web.Request) -> web.Response:

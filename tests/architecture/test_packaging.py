@@ -101,6 +101,14 @@ def test_the_jobs_unit_listens_where_prometheus_looks():
     assert f"Environment=HEADGATE_OPS_BIND={target}" in unit("jobs")
 
 
+def test_the_prometheus_of_compose_keeps_what_leads_from_a_chart_to_a_trace():
+    prometheus = (ROOT / "ops" / "compose" / "compose.yaml").read_text().split("\n  prometheus:\n")[1].split("\n\n")[0]
+    flags = re.findall(r"^      - (--\S+)$", prometheus, re.M)
+    assert "--enable-feature=exemplar-storage" in flags
+    # A command stands in place of the image's own, which names these two.
+    assert {"--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"} <= set(flags)
+
+
 def test_the_chart_has_the_version_of_the_package():
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)[1]
     chart = (ROOT / "ops" / "helm" / "headgate" / "Chart.yaml").read_text()

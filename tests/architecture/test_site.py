@@ -80,3 +80,10 @@ def test_every_code_of_the_design_is_on_the_page_of_errors():
     written = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", section[0])) - {"invalid_request_error", "server_error"}
     page = (DOCS / "errors.md").read_text()
     assert {code for code in written if f"`{code}`" not in page} == set()
+
+
+def test_the_page_of_health_says_what_every_503_means():
+    codes = set(re.findall(r"^\| 503 \| `(\w+)`", (DOCS / "errors.md").read_text(), re.M))
+    assert "no_worker" in codes
+    health = (DOCS / "health.md").read_text()
+    assert {code for code in codes if f"`{code}`" not in health} == set()

@@ -38,6 +38,25 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
+def test_an_environment_that_has_no_pip_is_made_anew(clone: Path, tmp_path: Path) -> None:
+    """A first start leaves one where Debian's package python3-venv is missing. Both interpreters are scripts here, as
+    nothing is to be installed.
+    """
+    (clone / ".venv").unlink()
+    half, python = clone / ".venv" / "bin" / "python", tmp_path / "python3"
+    half.parent.mkdir(parents=True)
+    half.write_text("#!/bin/sh\nexit 1\n")
+    python.write_text(
+        '#!/bin/sh\necho "$@" >> "$0.log"\n[ "$2" != venv ] || printf "#!/bin/sh\\n" > .venv/bin/python\n'
+    )
+    for script in (half, python):
+        script.chmod(0o755)
+    command = ["make", "setup", f"PYTHON={python}"]
+    done = subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "-m venv --clear .venv" in (tmp_path / "python3.log").read_text()
+
+
 @pytest.fixture
 def port() -> int:
     with socket.socket() as sock:

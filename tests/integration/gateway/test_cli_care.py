@@ -17,13 +17,15 @@ from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
 
 from accounting.books import books
+from accounting.prices import prices
 from accounting.requests import idempotency_store, request_postings
 from accounting.values import clock
-from accounting.values.types import Charge, Limits, Opened, Principal, Usage
+from accounting.values.types import Charge, Limits, Opened, Principal, Rates, Usage
 from gateway.base.app_keys import DATABASE
 from gateway.base.home import Home
 from gateway.books.verification import RECORD_LATE_MS, verify
 from gateway.cli.main import main
+from gateway.cli.model import ServedModel, WantedModel
 from gateway.cli.preparation import Preparation
 from gateway.journal.journal import open_journal
 from gateway.journal.unshipped import OLD_MS
@@ -319,6 +321,20 @@ async def test_a_start_with_fewer_gateways_replays_the_others(gateway, capsys):
     assert "gateway-7 is no longer used: 1 endings" in capsys.readouterr().err
     await start.replay_unused_slots(1)
     assert capsys.readouterr().err == ""
+
+
+async def test_a_start_says_that_a_model_is_free_until_it_has_a_price(gateway, tmp_path):
+    settings = gateway.settings
+    start = Preparation(Home(settings.home), settings.database_url, settings.redis_url, migrates=True)
+    models = [ServedModel(name, tmp_path, WantedModel(name)) for name in (MODEL, "big")]
+    await start.prepare_database(models)
+    assert start.price_notes == ["big is free: its price on the sheet standard is 0 (headgate prices add)."]
+    rates = {(name, "interactive"): Rates(1, 1, 1, 1) for name in (MODEL, "big")}
+    async with gateway.app[DATABASE].write() as conn:
+        await prices.add_version(conn, prices.DEFAULT_SHEET, rates, clock.now_ms() + 1)
+    await asyncio.sleep(0.01)
+    await start.prepare_database(models)
+    assert start.price_notes == []
 
 
 async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from gateways import MODEL
+from gateways import MODEL, running_gateway
 
 from gateway.cli.main import main
 
@@ -52,6 +52,16 @@ async def test_o5_the_answer_names_served_models_without_a_price(gateway, rates,
         path = f"/admin/v1/tenants/{tenant}/price-sheet"
         async with session.put(path, json={"sheet": "gold"}) as answer:
             assert (answer.status, (await answer.json())["unpriced"]) == (200, unpriced)
+
+
+async def test_o5_a_version_that_leaves_out_a_model_of_an_upstream_says_so(tmp_path, redis_url):
+    upstreams = {"spare": {"url": "http://127.0.0.1:9/v1", "models": {"theirs": {}}}}
+    async with running_gateway(tmp_path, redis_url, upstreams=upstreams) as gateway:
+        rates = f"{MODEL}=1,2,3,4"
+        status, _, said = await headgate(gateway, "prices", "add", "gold", "--rate", rates, "--batch-percent", "50")
+        assert (status, "no price for theirs (batch, interactive)" in said) == (0, True), said
+        status, _, said = await headgate(gateway, "prices", "assign", "default", "gold")
+        assert (status, "no price for theirs (batch, interactive)" in said) == (0, True), said
 
 
 async def test_o5_a_sheet_that_is_not_in_force_yet_prices_nothing_yet(gateway):
