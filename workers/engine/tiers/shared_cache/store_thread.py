@@ -183,7 +183,7 @@ class StoreThread:
         if (data := found[0]) is None:
             return None
         try:
-            return unseal(self._secret, self._identity, group.tokens, num_bytes, data)
+            return unseal(self._secret, self._identity, group.name, group.tokens, num_bytes, data)
         except Refused as refused:
             self.counts.refused[refused.fault] += 1
             logger.warning(
@@ -197,7 +197,7 @@ class StoreThread:
         group = write.group
 
         def run() -> None:
-            value = seal(self._secret, self._identity, group.tokens, write.kv())
+            value = seal(self._secret, self._identity, group.name, group.tokens, write.kv())
             self._store.put(write.owner, group.region, group.name, value)
             self.counts.num_written += 1
             self.counts.num_bytes_written += len(value)
