@@ -247,7 +247,7 @@ def test_what_is_not_sound_is_refused_counted_and_computed(worker, open_store, c
 
 
 def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_store):
-    """As if two prefixes had one hash."""
+    """As if somebody had copied it there."""
     first = worker()
     fill(first, tenant="anna")
     values = {}
@@ -263,7 +263,7 @@ def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_
     second = worker(store)
     ask(second, "warm", tenant="anna", prompt=TEXT[:70])
     assert ask(second, "a", tenant="anna", prompt=other).usage.cache_read == 0
-    assert second.engine.shared.store_thread.counts.refused["foreign"] >= 1
+    assert second.engine.shared.store_thread.counts.refused["corrupted"] >= 1
 
 
 class Away:
