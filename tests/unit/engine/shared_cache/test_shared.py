@@ -322,6 +322,24 @@ def test_an_attempt_waits_for_the_store_no_longer_than_its_limit(worker, open_st
     assert second.endings[LINK, "a"].usage.uncached + second.endings[LINK, "a"].usage.cache_write == 200
 
 
+def test_what_is_asked_for_and_not_taken_in_is_bounded_and_the_rest_is_computed(worker, open_store, monkeypatch):
+    """Three groups of 16 blocks each are asked for, and the bound has room for one request."""
+    prompts = [(number, *TEXT[1:]) for number in range(3)]
+    first = worker()
+    for number, prompt in enumerate(prompts):
+        fill(first, f"fill{number}-", prompt=prompt)
+    second = worker(Slow(open_store(), None))
+    monkeypatch.setattr(shared, "UNTAKEN_BYTES", 90 * second.host.bytes_per_slot)
+    second.send(*[generate_request(f"r{i}", prompt, 4, root="model@1") for i, prompt in enumerate(prompts)])
+    second.step(0.0)
+    assert second.engine.shared.num_waiting == 1
+    assert second.engine.shared.store_thread.counts.num_dropped == 2
+    while not second.idle:
+        second.step(0.0)
+    assert sorted(ending.usage.cache_read for ending in second.endings.values()) == [0, 0, 192]
+    second.check_idle()
+
+
 # --- purge: every tier ---
 
 

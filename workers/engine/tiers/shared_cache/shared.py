@@ -32,6 +32,8 @@ READ_GROUPS = 16
 TAKEN_BYTES = 16 << 20
 """Bytes of received KV that are taken into the host in one step, plus the rest of a group. The engine thread copies
 them, and everybody's tokens wait for that."""
+UNTAKEN_BYTES = 64 * TAKEN_BYTES
+"""Bytes of KV that may be asked for and not taken in yet. Steps would not take in more within `WAIT_S`."""
 WAIT_S = 2.0
 """Longest time in seconds that an attempt waits for the store. Later results are for the next attempt."""
 MAX_SENT = 1 << 16
@@ -169,6 +171,10 @@ class SharedTier:
             counts.append((end - start) // size * self._mover.bytes_per_slot)
             start = end
         read = Read(groups, counts)
+        num_untaken = sum(sum(one.num_bytes) for one in self._fetches)
+        if num_untaken and num_untaken + sum(counts) > UNTAKEN_BYTES:
+            self.store_thread.counts.num_dropped += 1
+            return False
         if not self.store_thread.ask(read):
             return False
         self._fetches[read] = fetch

@@ -77,7 +77,7 @@ class SharedCounts:
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_dropped: int = 0
-    """Number of jobs that were dropped because their queue was full."""
+    """Number of jobs that were dropped because their queue was full, or because too much that was read is not taken in."""
     num_away: int = 0
     """Number of calls that the store did not answer."""
     refused: Counter[Fault] = field(default_factory=Counter)
