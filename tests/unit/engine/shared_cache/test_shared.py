@@ -157,6 +157,18 @@ def test_b7_what_came_is_copied_in_bounded_parts_and_steps_go_on_between_them(wo
     second.check_idle()
 
 
+def test_what_is_before_a_group_is_searched_for_once_for_a_prompt(worker, monkeypatch):
+    """It was searched for from the first block on for each group, so a prompt took time with the square of its length."""
+    text = encode("0123456789abcdef" * 80)
+    options = {"num_slots": 400, "num_blocks": 500}
+    fill(worker(**options), prompt=text)
+    second = worker(**options)
+    searched, before = [], second.engine.shared._before
+    monkeypatch.setattr(second.engine.shared, "_before", lambda *given: searched.append(0) or before(*given))
+    assert ask(second, "again", prompt=text).usage.cache_read == 1280
+    assert len(searched) == 1
+
+
 def test_b7_a_purge_between_two_parts_leaves_the_rest(worker, monkeypatch):
     text = encode("0123456789abcdef" * 80)
     options = {"num_slots": 400, "num_blocks": 500}

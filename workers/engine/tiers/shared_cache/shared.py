@@ -53,6 +53,8 @@ class _Fetch:
     deadline: float
     generation: int
     waited_for: bool = True
+    before: HostBlock | None = None
+    """The host's copy of the last block before the first missing group, if it was found already."""
 
 
 @dataclass(slots=True)
@@ -209,7 +211,9 @@ class SharedTier:
 
     def _adopt(self, fetch: _Fetch, start: int, end: int, kv: memoryview) -> bool:
         attempt, size = fetch.attempt, self._cache.block_size
-        before = self._before(attempt, fetch.tokens, start // size)
+        before = fetch.before
+        if before is None or before.gone:
+            before = self._before(attempt, fetch.tokens, start // size)
         if before is None:
             return False
         path = attempt.path
@@ -220,6 +224,7 @@ class SharedTier:
         tokens, width = fetch.tokens[start:end], self._mover.bytes_per_slot
         for block, copy in self._host.adopt(before, region, tokens, owner):
             self._mover.write(copy.slot, kv[block * width : (block + 1) * width])
+        fetch.before = self._host.follow(before, region, tokens)
         return True
 
     def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> HostBlock | None:
