@@ -125,6 +125,7 @@ class Owners:
     def _forget(self, owner: Owner) -> None:
         if not owner.num_slots and owner.quota == UNLIMITED:
             del self._owners[owner.name]
+            self._changed.discard(owner.name)
 
     def broken(self, copies: Counter[str], swapped: Counter[str]) -> Iterator[str]:
         """Check law 11: yield a sentence for each difference between the counts here and the given ones."""

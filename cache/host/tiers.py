@@ -110,6 +110,16 @@ class HostTier:
                     found.append(copy)
         return found
 
+    def follow(self, copy: HostBlock, region: bytes, tokens: Sequence[int]) -> HostBlock | None:
+        """Return the copy of the last block of these tokens, which follow `copy`, or None if one is missing. O(blocks);
+        it changes nothing."""
+        found: HostBlock | None = copy
+        for block in range(len(tokens) // self.block_size):
+            if found is None:
+                break
+            found = found.children.get(self._key(region, tokens, block))
+        return found
+
     def pin(self, copies: Iterable[HostBlock]) -> None:
         """Mark copies that somebody begins to read."""
         for copy in copies:

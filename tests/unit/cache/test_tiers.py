@@ -81,6 +81,15 @@ def test_a_tenant_without_slots_and_quota_is_forgotten() -> None:
     assert list(host.broken()) == []
 
 
+def test_tenants_that_came_and_went_while_slots_were_free_leave_nothing() -> None:
+    host = HostTier(10, 1)
+    for index in range(200):
+        write(host, f"t{index}", 0, 2)
+        host.purge(f"t{index}")
+    assert not host._owners._changed
+    assert list(host.broken()) == []
+
+
 def test_of_two_that_have_the_most_the_first_by_name_gives_a_slot_up() -> None:
     host = HostTier(4, 1)
     for tenant in ("bert", "anna"):

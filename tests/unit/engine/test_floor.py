@@ -5,7 +5,7 @@ from simulation import BlindRunner, paced_driver
 
 from workers.engine.queueing.floor import SHARE, BatchFloor
 from workers.engine.values.abilities import Abilities
-from workers.protocol.messages import Cancel, PoolingParams
+from workers.protocol.messages import BeamParams, Cancel, PoolingParams, SamplingParams
 
 
 def test_batch_is_below_its_floor_only_with_less_than_its_share_of_both_counts():
@@ -43,7 +43,24 @@ def test_the_share_is_saved_for_an_input_that_is_computed_in_one_step():
     floor = BatchFloor(64)
     assert [floor.reserve(100, 7) for _ in range(6)] == [0, 0, 7, 0, 0, 7]
     assert [floor.reserve(100, 1000) for _ in range(334)][-1] == 100, "the whole step"
-    assert floor.reserve(100) == 3
+    assert floor.reserve(100) == floor.reserve(100, 2) == 3
+
+
+def test_beams_come_to_the_floor_of_batch_beside_interactive_work_that_never_ends():
+    """They draw together, and there are more of them than tokens in the share of a step, which is one."""
+    drive = Driver(ScriptedRunner(num_blocks=400, block_size=4), max_batch_tokens=40, max_running=16)
+    search = {"num_choices": 3, "beams": BeamParams(0.7), "sampling": SamplingParams(seed=0)}
+    drive.send(generate_request("beams", [5] * 4, 6, tier="batch", tenant="b", **search))
+    drive.send(generate_request("stream", [6] * 4, 6, tier="batch", tenant="s"))
+    drive.step()
+    drive.step()
+    number = 0
+    while not {(LINK, "beams"), (LINK, "stream")} <= drive.endings.keys():
+        while drive.scheduler.num_waiting < 3 and len(drive.inbox) <= 3:
+            number += 1
+            drive.send(generate_request(f"chat{number}", [number % 250, *[7] * 60], 2))
+        drive.step()
+        assert number < 2000, "batch was kept out"
 
 
 @pytest.mark.parametrize("num_batch", [5, 100])

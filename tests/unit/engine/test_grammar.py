@@ -13,7 +13,7 @@ from engine_driver import LINK
 from fakes import generate_request
 from simulation import BlindRunner, paced_driver
 
-from workers.engine.grammars import grammar, vocabulary
+from workers.engine.grammars import grammar, mask_time, vocabulary
 from workers.engine.grammars.compiling import Grammars
 from workers.engine.grammars.grammar import Automaton, GrammarError, begin
 from workers.engine.grammars.mask_time import AT_ONCE_S, EACH_S, MAX_TENANTS, MaskTime, MaskTimes
@@ -154,6 +154,21 @@ def test_masks_of_a_tenant_share_what_they_may_take():
     for number in range(MAX_TENANTS):
         times.of(str(number))
     assert len(times._by_tenant) == MAX_TENANTS
+
+
+def test_masks_after_guesses_end_no_request_and_are_not_made_any_more_once_they_took_too_long(monkeypatch):
+    monkeypatch.setattr(mask_time, "AT_ONCE_S", 0.01)
+    now, forks, fork = [0.0], [], Words.fork
+    monkeypatch.setattr(Words, "fork", lambda self: forks.append(1) or fork(self))
+    one = begin(Words((1, 2, 3, 4, 5, 6), slow_s=0.004), [END], mask_time=MaskTime(lambda: now[0]))
+    for _ in range(20):
+        guessed = one.tree_masks([1, 2, 3, 4], [-1, 0, 1, 2])
+    assert guessed == [bits(1), None, None, None, None]
+    assert len(forks) == 3, "the third is beyond a hundredth of a second"
+    one.advance(1)
+    assert (one.mask, one.fault) == (bits(2), "")
+    now[0] += 1
+    assert one.tree_masks([2, 3], [-1, 0]) == [bits(2), bits(3), bits(4)], "a part of the time is the tenant's"
 
 
 def test_a_refused_grammar_holds_no_request_that_asked_for_it(monkeypatch):

@@ -14,7 +14,7 @@ from simulation import PacedRunner, paced_driver
 from cache.tree.handle import Probe
 from workers.engine.fcfs.policy import EVERYBODY, ArrivalQueue
 from workers.engine.queueing.fairness import VirtualCounters
-from workers.engine.queueing.waiting import MAX_STALE
+from workers.engine.queueing.sweeping import MAX_STALE
 from workers.protocol.messages import Failed
 
 BLOCK = 4

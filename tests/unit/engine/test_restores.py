@@ -201,6 +201,18 @@ def test_without_memory_for_a_copy_it_is_computed(when):
     alone(drive)
 
 
+def test_copies_that_could_not_be_stored_just_before_are_not_restored():
+    """The tree gave the blocks up while their copies waited to be stored, and the slots hold what was in them before."""
+    drive = driver()
+    ask(drive, "first", max_tokens=1, retention=(CacheRange(0, -1, 70),))
+    drive.cache.free(drive.cache.allocate(drive.cache.num_free + drive.cache.num_evictable, needed_by="tenant"))
+    assert drive.cache.host.counts.num_written == 6 and not drive.host.num_stored
+    drive.host.fail = DeviceOutOfMemory("no room")
+    assert ask(drive, "again").usage.cache_read == 0
+    assert drive.scheduler.restores.counts.num_failed == 6
+    alone(drive)
+
+
 # --- preemption ---
 
 

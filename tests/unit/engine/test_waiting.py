@@ -7,7 +7,7 @@ from engine_driver import LINK, Driver
 from fakes import ScriptedRunner, generate_request
 
 from workers.engine.queueing.deferral import MAX_STEPS
-from workers.engine.queueing.waiting import MAX_STALE
+from workers.engine.queueing.sweeping import MAX_STALE
 from workers.protocol.messages import Cancel, Region
 
 BLOCK = 4
@@ -191,6 +191,16 @@ def test_cancelled_sequences_behind_one_that_waits_leave_bounded_heaps(length):
     assert max(map(len, (tenant._due, tenant._heap, group.order))) <= 2 + MAX_STALE
     drive.send(Cancel("busy"))
     assert ended(drive) == ["busy", "stays"]
+
+
+def test_tenants_that_ask_one_request_after_the_other_leave_bounded_heaps():
+    """Nobody else waits, so the order of newcomers is never asked for and nothing is popped."""
+    drive = driver()
+    for number in range(500):
+        drive.send(generate_request(f"r{number}", prompt(6, number % 5), 1, tenant=f"t{number % 5}"))
+        drive.run()
+    queue = drive.scheduler.ranks.waiting["interactive"]
+    assert max(len(queue._order._heap), len(queue._newcomers._heap)) <= MAX_STALE
 
 
 def ended(drive):

@@ -17,7 +17,8 @@ from cache.tree.handle import BlockKey
 from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.forecast import Queued
 from workers.engine.queueing.overload import Arrival, Overload
-from workers.engine.queueing.waiting import Group, Look, Order, swept
+from workers.engine.queueing.sweeping import swept
+from workers.engine.queueing.waiting import Group, Look, Order
 from workers.engine.scheduling.admission import Admission
 from workers.engine.scheduling.chunks import Chunks
 from workers.engine.scheduling.growth import Growth

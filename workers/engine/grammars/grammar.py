@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from workers.engine.grammars.library import Compiled, GrammarError
 from workers.engine.grammars.mask_time import MaskTime
@@ -53,7 +53,7 @@ class Automaton:
             self._matcher = compiled.start()
             for token in output:
                 self._accept(token)
-            self._look()
+            self._look(self._mask_time.took)
         except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
             logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
             self.fault = self.fault or LOST
@@ -62,25 +62,27 @@ class Automaton:
         """Follows a token that was drawn and does not end the choice."""
         try:
             self._accept(token)
-            self._look()
+            self._look(self._mask_time.took)
         except BaseException:  # a library in Rust panics with exceptions that are no `Exception`
             logger.exception("a grammar is lost", extra={"event": "grammar_lost"})
             self.fault = self.fault or LOST
 
     def tree_masks(self, tokens: Sequence[int], parents: Sequence[int]) -> list[bytes | None]:
         """Returns the masks at the next token and after each draft of a tree (token_tree.py). A mask is None where the
-        grammar or an end token forbids the draft, or follows one that is forbidden. The automaton's state does not
-        change: accepted drafts are passed to `advance` later. Only a panic of the library sets `fault`."""
+        grammar or an end token forbids the draft, or follows one that is forbidden, and where the tenant's guesses took
+        too long. The automaton's state does not change: accepted drafts are passed to `advance` later. Only a panic of
+        the library sets `fault`."""
         here = (self._matcher, self.mask, self.ended, self.fault)
         found: list[bytes | None] = [self.mask]
         matchers = [self._matcher]
         try:
             for token, parent in zip(tokens, parents, strict=True):
                 matcher, mask = matchers[parent + 1], None
-                if found[parent + 1] is not None and not self._end_bits >> token & 1:
+                may_follow = found[parent + 1] is not None and not self._end_bits >> token & 1
+                if may_follow and self._mask_time.may_guess():
                     matcher = self._matcher = matcher.fork()
                     if matcher.accept(token):
-                        self._look()
+                        self._look(self._mask_time.took_guess)
                         mask = None if self.ended or self.fault else self.mask
                         self.ended, self.fault = False, ""
                 matchers.append(matcher)
@@ -97,7 +99,7 @@ class Automaton:
         if not self._matcher.accept(token):
             self.fault = self.fault or f"the token {token} is outside of the grammar"
 
-    def _look(self) -> None:
+    def _look(self, took: Callable[[float], bool]) -> None:
         if self.fault:
             return
         begun = time.thread_time()
@@ -109,7 +111,7 @@ class Automaton:
             allowed |= self._end_bits
         if not allowed and not self.ended:
             self.fault = "no token of the vocabulary fits the grammar here"
-        elif not self._mask_time.took(took_s := time.thread_time() - begun) or took_s > SLOW_S:
+        elif not took(took_s := time.thread_time() - begun) or took_s > SLOW_S:
             self.fault = "the grammar is too ambiguous to be followed in time"
         self.mask = allowed.to_bytes(len(mask), "little")
 

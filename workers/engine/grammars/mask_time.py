@@ -2,6 +2,7 @@
 
 Masks are made between the steps of everybody, so the choices of one tenant must not hold up all others. A usual mask
 takes a tenth of a millisecond; the library's own bounds let a hostile one take 40, and a request may have 128 choices.
+A request that takes too long ends. Masks after guesses are counted apart, because a guess may not end a request.
 """
 
 from __future__ import annotations
@@ -23,17 +24,37 @@ class MaskTime:
     """The time of one tenant's masks beyond what they may take."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._counted_at = clock()
-        self._over_s = 0.0
+        self._drawn = _Excess(clock)
+        self._guessed = _Excess(clock)
 
     def took(self, seconds: float) -> bool:
         """Counts a mask. Returns False if the tenant's masks take too long and this is one of the slow ones."""
-        now = self._clock()
-        over_s = self._over_s + seconds - EACH_S - SHARE * (now - self._counted_at)
-        self._counted_at = now
-        self._over_s = min(max(0.0, over_s), AT_ONCE_S)
+        over_s = self._drawn.add(seconds - EACH_S)
+        self._drawn.over_s = min(over_s, AT_ONCE_S)
         return seconds <= EACH_S or over_s <= AT_ONCE_S
+
+    def may_guess(self) -> bool:
+        """Returns whether a mask may be made after a guess now."""
+        return self._guessed.add(0.0) <= AT_ONCE_S
+
+    def took_guess(self, seconds: float) -> bool:
+        """Counts a mask after a guess. Returns False if such masks take too long."""
+        return self._guessed.add(seconds - EACH_S) <= AT_ONCE_S
+
+
+class _Excess:
+    """A sum of seconds that falls by `SHARE` of the time."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.over_s = 0.0
+        self._clock = clock
+        self._counted_at = clock()
+
+    def add(self, seconds: float) -> float:
+        now = self._clock()
+        self.over_s = max(0.0, self.over_s + seconds - SHARE * (now - self._counted_at))
+        self._counted_at = now
+        return self.over_s
 
 
 class MaskTimes:

@@ -16,6 +16,8 @@ from collections import OrderedDict
 from collections.abc import Generator
 from itertools import islice
 
+from workers.engine.queueing.sweeping import swept
+
 COMPUTED_CHARGE = 1.0
 CACHED_CHARGE = 0.1
 OUTPUT_CHARGE = 2.0
@@ -162,9 +164,14 @@ class TenantOrder:
         rank = (served, self._num_entries)
         self._live_entry[tenant] = rank
         heapq.heappush(self._heap, (self._counters[tenant], rank, tenant))
+        self._sweep()
 
     def discard(self, tenant: str) -> None:
         self._live_entry.pop(tenant, None)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        self._heap = swept(self._heap, len(self._live_entry), lambda entry: self._live_entry.get(entry[2]) == entry[1])
 
     def smallest_first(self) -> Generator[str, None, None]:
         """Yields at most `MAX_NAMED` tenants. Tenants that the caller does not ask for cost nothing. Nobody may be

@@ -6,8 +6,8 @@ its floor where it has less than its share of both. Computed tokens alone would 
 with one long prompt, and drawn tokens alone while one long batch prompt runs with many streams. A model for vectors draws
 nothing, so there computed tokens decide.
 
-An input that is computed in one step needs more than the share of a step. For such an input the share is saved from step
-to step until it is enough (deficit round robin, Shreedhar and Varghese 1995).
+An input that is computed in one step may need more than the share of a step, and so may beams, which draw together. For
+them the share is saved from step to step until it is enough (deficit round robin, Shreedhar and Varghese 1995).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BatchFloor:
         self._batch = [0.0, 0.0]
         self._all = [0.0, 0.0]
         self._saved = 0
-        """Tokens that steps left to the next batch input and that were too few for it."""
+        """Tokens of steps that were too few for what batch computes next."""
 
     @property
     def due(self) -> bool:
@@ -36,10 +36,10 @@ class BatchFloor:
 
     def reserve(self, budget: int, num_whole: int = 0) -> int:
         """Returns the number of a step's tokens that interactive prompts leave to batch while it is below its floor.
-        `num_whole` are the tokens of the next batch input, if inputs are computed in one step. An input that is larger
-        than the budget gets the whole step in its turn."""
+        `num_whole` are the tokens of what batch computes next, if that is computed in one step. What is larger than the
+        budget gets the whole step in its turn."""
         share = max(1, int(SHARE * budget)) if budget > 1 else 0
-        if not num_whole:
+        if num_whole <= share:
             return share
         self._saved += share
         if self._saved < num_whole:

@@ -16,36 +16,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Set
 from contextlib import closing
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from cache.tree.handle import BlockKey, Probe
 from workers.engine.queueing.fairness import TenantOrder, VirtualCounters
 from workers.engine.queueing.forecast import Queued
+from workers.engine.queueing.sweeping import swept
 from workers.engine.sequences.sequence import Sequence
 
 MAX_PROBES = 32
 """Largest number of lookups of one choice. After them, the sequence looked up last is taken."""
 
-MAX_STALE = 64
-"""Number of stale entries of a heap that are tolerated beyond twice the number of live sequences."""
-
 QUANTUM_STEPS = 4
 """A quantum is this number of token budgets."""
 
-T = TypeVar("T", bound=tuple[Any, ...])
-
 Look = Callable[[Sequence], Probe]
 Order = tuple[int, int]
-
-
-def swept(heap: list[T], num_live: int, lives: Callable[[T], bool]) -> list[T]:
-    """Returns the heap, or a new one of its live entries if too many are stale. O(1) for each entry that was pushed,
-    because at least half of the entries go when a heap is built anew."""
-    if len(heap) <= 2 * num_live + MAX_STALE:
-        return heap
-    live = [entry for entry in heap if lives(entry)]
-    heapq.heapify(live)
-    return live
 
 
 class Waiting(Protocol):

@@ -47,7 +47,7 @@ class Batching:
         below = self._ranks.present("batch") and floor.due
         if below:
             self._admission.admit_below_floor(plan)
-        num_whole = self._chunks.next_whole(plan, "batch") if below else 0
+        num_whole = self._next_whole(plan) if below else 0
         reserve = floor.reserve(plan.budget, num_whole) if below else 0
         plan.budget -= reserve
         prefills = self._decode(plan, "interactive")
@@ -68,6 +68,11 @@ class Batching:
         if not self._ranks.wanted("interactive"):
             self._admission.admit(plan, "batch", prefills)
         self._chunks.deal(plan, "batch", prefills)
+
+    def _next_whole(self, plan: StepPlan) -> int:
+        """Returns the number of tokens of what batch computes next, if it is computed in one step, else 0."""
+        batch = (s for s in self._ranks.running["batch"] if not plan.excludes(s))
+        return self._chunks.next_whole(plan, "batch") or gangs.next_width(batch)
 
     def _decode(self, plan: StepPlan, tier: Tier) -> list[Sequence]:
         """Adds the decodes of a tier. Returns its running sequences that are in prefill."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from workers.engine.queueing.waiting import swept
+from workers.engine.queueing.sweeping import swept
 from workers.engine.sequences.sequence import Attempt
 
 

@@ -179,6 +179,9 @@ class Restores:
         if swapped is not None and len(swapped.slots) > first:
             return RestoreSource(swapped.slots[first:], swapped.num_tokens)
         copies = self._cache.copies(handle, sequence.tokens) if read else []
+        if copies:
+            self.flush()  # some may have no bytes yet; those that cannot be stored are gone, with all behind them
+            copies = [copy for copy in copies if not copy.gone]
         if not copies:
             return None
         if not self.pace.worth(len(copies)):
@@ -199,7 +202,6 @@ class Restores:
             self.forget(sequence)  # the tree has it all
         if source is None:
             return
-        self.flush()
         restore = Restore(sequence, source, list(fresh[: len(source.slots)]))
         self._cache.begin_move(restore.blocks)
         sequence.restoring = True

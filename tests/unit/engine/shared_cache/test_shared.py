@@ -157,6 +157,18 @@ def test_b7_what_came_is_copied_in_bounded_parts_and_steps_go_on_between_them(wo
     second.check_idle()
 
 
+def test_what_is_before_a_group_is_searched_for_once_for_a_prompt(worker, monkeypatch):
+    """It was searched for from the first block on for each group, so a prompt took time with the square of its length."""
+    text = encode("0123456789abcdef" * 80)
+    options = {"num_slots": 400, "num_blocks": 500}
+    fill(worker(**options), prompt=text)
+    second = worker(**options)
+    searched, before = [], second.engine.shared._before
+    monkeypatch.setattr(second.engine.shared, "_before", lambda *given: searched.append(0) or before(*given))
+    assert ask(second, "again", prompt=text).usage.cache_read == 1280
+    assert len(searched) == 1
+
+
 def test_b7_a_purge_between_two_parts_leaves_the_rest(worker, monkeypatch):
     text = encode("0123456789abcdef" * 80)
     options = {"num_slots": 400, "num_blocks": 500}
@@ -247,7 +259,7 @@ def test_what_is_not_sound_is_refused_counted_and_computed(worker, open_store, c
 
 
 def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_store):
-    """As if two prefixes had one hash."""
+    """As if somebody had copied it there."""
     first = worker()
     fill(first, tenant="anna")
     values = {}
@@ -263,7 +275,7 @@ def test_a_group_of_another_prefix_under_the_right_name_is_refused(worker, open_
     second = worker(store)
     ask(second, "warm", tenant="anna", prompt=TEXT[:70])
     assert ask(second, "a", tenant="anna", prompt=other).usage.cache_read == 0
-    assert second.engine.shared.store_thread.counts.refused["foreign"] >= 1
+    assert second.engine.shared.store_thread.counts.refused["corrupted"] >= 1
 
 
 class Away:
@@ -320,6 +332,24 @@ def test_an_attempt_waits_for_the_store_no_longer_than_its_limit(worker, open_st
     assert second.engine.shared.num_waiting == 0
     second.run()
     assert second.endings[LINK, "a"].usage.uncached + second.endings[LINK, "a"].usage.cache_write == 200
+
+
+def test_what_is_asked_for_and_not_taken_in_is_bounded_and_the_rest_is_computed(worker, open_store, monkeypatch):
+    """Three groups of 16 blocks each are asked for, and the bound has room for one request."""
+    prompts = [(number, *TEXT[1:]) for number in range(3)]
+    first = worker()
+    for number, prompt in enumerate(prompts):
+        fill(first, f"fill{number}-", prompt=prompt)
+    second = worker(Slow(open_store(), None))
+    monkeypatch.setattr(shared, "UNTAKEN_BYTES", 90 * second.host.bytes_per_slot)
+    second.send(*[generate_request(f"r{i}", prompt, 4, root="model@1") for i, prompt in enumerate(prompts)])
+    second.step(0.0)
+    assert second.engine.shared.num_waiting == 1
+    assert second.engine.shared.store_thread.counts.num_dropped == 2
+    while not second.idle:
+        second.step(0.0)
+    assert sorted(ending.usage.cache_read for ending in second.endings.values()) == [0, 0, 192]
+    second.check_idle()
 
 
 # --- purge: every tier ---

@@ -32,6 +32,8 @@ READ_GROUPS = 16
 TAKEN_BYTES = 16 << 20
 """Bytes of received KV that are taken into the host in one step, plus the rest of a group. The engine thread copies
 them, and everybody's tokens wait for that."""
+UNTAKEN_BYTES = 64 * TAKEN_BYTES
+"""Bytes of KV that may be asked for and not taken in yet. Steps would not take in more within `WAIT_S`."""
 WAIT_S = 2.0
 """Longest time in seconds that an attempt waits for the store. Later results are for the next attempt."""
 MAX_SENT = 1 << 16
@@ -51,6 +53,8 @@ class _Fetch:
     deadline: float
     generation: int
     waited_for: bool = True
+    before: HostBlock | None = None
+    """The host's copy of the last block before the first missing group, if it was found already."""
 
 
 @dataclass(slots=True)
@@ -169,6 +173,10 @@ class SharedTier:
             counts.append((end - start) // size * self._mover.bytes_per_slot)
             start = end
         read = Read(groups, counts)
+        num_untaken = sum(sum(one.num_bytes) for one in self._fetches)
+        if num_untaken and num_untaken + sum(counts) > UNTAKEN_BYTES:
+            self.store_thread.counts.num_dropped += 1
+            return False
         if not self.store_thread.ask(read):
             return False
         self._fetches[read] = fetch
@@ -203,7 +211,9 @@ class SharedTier:
 
     def _adopt(self, fetch: _Fetch, start: int, end: int, kv: memoryview) -> bool:
         attempt, size = fetch.attempt, self._cache.block_size
-        before = self._before(attempt, fetch.tokens, start // size)
+        before = fetch.before
+        if before is None or before.gone:
+            before = self._before(attempt, fetch.tokens, start // size)
         if before is None:
             return False
         path = attempt.path
@@ -214,6 +224,7 @@ class SharedTier:
         tokens, width = fetch.tokens[start:end], self._mover.bytes_per_slot
         for block, copy in self._host.adopt(before, region, tokens, owner):
             self._mover.write(copy.slot, kv[block * width : (block + 1) * width])
+        fetch.before = self._host.follow(before, region, tokens)
         return True
 
     def _before(self, attempt: Attempt, tokens: Sequence[int], num_blocks: int) -> HostBlock | None:

@@ -77,7 +77,7 @@ class SharedCounts:
     num_bytes_read: int = 0
     num_bytes_written: int = 0
     num_dropped: int = 0
-    """Number of jobs that were dropped because their queue was full."""
+    """Number of jobs that were dropped because their queue was full, or because too much that was read is not taken in."""
     num_away: int = 0
     """Number of calls that the store did not answer."""
     refused: Counter[Fault] = field(default_factory=Counter)
@@ -183,7 +183,7 @@ class StoreThread:
         if (data := found[0]) is None:
             return None
         try:
-            return unseal(self._secret, self._identity, group.tokens, num_bytes, data)
+            return unseal(self._secret, self._identity, group.name, group.tokens, num_bytes, data)
         except Refused as refused:
             self.counts.refused[refused.fault] += 1
             logger.warning(
@@ -197,7 +197,7 @@ class StoreThread:
         group = write.group
 
         def run() -> None:
-            value = seal(self._secret, self._identity, group.tokens, write.kv())
+            value = seal(self._secret, self._identity, group.name, group.tokens, write.kv())
             self._store.put(write.owner, group.region, group.name, value)
             self.counts.num_written += 1
             self.counts.num_bytes_written += len(value)

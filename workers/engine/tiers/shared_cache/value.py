@@ -3,8 +3,9 @@ module is pure.
 
     magic 6 | identity 16 | number of tokens u32 | tokens i32 ... | KV ... | seal 16        (little endian)
 
-The identity names the KV: model, weights, adapter, layout of a block. The seal is a keyed hash over everything before
-it. So nobody without the secret can give KV to a model, and no changed bit goes unnoticed.
+The identity names the KV: model, weights, adapter, layout of a block. The seal is a keyed hash over the name under which
+the value is stored and everything before the seal. So nobody without the secret can give KV to a model, or KV of one
+prefix to another, and no changed bit goes unnoticed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal
 
 from cache.tree.hashing import HASH_BYTES
 
-MAGIC = b"hgkv1\0"
+MAGIC = b"hgkv2\0"
 _HEAD = struct.Struct(f"<{len(MAGIC)}s{HASH_BYTES}sI")
 
 Fault = Literal["truncated", "foreign", "corrupted"]
@@ -33,14 +34,14 @@ class Refused(Exception):
         self.fault: Fault = fault
 
 
-def seal(secret: bytes, identity: bytes, tokens: Sequence[int], kv: bytes) -> bytes:
+def seal(secret: bytes, identity: bytes, name: str, tokens: Sequence[int], kv: bytes) -> bytes:
     body = _HEAD.pack(MAGIC, identity, len(tokens)) + _raw(tokens) + kv
-    return body + _digest(secret, body)
+    return body + _digest(secret, name, body)
 
 
-def unseal(secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int, data: bytes) -> memoryview:
-    """Returns the KV, `num_bytes` of it. Raises `Refused` unless the value is sealed and belongs to exactly these
-    tokens."""
+def unseal(secret: bytes, identity: bytes, name: str, tokens: Sequence[int], num_bytes: int, data: bytes) -> memoryview:
+    """Returns the KV, `num_bytes` of it. Raises `Refused` unless the value is sealed for this name and belongs to
+    exactly these tokens."""
     raw = _raw(tokens)
     if len(data) < _HEAD.size:
         raise Refused("truncated")
@@ -51,7 +52,7 @@ def unseal(secret: bytes, identity: bytes, tokens: Sequence[int], num_bytes: int
     if len(data) != start + num_bytes + HASH_BYTES:
         raise Refused("truncated")
     view = memoryview(data)
-    if not hmac.compare_digest(_digest(secret, view[:-HASH_BYTES]), view[-HASH_BYTES:]):
+    if not hmac.compare_digest(_digest(secret, name, view[:-HASH_BYTES]), view[-HASH_BYTES:]):
         raise Refused("corrupted")
     if number != len(tokens) or view[_HEAD.size : start] != raw:
         raise Refused("foreign")  # another prefix of the same hash
@@ -65,5 +66,7 @@ def _raw(tokens: Sequence[int]) -> bytes:
     return data.tobytes()
 
 
-def _digest(secret: bytes, data: bytes | memoryview) -> bytes:
-    return blake2b(data, digest_size=HASH_BYTES, key=secret, person=b"hg-kv-seal").digest()
+def _digest(secret: bytes, name: str, data: bytes | memoryview) -> bytes:
+    hasher = blake2b(name.encode(), digest_size=HASH_BYTES, key=secret, person=b"hg-kv-seal")
+    hasher.update(data)
+    return hasher.digest()
