@@ -92,6 +92,15 @@ async def test_reasoning_is_switched_off(shared_gateway: RunningGateway, off: di
     assert reply.usage.completion_tokens_details.reasoning_tokens == 0
 
 
+@pytest.mark.parametrize("more", [{}, {"reasoning": {"effort": "high"}}, {"enable_thinking": True}])
+async def test_a_summary_is_written_without_reasoning(shared_gateway: RunningGateway, more: dict[str, Any]) -> None:
+    """The reasoning could take all tokens that a summary may have."""
+    async with shared_gateway.client() as client:
+        made = await client.responses.compact(model=MODEL, input="Why?", extra_body=more)
+    assert made.usage.output_tokens_details.reasoning_tokens == 0
+    assert made.usage.output_tokens == len("Just so.") + 1
+
+
 async def test_tokenize_and_quotes_take_the_same_fields(shared_gateway: RunningGateway) -> None:
     body: dict[str, Any] = {"model": MODEL, "messages": [USER]}
     counts = []
