@@ -18,7 +18,8 @@ BEGIN = "<!-- errors: begin (made by `make errors`) -->"
 END = "<!-- errors: end -->"
 AFTER = {408, 429, 500, 503}
 """Statuses after which the same request may succeed."""
-IN_PROGRESS = "idempotency_in_progress"
+AGAIN = {"idempotency_in_progress": "later", "no_summary": "no"}
+"""Codes of which their status does not say whether the same request may succeed."""
 
 
 class Helper(NamedTuple):
@@ -114,7 +115,7 @@ def table() -> str:
     lines = ["| status | code | says, for example | the same request again |", "|---|---|---|---|"]
     for one in errors():
         message = one.message.replace("|", "\\|").replace("<", "&lt;")
-        again = "later" if one.status in AFTER or one.code == IN_PROGRESS else "no"
+        again = AGAIN.get(one.code, "later" if one.status in AFTER else "no")
         lines.append(f"| {one.status} | `{one.code}` | {message} | {again} |")
     return "\n".join(lines)
 

@@ -254,7 +254,7 @@ class Generation:
         for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
             choice.total_logprob += logprob.logprob if logprob else 0.0
             if i == last and delta.finish == "stop" and token == hidden:
-                pieces.append(choice.text.end(token))
+                pieces.append(choice.text.end(token, logprob))
             else:
                 pieces.append(choice.text.push(token, logprob))
             if choice.text.stop is not None:

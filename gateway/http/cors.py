@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import hdrs, web
 
 from gateway.base.app_keys import SETTINGS
+from gateway.limiter import limit_replies
 
 METHODS = "GET, POST, PUT, PATCH, DELETE"
 MAX_AGE_S = 600
@@ -19,19 +20,18 @@ MAX_HEADERS = 64
 EXPOSED = ", ".join(
     (
         "x-request-id",
+        "request-id",
         "x-client-request-id",
+        "traceresponse",
         "openai-processing-ms",
         "retry-after",
         "retry-after-ms",
         "x-should-retry",
+        "x-headgate-fallback",
         "x-headgate-ignored",
         "x-headgate-stop",
         "idempotent-replayed",
-        *(
-            f"x-ratelimit-{what}-{of}"
-            for what in ("limit", "remaining", "reset")
-            for of in ("requests", "tokens", "project-tokens")
-        ),
+        *limit_replies.HEADERS,
     )
 )
 """Headers of an answer that a page may read."""

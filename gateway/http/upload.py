@@ -29,6 +29,8 @@ MAX_NAME_CHARS = 512
 READ_BYTES = 64 * 1024
 WRITE_BYTES = 512 * 1024
 """The number of bytes that a thread encrypts and writes at a time."""
+AS_THEY_ARE = frozenset({"binary", "8bit", "7bit"})
+"""The transfer encodings that change no byte. Some clients name one for each file, and RFC 7578 has none."""
 
 T = TypeVar("T")
 
@@ -103,7 +105,8 @@ class Receiver:
                 return
             if not isinstance(part, BodyPartReader) or not part.name:
                 raise ValueError("a part without a name, or parts within a part")
-            if part.headers.keys() & {"content-encoding", "content-transfer-encoding"}:
+            transfer = part.headers.get("content-transfer-encoding", "binary").strip().lower()
+            if "content-encoding" in part.headers or transfer not in AS_THEY_ARE:
                 raise errors.invalid("An encoded part is not supported.")
             if part.name == "file":
                 await self._take_file(part)

@@ -37,6 +37,20 @@ _ANTHROPIC_NAMES = {
     "input_tokens_per_minute": "input-tokens",
     "output_tokens_per_minute": "output-tokens",
 }
+_PROJECT_TOKENS = "project-tokens"
+HEADERS = (
+    *(
+        f"x-ratelimit-{told}-{name}"
+        for told in ("limit", "remaining", "reset")
+        for name in (*_OPENAI_NAMES.values(), _PROJECT_TOKENS)
+    ),
+    *(
+        f"anthropic-ratelimit-{name}-{told}"
+        for name in _ANTHROPIC_NAMES.values()
+        for told in ("limit", "remaining", "reset")
+    ),
+)
+"""Every header that `headers` may return."""
 
 
 def headers(holder: LimitSubject, verdict: Verdict, endpoint: str = "") -> dict[str, str]:
@@ -50,7 +64,7 @@ def headers(holder: LimitSubject, verdict: Verdict, endpoint: str = "") -> dict[
         window = verdict.windows[rule.window]
         left = _remaining(rule, window)
         is_project = rule.dimension == "tokens_per_minute" and rule.level in ("tenant", "model")
-        for name in (_OPENAI_NAMES[rule.dimension], "project-tokens")[: 1 + is_project]:
+        for name in (_OPENAI_NAMES[rule.dimension], _PROJECT_TOKENS)[: 1 + is_project]:
             known = tightest.get(name)
             if known is None or (left, rule.limit) < (known[0], known[1].limit):
                 tightest[name] = (left, rule, window)

@@ -122,7 +122,7 @@ def _orders(
         num_shown=fields.num_choices,
         beams=beams_of(fields),
         max_tokens=bound(prompts[0]),
-        rules=rules(fields),
+        rules=msgspec.structs.replace(rules(fields), shows_end=fields.num_logprobs >= 0),
         namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
         form=form,
         prompt_logprobs=fields.num_prompt_logprobs,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -46,6 +47,8 @@ PASSED_ON = (
     "x-client-request-id",
 )
 """The headers of the handshake that each request of the connection has too."""
+TOLD = ("retry-after", "retry-after-ms", "x-should-retry")
+"""The headers of a refusal that its event has too."""
 
 
 async def connect(request: web.Request) -> web.StreamResponse:
@@ -196,7 +199,7 @@ async def _answer(request: web.Request, socket: web.WebSocketResponse, connectio
     try:
         body = await decode_aside(request, text, lambda text, cuts: connection.body_of(decode_object(text, cuts)))
     except errors.ApiError as error:
-        await _refuse(socket, error.status, error.body())
+        await _refuse(socket, connection, error.status, error.body(), error.headers)
         return
     headers = CIMultiDict((name, value) for name in PASSED_ON for value in request.headers.getall(name, ()))
     headers[hdrs.CONTENT_TYPE] = "application/json"
@@ -206,13 +209,18 @@ async def _answer(request: web.Request, socket: web.WebSocketResponse, connectio
     if isinstance(answer, web.Response):
         assert isinstance(answer.body, bytes)
         connection.failed()
-        await _refuse(socket, answer.status, answer.body)
+        await _refuse(socket, connection, answer.status, answer.body, answer.headers)
 
 
-async def _refuse(socket: web.WebSocketResponse, status: int, body: bytes) -> None:
+async def _refuse(
+    socket: web.WebSocketResponse, connection: Connection, status: int, body: bytes, headers: Mapping[str, str]
+) -> None:
     error = msgspec.json.decode(body)["error"]
     error["code"] = error["code"] or error["type"]
-    await _send(socket, {"type": "error", "status": status, "error": error})
+    told = {name: headers[name] for name in TOLD if name in headers}
+    if told:
+        error["headers"] = told
+    await _send(socket, connection.named({"type": "error", "status": status, "error": error}))
 
 
 async def _send(socket: web.WebSocketResponse, event: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from gateway.routes.response_plans import Checked, check, plan_chat, row_of, sto
 from gateway.schema import query
 from gateway.schema.organization import reply
 from gateway.schema.responses import ResponseFields
+from gateway.schema.switches import THINKING
 from gateway.writers.compaction import CompactionWriter
 from gateway.writers.responses import ResponseWriter
 
@@ -122,7 +123,8 @@ async def _compact(request: web.Request, value: dict[str, Any]) -> web.StreamRes
     asked = {name: item for name, item in value.items() if name not in NOT_OF_THE_PROMPT}
     checked = await check(request, asked | {"store": False})
     texts = await store.texts_of(request)
-    checked.translated.body["messages"].append({"role": "user", "content": SUMMARISE})
+    template = common.served_model(request, checked.fields.model, "generate").template
+    _ask_for_summary(checked.translated.body, () if template is None else template.switches)
     made = await plan_chat(request, checked)
     (order,) = made.orders
     order = msgspec.structs.replace(order, max_tokens=min(order.max_tokens, MAX_SUMMARY_TOKENS))
@@ -132,6 +134,19 @@ async def _compact(request: web.Request, value: dict[str, Any]) -> web.StreamRes
     made = msgspec.structs.replace(made, orders=[order], writer=writer, ignored=checked.ignored)
     async with common.unless_overloaded(request, value):
         return await answer(request, made)
+
+
+def _ask_for_summary(body: dict[str, Any], switches: Collection[str]) -> None:
+    """Makes a body of chat ask for a summary, which is a text: no call, no form, and no reasoning where the template has a
+    switch for it. The tools stay in the prompt, which the cache knows with them.
+    """
+    body["messages"].append({"role": "user", "content": SUMMARISE})
+    for name in ("response_format", "structured_outputs"):
+        body.pop(name, None)
+    if "tools" in body:
+        body["tool_choice"] = "none"
+    if any(name in switches for name in THINKING):
+        body["reasoning_effort"] = "none"
 
 
 ROUTES = [

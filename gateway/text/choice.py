@@ -31,6 +31,8 @@ class TextRules(msgspec.Struct, frozen=True):
     """Special tokens that stay in the text in any case, because a parser looks for them."""
     shows_tokens: bool = True
     """Somebody wants to see single tokens: their logprobs or their ids."""
+    shows_end: bool = False
+    """The token that ended the choice has an entry, too, at the end of the text."""
 
 
 class TokenEntry(msgspec.Struct, frozen=True):
@@ -44,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
     text: str = ""
     entries: tuple[TokenEntry, ...] = ()
     unshown: tuple[int, ...] = ()
-    """Tokens that count and have no text: those of a stop string, and the one that ended the choice."""
+    """Tokens that count and have no entry: those of a stop string, and the one that ended the choice."""
 
 
 class ChoiceText:
@@ -93,13 +95,15 @@ class ChoiceText:
         self.num_tokens += len(tokens)
         return text
 
-    def end(self, hidden_token: int = -1) -> Piece:
-        """Ends the choice. `hidden_token` ended it and has no text: its entry only counts."""
+    def end(self, hidden_token: int = -1, logprob: TokenLogprob | None = None) -> Piece:
+        """Ends the choice. `hidden_token` ended it and has no text: it counts, and has an entry where the rules say so."""
         if hidden_token >= 0:
             self.num_tokens += 1
             self._begins.append(self._num_chars)
         piece = self._advance(self._tokens.flush())
-        if hidden_token >= 0:
+        if hidden_token >= 0 and self._rules.shows_end and self.stop is None:
+            self._pending.append(TokenEntry(hidden_token, logprob, self._num_chars))
+        elif hidden_token >= 0:
             self._unshown.append(hidden_token)
         if self.stop is not None:
             return Piece(piece.text, piece.entries, tuple(self._unshown))

@@ -70,6 +70,11 @@ class ResponseItems:
         self._open: Item | None = None
         self.items: list[Item] = []
 
+    @property
+    def is_in_message(self) -> bool:
+        """Whether a text that comes next goes on with a message."""
+        return self._open is not None and self._open.kind == "message"
+
     def shown(self) -> list[dict[str, Any]]:
         return [item.shown() for item in self.items]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -59,6 +60,10 @@ class ResponseWriter:
         self._ended_at = 0
         self._finish: str | None = None
         self._pending: list[TokenEntry] = []
+        """The tokens since the last part."""
+        self._unread = ""
+        """The output since the last part."""
+        self._num_chars = 0
         self._output = ResponseItems(response_id.removeprefix(PREFIX), seal, names)
 
     def waiting(self) -> list[Any]:
@@ -145,15 +150,29 @@ class ResponseWriter:
         logprobs: list[Any] = []
         if self._tokenizer is not None:
             self._pending += piece.piece.entries
-            if any(isinstance(part, Text) for part in piece.parts):
-                logprobs = [logprobs_of(self._tokenizer, entry) for entry in self._pending]
+            self._unread += piece.piece.text
+            self._num_chars += len(piece.piece.text)
+            text = next((part.text for part in piece.parts if isinstance(part, Text)), None)
+            if text is not None:
+                logprobs = [logprobs_of(self._tokenizer, entry) for entry in self._pending[self._first_of(text) :]]
             if piece.parts:
-                self._pending.clear()
+                self._pending, self._unread = [], ""
         events = self._output.push(piece.parts, logprobs)
         if piece.finish is not None:
             self._finish, self._ended_at = piece.finish, int(time.time())
             events += self._output.end(is_whole=piece.finish not in _CUT)
         return events
+
+    def _first_of(self, text: str) -> int:
+        """Returns the first pending token of a text. Where it begins a message, there may be tokens of reasoning, of a call
+        and of marks before it.
+        """
+        if self._output.is_in_message:
+            return 0
+        begin = self._num_chars - len(self._unread) + max(0, self._unread.rfind(text))
+        first = bisect_left(self._pending, begin, key=lambda entry: entry.offset)
+        is_whole = first < len(self._pending) and self._pending[first].offset == begin
+        return first if is_whole else max(0, first - 1)  # a token may begin before the text and reach into it
 
     def _number(self, events: list[Event]) -> list[Any]:
         for event in events:

@@ -26,6 +26,8 @@ def says(prompt: str) -> str:
     if "Count with the shell" in prompt:
         count = prompt.count(RESULT)
         return f"I counted {count} results." if count == NUM_CALLS else _shell(prompt, f"echo {count}")
+    if prompt.endswith(("The sun is warm", " a qqq")):
+        return ""  # the end token follows what lm-eval scores
     return HELLO
 
 

@@ -15,6 +15,7 @@ PAGE = snippets()
 PRINTED = {
     "openai for Python": [HELLO, HELLO],
     "openai for Python: a WebSocket": [HELLO],
+    "openai for Python: lanes of a WebSocket": [HELLO, HELLO],
     "openai for Node: chat and streams": [HELLO, HELLO],
     "openai for Node: tools and parsed answers": [SUNNY, "Paris"],
     "openai for Node: responses": [HELLO, f"{HELLO} true"],

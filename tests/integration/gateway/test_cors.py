@@ -84,6 +84,24 @@ async def test_answers_and_refusals_may_be_read_by_a_listed_page_alone(gateway: 
             assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize(("path", "limits"), [(CHAT, "x-ratelimit-"), ("/v1/messages", "anthropic-ratelimit-")])
+async def test_a_page_may_read_what_the_headers_of_an_answer_say(
+    gateway: RunningGateway, path: str, limits: str
+) -> None:
+    """The headers of the Messages API were kept from it: its request's id and its limits."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "zebra": 1}
+    headers = {"origin": PAGE, "traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "x-client-request-id": "mine"}
+    async with gateway.session() as session, session.post(path, json=body, headers=headers) as answer:
+        assert answer.status == 200
+        own = ("x-", "anthropic-", "request-id", "traceresponse")
+        told = {name.lower() for name in answer.headers if name.lower().startswith(own)}
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+    assert {"x-client-request-id", "x-headgate-ignored", "traceresponse"} < told <= set(exposed)
+    assert any(name.startswith(limits) for name in told)
+    assert "x-headgate-fallback" in exposed
+    assert len(exposed) == len(set(exposed))
+
+
 async def test_a_clients_own_id_is_repeated_if_it_is_plain(gateway: RunningGateway) -> None:
     async with gateway.session() as session:
         for sent, repeated in (

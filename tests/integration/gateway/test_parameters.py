@@ -251,6 +251,38 @@ async def test_the_request_shape_of_lm_evals_loglikelihoods(shared_gateway: Runn
     assert reply["usage"]["completion_tokens"] == 2 * max_tokens
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_lm_evals_continuation_is_whole_where_the_model_would_end(
+    shared_gateway: RunningGateway, streamed: bool
+) -> None:
+    """lm-eval leaves out the last entry, which is the one token that it has generated. An end token had none, so that the
+    last token of the continuation was left out.
+    """
+    fields: dict[str, Any] = {"prompt": [list(b"The sky is blue")], "max_tokens": 1, "logprobs": 1, "echo": True}
+    fields |= {"allowed_token_ids": [EOS], "return_token_ids": True}
+    if streamed:
+        chunks = [event["choices"][0] async for event in events(shared_gateway, COMPLETIONS, **fields)]
+    else:
+        chunks = (await post(shared_gateway, COMPLETIONS, **fields))["choices"]
+    found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for chunk in chunks:
+        for name, values in found.items():
+            values += (chunk["logprobs"] or {}).get(name, [])
+    assert "".join(chunk["text"] for chunk in chunks) == "The sky is blue"
+    assert found["tokens"] == [*"The sky is blue", "<|eos|>"]
+    assert found["text_offset"] == list(range(16))
+    scores = found["token_logprobs"][len("The sky is") : -1]
+    assert scores == [logprob_of(token, 0).logprob for token in b" blue"]
+    assert found["token_logprobs"][-1] == found["top_logprobs"][-1]["<|eos|>"] == logprob_of(EOS, 0).logprob
+    assert [one for chunk in chunks for one in chunk["token_ids"]] == [EOS]
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+async def test_chat_has_no_logprob_of_the_end_token(shared_gateway: RunningGateway) -> None:
+    reply = await post(shared_gateway, CHAT, logprobs=True, allowed_token_ids=[EOS])
+    assert reply["choices"][0]["logprobs"]["content"] == []
+
+
 async def test_the_end_token_is_among_the_ids_and_not_in_the_text(shared_gateway: RunningGateway) -> None:
     reply = await post(shared_gateway, CHAT, max_tokens=50, return_token_ids=True, allowed_token_ids=[EOS], status=200)
     assert reply["choices"][0]["token_ids"] == [EOS]

@@ -58,6 +58,31 @@ async def test_reasoning_stands_apart_and_is_counted(shared_gateway: RunningGate
     assert reply.usage.completion_tokens == len(THOUGHT.encode()) + 1  # the end token
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (THOUGHT, "So."),
+        ("<think>\n\n</think>\n\nüber", "über"),
+        ("<think>Hm.</think><b>", "<b>"),
+        ("Just so.", "Just so."),
+    ],
+)
+async def test_a_responses_logprobs_are_those_of_its_text(shared_gateway: RunningGateway, said: str, text: str) -> None:
+    """They began with the tokens of the reasoning's end and of the lines after it."""
+    RUNNER.says = lambda prompt: said
+    asked: dict[str, Any] = {"model": MODEL, "input": "Why?", "store": False}
+    async with shared_gateway.client() as client:
+        made = await client.responses.create(**asked, include=["message.output_text.logprobs"])
+        stream = await client.responses.create(**asked, include=["message.output_text.logprobs"], stream=True)
+        deltas = [event async for event in stream if event.type == "response.output_text.delta"]
+    (content,) = made.output[-1].content  # type: ignore[union-attr]
+    assert made.output_text == text
+    assert bytes(byte for one in content.logprobs for byte in one.bytes) == text.encode()  # type: ignore[union-attr]
+    streamed = [one.to_dict() for delta in deltas for one in delta.logprobs]
+    assert "".join(delta.delta for delta in deltas) == text
+    assert len(streamed) == len(text.encode())
+
+
 async def test_a_stream_has_the_reasoning_first(shared_gateway: RunningGateway) -> None:
     async with shared_gateway.client() as client:
         stream = await client.chat.completions.create(
@@ -90,6 +115,15 @@ async def test_reasoning_is_switched_off(shared_gateway: RunningGateway, off: di
     reply = await chat(shared_gateway, **off)
     assert reply.choices[0].message.content == "Just so."
     assert reply.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"reasoning": {"effort": "high"}}, {"enable_thinking": True}])
+async def test_a_summary_is_written_without_reasoning(shared_gateway: RunningGateway, more: dict[str, Any]) -> None:
+    """The reasoning could take all tokens that a summary may have."""
+    async with shared_gateway.client() as client:
+        made = await client.responses.compact(model=MODEL, input="Why?", extra_body=more)
+    assert made.usage.output_tokens_details.reasoning_tokens == 0
+    assert made.usage.output_tokens == len("Just so.") + 1
 
 
 async def test_tokenize_and_quotes_take_the_same_fields(shared_gateway: RunningGateway) -> None:

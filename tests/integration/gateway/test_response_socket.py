@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
+from openai.types.responses.responses_server_event import ResponseWsError
 
 from gateway.base.app_keys import LIFECYCLE
 from gateway.intake.intake import INTAKE
@@ -64,6 +65,27 @@ async def test_refusals_are_events_and_the_connection_goes_on(gateway: RunningGa
         (error,) = await turn(socket, prompt_cache_options={"prewarm": True})
         assert error["error"]["param"] == "prompt_cache_options.prewarm"
         assert (await turn(socket))[0]["type"] == "response.created"
+
+
+async def test_events_name_the_lane_that_asked(gateway: RunningGateway) -> None:
+    """The lanes of OpenAI's clients wait for events with their name, and got none."""
+    async with gateway.session() as session, session.ws_connect(PATH) as socket:
+        for lane in ("a", "b", None):
+            await socket.send_json(ASKED | {"stream_id": lane})
+        for lane in ("a", "b", None):
+            assert {event.get("stream_id") for event in await events_of(socket)} == {lane}
+        for refused in ({"model": "unknown"}, {"stream": True}):
+            (error,) = await turn(socket, stream_id="a", **refused)
+            assert ResponseWsError.model_validate(error).stream_id == "a"
+        (error,) = await turn(socket, stream_id="a b")
+        assert (error["status"], error["error"]["param"]) == (400, "stream_id")
+
+
+async def test_a_refusal_says_when_to_come_again(bare_gateway: RunningGateway) -> None:
+    async with bare_gateway.session() as session, session.ws_connect(PATH) as socket:
+        (error,) = await turn(socket)  # there is no worker
+    assert error["error"]["code"] == "no_worker"
+    assert ResponseWsError.model_validate(error).error.headers == {"retry-after": "1", "retry-after-ms": "1000"}
 
 
 async def test_a_stored_response_is_gone_on_from_on_another_connection(gateway: RunningGateway) -> None:

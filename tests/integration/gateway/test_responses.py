@@ -541,6 +541,51 @@ async def test_a_conversation_is_compacted_and_goes_on(shared_gateway: RunningGa
     await shared_gateway.balanced()
 
 
+@pytest.mark.parametrize("said", ["", " \n\n"])
+async def test_without_a_summary_nothing_is_compacted_and_nothing_charged(
+    shared_gateway: RunningGateway, says: Any, said: str
+) -> None:
+    """It was a success with an empty summary: whoever went on from it had lost the conversation."""
+    says(said)
+    async with shared_gateway.client() as client:
+        with pytest.raises(openai.InternalServerError) as found:
+            await client.responses.compact(model=MODEL, input="Is Paris big?")
+    assert (found.value.code, found.value.response.headers["x-should-retry"]) == ("no_summary", "false")
+    await shared_gateway.settled()
+    rows = await shared_gateway.sql(
+        "SELECT kind, charge FROM ledger_entry WHERE request_id = :r", r=found.value.response.headers["x-request-id"]
+    )
+    assert [(row.kind, row.charge) for row in rows] == [("void", 0)]
+    await shared_gateway.balanced()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [TOOL], "tool_choice": "required"},
+        {"text": {"format": {"type": "json_schema", "name": "f", "schema": TOOL["parameters"]}}},
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+    ],
+)
+async def test_a_summary_is_a_text_whatever_the_conversations_answers_have_to_be(
+    shared_gateway: RunningGateway, fields: dict[str, Any]
+) -> None:
+    said: list[str] = []
+
+    def answer(prompt: str) -> str:
+        said.append(prompt)
+        return "They talked about Paris."
+
+    RUNNER.says = answer
+    async with shared_gateway.client() as client:
+        compacted = await client.responses.compact(model=MODEL, input="Is Paris big?", extra_body=fields)
+        assert ("weather" in said[-1]) == ("tools" in fields), "the prompt begins as the conversation's own"
+        on: Any = [one.to_dict(warnings=False) for one in compacted.output]
+        await client.responses.create(model=MODEL, input=on, store=False)
+    RUNNER.says = lambda prompt: None
+    assert "They talked about Paris." in said[-1]
+
+
 async def test_a_quote_binds_a_response(shared_gateway: RunningGateway) -> None:
     body = {"model": MODEL, "input": "hello", "max_output_tokens": 4, "store": False}
     async with shared_gateway.session() as session:

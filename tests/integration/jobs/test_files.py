@@ -238,6 +238,8 @@ BROKEN = (
     (form(('name="purpose"', b"\xff\xfe")), MULTIPART, 400),
     (form(('name="file"; filename="a"', b"x"), ('name="file"; filename="b"', b"y")), MULTIPART, 400),
     (form(('name="file"; filename="a"\r\nContent-Encoding: gzip', b"x")), MULTIPART, 400),
+    (form(('name="file"; filename="a"\r\nContent-Transfer-Encoding: base64', b"eA==")), MULTIPART, 400),
+    (form(('name="file"; filename="a"\r\nContent-Transfer-Encoding: quoted-printable', b"x")), MULTIPART, 400),
     (form(('name="file"; filename="a"\r\nContent-Type: multipart/mixed; boundary=zz', b"x")), MULTIPART, 400),
     (form(('name="a"\r\n' + "X: y\r\n" * 300, b"x")), MULTIPART, 400),
     (form(('name="a"\r\nX: ' + "y" * 20_000, b"x")), MULTIPART, 400),
@@ -273,6 +275,16 @@ async def test_attack_E06_lines_before_the_first_part_are_few(gateway, line):
     status, answer = await post(gateway, line * 100_000 + upload, MULTIPART)
     assert (status, answer["error"]["code"]) == (400, "invalid_value")
     assert len(on_disk(gateway)) == 1
+
+
+async def test_a_part_may_say_that_its_bytes_are_as_they_are(gateway, client):
+    """Ruby's multipart-post and Apache's HttpClient name the encoding of each file, and were refused."""
+    data = b"\x00\xff=3D\n"
+    for encoding in ("binary", "8bit", "7BIT"):
+        head = f'name="file"; filename="a"\r\nContent-Length: {len(data)}\r\nContent-Transfer-Encoding: {encoding}'
+        status, made = await post(gateway, form(('name="purpose"', b"user_data"), (head, data)), MULTIPART)
+        assert status == 200, made
+        assert (await client.files.content(made["id"])).content == data
 
 
 async def test_attack_E06_size_is_bounded_by_purpose_wherever_the_purpose_stands(gateway, client, monkeypatch):

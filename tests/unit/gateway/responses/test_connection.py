@@ -25,6 +25,17 @@ def test_a_message_is_a_body_that_streams() -> None:
     assert Connection().body_of(message()) == {"model": "m", "input": "hi", "stream": True}
 
 
+def test_each_event_of_a_turn_has_the_name_that_its_message_gave() -> None:
+    """The lanes of OpenAI's clients wait for events with their name, and got none."""
+    connection = Connection()
+    assert "stream_id" not in connection.body_of(message(stream_id="a.b-c_1"))
+    assert connection.seen({"type": "response.output_text.delta"})["stream_id"] == "a.b-c_1"
+    assert ended(connection, "resp_1")["stream_id"] == "a.b-c_1"
+    connection.over()
+    connection.body_of(message())
+    assert "stream_id" not in ended(connection, "resp_2")
+
+
 def test_the_newest_response_is_gone_on_from_with_all_its_items() -> None:
     connection = Connection()
     connection.body_of(message(store=False))
@@ -76,6 +87,7 @@ def test_a_failure_beside_the_chain_leaves_it() -> None:
         (message(stream=True), "stream"),
         (message(background=True), "background"),
         (message(generate=False), "generate"),
+        *((message(stream_id=given), "stream_id") for given in ("", "a b", "a\n", "é", "x" * 257, 7)),
     ],
 )
 def test_what_a_message_cannot_be_is_named(given: Any, param: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from byte_model import tokenizer_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai._types import omit
@@ -19,10 +20,13 @@ from gateway.base import errors
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
+from gateway.parsers.dialects import OutputSyntax
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text
 from gateway.responses.translation import echo
 from gateway.schema.responses import read
-from gateway.text.choice import Piece
+from gateway.schema.tools import NO_TOOLS
+from gateway.text.choice import ChoiceText, Piece, TextRules
+from gateway.text.tokenizer import ModelTokenizer
 from gateway.writers.responses import ResponseWriter
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -248,3 +252,34 @@ def test_a_failure_is_one_event_that_the_client_knows(has_begun: bool) -> None:
     failed = events[-1]["response"]
     assert failed["error"] == {"code": "server_error", "message": "The worker was lost."}
     assert failed["headgate"] == {"request_id": "req_1", "code": "upstream_lost", "retryable": True}
+
+
+TOKENIZER = ModelTokenizer(tokenizer_spec())
+SYNTAX = OutputSyntax.of("", style="think")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    thought=st.text("hé\n", max_size=5),
+    text=st.text("thé <\n", max_size=6).filter(str.strip),
+    sizes=st.lists(st.integers(1, 12), max_size=20),
+)
+def test_the_logprobs_of_a_text_are_those_of_its_own_tokens(thought: str, text: str, sizes: list[int]) -> None:
+    """They began with the tokens of the reasoning's end and of the lines after it."""
+    tokens = list(f"<think>{thought}</think>\n\n{text}".encode())
+    choice, parser = ChoiceText(TOKENIZER, TextRules()), SYNTAX.parser(NO_TOOLS, False)()
+    out = writer(tokenizer=TOKENIZER)
+    shown = ""
+    for size in [*sizes, len(tokens)]:
+        found = [choice.push(token) for token in tokens[:size]]
+        tokens = tokens[size:]
+        piece = Piece("".join(one.text for one in found), tuple(entry for one in found for entry in one.entries))
+        parts = [*parser.push(piece.text), *([] if tokens else parser.end())]
+        shown += "".join(part.text for part in parts if isinstance(part, Text))
+        out.of([Numbered(0, ChoicePiece(0, piece, None if tokens else "stop", parts=parts))])
+        if not tokens:
+            break
+    (message,) = [item for item in out.response("completed")["output"] if item["type"] == "message"]
+    (content,) = message["content"]
+    assert content["text"] == shown
+    assert bytes(byte for one in content["logprobs"] for byte in one["bytes"]).decode() == shown
