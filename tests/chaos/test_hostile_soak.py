@@ -43,6 +43,10 @@ VECTORS = "vectors"
 SHARED_CORES = {"HEADGATE_LIMITER_TIMEOUT_S": "2"}
 """The attackers compute on the same cores: a Redis that gets none for a moment refuses nobody."""
 REFUSALS = {"400", "404", "413", "415", "429", "503"}
+CUT, MOST_CUT = "ClientOSError", 1e-3
+"""A refused client that sends nothing for 5 s is cut off, and attackers get a core last: so many of their requests may
+end that way.
+"""
 LEAST_PER_S = 20
 """Requests that the attackers have answered in each second, at least. Below that the machine is too busy to measure on."""
 MOST = 1.5
@@ -78,17 +82,22 @@ async def test_s1_an_hour_of_hostile_requests_changes_no_strangers_stream(
         told = f"p99 {_p99(firsts[kind]):.3f} s of {len(firsts[kind])}, {per_s:.0f} a second {replies}"
         print(f"seed {seed}, round {number}, {kind}: {told}")
         allowed = REFUSALS if kind == "refused" else set(replies) - {"500"}
+        allowed |= {CUT} if replies.get(CUT, 0) <= MOST_CUT * sum(replies.values()) else set()
         # What the attackers' own server says is no fault of ours.
         if kind != "apart" and (wrong := {status: count for status, count in replies.items() if status not in allowed}):
             faults.append(f"round {number}, {kind}: {wrong}")
         if kind == "refused" and per_s < LEAST_PER_S:
             faults.append(f"round {number}: {per_s:.0f} requests a second are no attack")
-    # What was wrong is told after all rounds: a fault seen once in an hour does not hide another.
-    assert not faults, [*faults, *_exceptions(server)]
-    assert _starts(server) == starts, "a worker was started anew"
-    assert _events(server, "engine_broken") == _events(server, "worker_link_lost") == 0
+    # What was wrong is told after all rounds and checks: a fault seen once in an hour does not hide another.
+    if _starts(server) != starts:
+        faults.append("a worker was started anew")
+    faults += [event for event in ("engine_broken", "worker_link_lost") if _events(server, event)]
+    late = _p99(firsts["refused"]) / _p99(firsts["apart"])
+    if late > MOST:
+        faults.append(f"first tokens beside refused bodies are {late:.2f} times as late")
+    print(f"faults: {faults}, first tokens {late:.2f} times as late")
     await asyncio.to_thread(server.verify_books, 120.0)
-    assert _p99(firsts["refused"]) <= MOST * _p99(firsts["apart"])
+    assert not faults, [*faults, *_exceptions(server)]
 
 
 async def _victim(server: Server, key: str, number: int, text: str, until: float) -> list[float]:
