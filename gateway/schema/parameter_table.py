@@ -285,7 +285,7 @@ _NO_EFFECT = (
     _idle("id_slot", BOTH, "llama.cpp", int, _ROUTED),
     _idle("cache_prompt", BOTH, "llama.cpp", bool, "Prompts are cached by the key's own settings."),
     _idle("n_cache_reuse", BOTH, "llama.cpp", int, "Prompts are cached by the key's own settings."),
-    _idle("sse_ping_interval", BOTH, "llama.cpp", int, "A ping is sent after 15 s of silence."),
+    _idle("sse_ping_interval", BOTH, "llama.cpp", int, "A ping is sent after 12 to 15 s of silence."),
     _idle("backend_sampling", BOTH, "llama.cpp", bool),
     _idle("cache", BOTH, "LiteLLM", dict[str, Any], "No answer is served from a cache of answers."),
     _idle("tags", BOTH, "LiteLLM", list[str], "Use 'metadata' to mark requests."),
