@@ -181,14 +181,14 @@ async def test_how_far_a_page_looks_tells_nothing_of_another_tenant(
     monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 1)
     monkeypatch.setattr(request_volume, "MAX_COUNTED_ROWS", 1)
     mine, my_key = await gateway.new_tenant("curious", ["chat", "usage:read"])
-    other, other_key = await gateway.new_tenant("watched", ["chat", "usage:read"])
-    trace = {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
-    theirs = [(await ask(gateway, other_key, headers=trace))[1] for _ in range(2)]
-    one = await logged(gateway, theirs[-1], other_key)
-    own_id = (await ask(gateway, my_key, headers=trace))[1]
-    await logged(gateway, own_id, my_key)
-    [key_row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=other)
+    other, _ = await gateway.new_tenant("watched", ["chat", "usage:read"])
     [my_row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=mine)
+    [key_row] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=other)
+    now_ms, trace_id = time.time_ns() // 1_000_000, "ab" * 16
+    theirs = [entry(now_ms - age, tenant_id=other, key_id=key_row.id, trace_id=trace_id) for age in (1, 3)]
+    own = entry(now_ms - 2, tenant_id=mine, key_id=my_row.id, trace_id=trace_id)
+    async with gateway.app[DATABASE].write() as conn:
+        await request_log.add(conn, [*theirs, own])
     nothing = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
     assert (await read(gateway, OWN, my_key, api_key_id=key_row.id)) == (200, nothing)
     assert (await read(gateway, ADMIN, project_id=mine, api_key_id=key_row.id)) == (200, nothing)
@@ -197,12 +197,11 @@ async def test_how_far_a_page_looks_tells_nothing_of_another_tenant(
     assert counted["counted_from_ms"] == since * 1000
     _, found_sessions = await read(gateway, "/v1/sessions", my_key, api_key_id=key_row.id)
     assert (found_sessions["data"], found_sessions["counted_from_ms"]) == ([], None)
-    _, page = await read(gateway, OWN, my_key, trace_id=one["trace_id"])
-    assert [entry["id"] for entry in page["data"]] == [own_id] == [page["last_id"]]
-    _, page = await read(gateway, OWN, my_key, trace_id=one["trace_id"], after=own_id)
-    assert page == nothing
+    _, page = await read(gateway, OWN, my_key, trace_id=trace_id)
+    assert [one["id"] for one in page["data"]] == [own.request_id] == [page["last_id"]]
+    assert (await read(gateway, OWN, my_key, trace_id=trace_id, after=own.request_id)) == (200, nothing)
     _, page = await read(gateway, OWN, my_key, api_key_id=my_row.id)
-    assert {entry["project_id"] for entry in page["data"]} == {mine}
+    assert {one["project_id"] for one in page["data"]} == {mine}
 
 
 async def test_pages_and_filters_over_http(gateway: RunningGateway) -> None:

@@ -187,7 +187,7 @@ async def test_a_batch_is_not_deleted_with_an_input_that_another_one_has(
     """The other one was gone from every page with it, while it ran and was charged."""
     file_id, (first, second) = await from_a_file(gateway, 2)
     async with gateway.app[DATABASE].write() as conn:
-        await conn.execute(text("UPDATE batch SET state = 'completed' WHERE id = :b"), {"b": first})
+        await conn.execute(text("UPDATE batch SET state = 'cancelled' WHERE id = :b"), {"b": first})
     with pytest.raises(anthropic.ConflictError, match="same input file"):
         await client.messages.batches.delete(first)
     assert {one.id async for one in client.messages.batches.list()} == {first, second}
@@ -202,7 +202,7 @@ async def test_an_uploaded_input_is_deleted_only_by_a_key_that_may_delete_files(
     file_id, [batch_id] = await from_a_file(gateway, 1)
     inline = await client.messages.batches.create(requests=[request(1)])
     async with gateway.app[DATABASE].write() as conn:
-        await conn.execute(text("UPDATE batch SET state = 'completed'"))
+        await conn.execute(text("UPDATE batch SET state = 'cancelled'"))
         lesser = await api_keys.create(
             conn, PEPPER, tenant_id=gateway.keys.tenant_id, now=int(time.time()), scopes=["batch", "chat"]
         )
