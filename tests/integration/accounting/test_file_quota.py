@@ -70,7 +70,7 @@ async def test_whoever_asks_for_a_row_waits_for_the_transaction_that_makes_it(db
 
 async def test_what_is_not_bounded_is_registered_whatever_there_is(conn):
     tenant = (await tenants.create(conn, "a", now=1)).id
-    for number, most_bytes in enumerate((100, None)):
+    for number, most_bytes in enumerate((files.LEAST_BYTES, None)):
         await files.create(
             conn,
             tenant,

@@ -403,6 +403,8 @@ async def test_a_batch_whose_input_is_gone_ends_when_it_is_cancelled_or_its_time
     if work != "failed":
         await look()
     await lose_input(home, batch_id, "gone")
+    if work == "failed":
+        await look()  # the batch pauses, since its input cannot be read
     async with home.database.write() as conn:
         if work == "cancelled":
             await batches.stop(conn, batch_id, int(time.time()))
