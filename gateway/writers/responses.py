@@ -60,9 +60,9 @@ class ResponseWriter:
         self._ended_at = 0
         self._finish: str | None = None
         self._pending: list[TokenEntry] = []
-        """The tokens since the last part."""
+        """The tokens from the last piece with parts on, or behind the last text."""
         self._unread = ""
-        """The output since the last part."""
+        """The output from there on."""
         self._num_chars = 0
         self._output = ResponseItems(response_id.removeprefix(PREFIX), seal, names)
 
@@ -155,8 +155,9 @@ class ResponseWriter:
             text = next((part.text for part in piece.parts if isinstance(part, Text)), None)
             if text is not None:
                 logprobs = [logprobs_of(self._tokenizer, entry) for entry in self._pending[self._first_of(text) :]]
-            if piece.parts:
                 self._pending, self._unread = [], ""
+            elif piece.parts:  # the begin of a text may stand behind them, and wait
+                self._pending, self._unread = list(piece.piece.entries), piece.piece.text
         events = self._output.push(piece.parts, logprobs)
         if piece.finish is not None:
             self._finish, self._ended_at = piece.finish, int(time.time())
