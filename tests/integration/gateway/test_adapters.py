@@ -206,7 +206,7 @@ async def test_an_adapter_comes_goes_and_changes_with_its_model_as_models_are_re
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         await read_again(another={})
         assert (await complete(gateway, served))[0] == 404
-        assert await model_ids(gateway) == ["another"]
+        assert await model_ids(gateway) == [], "the other model has no price"
         await read_again(another={}, **{MODEL: {}})
         assert (await complete(gateway, served))[0] == 200
-        assert await model_ids(gateway) == ["another", MODEL, served]
+        assert await model_ids(gateway) == [MODEL, served]

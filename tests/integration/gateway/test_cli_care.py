@@ -298,7 +298,7 @@ async def test_a_slot_that_runs_on_another_host_is_neither_replayed_nor_abandone
     database_url = {"HEADGATE_DATABASE_URL": gateway.settings.database_url}
     async with gateway.app[DATABASE].write() as conn:
         taken = {"fingerprint": b"f", "request_id": "req_1", "slot": 0, "now": int(time.time())}
-        assert await idempotency_store.take(conn, "proj_1", "k", **taken) is None
+        assert await idempotency_store.take(conn, gateway.keys.tenant_id, "k", **taken) is None
     of_it = "SELECT (SELECT count(*) FROM idempotent_reply), (SELECT count(*) FROM limiter_gateway)"
     before = await gateway.sql(of_it)
     said = await headgate("journals", "abandon", "0", "--yes", expect=1, home=there, more=database_url)

@@ -300,15 +300,14 @@ async def test_a_slot_that_runs_on_another_host_stays_with_it(tmp_path: Path, re
     here, there = tmp_path / "here", tmp_path / "there"
     url = f"sqlite+aiosqlite:///{here / 'headgate.db'}"
     of_here, of_there = (environment(home, redis_url, HEADGATE_DATABASE_URL=url) for home in (here, there))
-    for home in (here, there):
-        await prepare_home(home, url)
+    keys, _ = [await prepare_home(home, url) for home in (here, there)]
     database = Database(url)
     first = start(of_here)
     try:
         await ready(here)
         async with database.write() as conn:
             taken = {"fingerprint": b"f", "request_id": "req_1", "slot": 0, "now": int(time.time())}
-            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is None
+            assert await idempotency_store.take(conn, keys.tenant_id, "k", **taken) is None
         refused = await asyncio.to_thread(run_to_end, of_there)
         assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
             os.EX_CONFIG,
@@ -316,7 +315,9 @@ async def test_a_slot_that_runs_on_another_host_stays_with_it(tmp_path: Path, re
         )
         assert not (there / "state").exists(), "who is refused leaves nothing"
         async with database.write() as conn:
-            assert await idempotency_store.take(conn, "proj_1", "k", **taken) is not None, "the key is still taken"
+            assert await idempotency_store.take(conn, keys.tenant_id, "k", **taken) is not None, (
+                "the key is still taken"
+            )
         first.kill()
         first.communicate()
         first = start(of_here)
