@@ -109,7 +109,7 @@ async def serving(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "resolve_all", lambda _: (new,))
     monkeypatch.setattr(module, "check_room", lambda *_: None)
     up.models, up.workers, up.gateways = (old,), Workers(), Gateways()
-    up.preparation = SimpleNamespace(check=lambda *_: None, prepare_database=prepared)
+    up.preparation = SimpleNamespace(check=lambda *_: None, prepare_database=prepared, price_notes=())
     return up
 
 
