@@ -109,4 +109,4 @@ def test_a_rank_that_fails_in_a_step_says_so_before_it_ends(tmp_path):
     assert status == 2
     assert said[-1] == "Rank 2 of 3 failed: no memory for a step. The worker ends."
     (failure,) = [line for line in errors.splitlines() if "rank_failed" in line]
-    assert '"worker": "worker-0/rank-2"' in failure
+    assert '"worker":"worker-0/rank-2"' in failure
