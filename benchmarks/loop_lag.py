@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import http.client
 import json
 import multiprocessing
@@ -33,9 +32,9 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 from fakes import ScriptedRunner, ScriptedWorker  # noqa: E402 - tests/ is on the path only now
 from gateways import MODEL, running_gateway  # noqa: E402 - as above
 
-from gateway.__main__ import answer_promptly, keep_memory_whole  # noqa: E402 - as above
+from gateway.__main__ import answer_promptly, keep_memory_whole  # noqa: E402 - tests/ is on the path only now
 from gateway.cli.embedded import find_server, server_command  # noqa: E402 - as above
-from gateway.server import GC_THRESHOLDS  # noqa: E402 - as above
+from gateway.server import collect_seldom  # noqa: E402 - tests/ is on the path only now
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONTEXT = 2**19
@@ -147,9 +146,7 @@ async def measure(home: Path, redis_url: str, rounds: int, wanted: str) -> dict[
     try:
         async with running_gateway(home / "home", redis_url, max_model_len=CONTEXT) as gateway:
             await gateway.workers(1, 60)
-            gc.collect()
-            gc.freeze()
-            gc.set_threshold(*GC_THRESHOLDS)
+            collect_seldom()
             lag = Lag()
             watching = asyncio.create_task(lag.watch())
             await asyncio.sleep(QUIET_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -93,7 +93,8 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class GenerationGroup:
-    """A run: `async with engine.run(orders, record) as run` admits and dispatches it. Call `pieces`, then `settle`."""
+    """A run: `async with engine.run(orders, record) as run` admits and dispatches it. Call `more` or `push` until every
+    sequence has ended, or `whole`; then `settle`."""
 
     def __init__(
         self,
@@ -158,13 +159,6 @@ class GenerationGroup:
         """Whether a sequence has not ended yet."""
         return not all(generation.has_final for generation in self.generations)
 
-    async def pieces(self) -> AsyncIterator[list[Numbered]]:
-        """Yields pieces in the order of arrival, until every sequence has ended. An empty list means that nothing came
-        for 15 s.
-        """
-        while (found := await self.more()) is not None:
-            yield found
-
     async def more(self) -> list[Numbered] | None:
         """Returns the pieces that come next, in the order of arrival; none if nothing came for 15 s, and None once every
         sequence has ended.
@@ -202,7 +196,7 @@ class GenerationGroup:
         """Returns the pieces of each choice, once every sequence has ended."""
         pieces: dict[int, list[ChoicePiece]] = defaultdict(list)
         if any(order.form is not None for order in self._orders):  # `more` gives way between the checks of forms
-            async for found in self.pieces():
+            while (found := await self.more()) is not None:
                 for numbered in found:
                     pieces[numbered.index].append(numbered.piece)
             return pieces

@@ -234,7 +234,7 @@ class _Run:
         watch = asyncio.create_task(self._watch(task, run))
         try:
             has_begun = False
-            async for found in run.pieces():
+            while (found := await run.more()) is not None:
                 if found and not has_begun:
                     has_begun = True
                     self._record.mark("first_byte")

@@ -75,9 +75,9 @@ async def test_a_responses_logprobs_are_those_of_its_text(shared_gateway: Runnin
         made = await client.responses.create(**asked, include=["message.output_text.logprobs"])
         stream = await client.responses.create(**asked, include=["message.output_text.logprobs"], stream=True)
         deltas = [event async for event in stream if event.type == "response.output_text.delta"]
-    (content,) = made.output[-1].content  # type: ignore[union-attr]
+    (content,) = made.to_dict()["output"][-1]["content"]
     assert made.output_text == text
-    assert bytes(byte for one in content.logprobs for byte in one.bytes) == text.encode()  # type: ignore[union-attr]
+    assert bytes(byte for one in content["logprobs"] for byte in one["bytes"]) == text.encode()
     streamed = [one.to_dict() for delta in deltas for one in delta.logprobs]
     assert "".join(delta.delta for delta in deltas) == text
     assert len(streamed) == len(text.encode())

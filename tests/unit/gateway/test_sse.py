@@ -28,8 +28,8 @@ class Transport:
 
 
 def over_http() -> Any:
-    protocol = SimpleNamespace(transport=Transport(), writing_paused=False, _paused=False)
-    writer = StreamWriter(protocol, None)  # type: ignore[arg-type]
+    protocol: Any = SimpleNamespace(transport=Transport(), writing_paused=False, _paused=False)
+    writer = StreamWriter(protocol, asyncio.new_event_loop())
     writer.enable_chunking()
     return SimpleNamespace(writer=writer, protocol=protocol)
 
