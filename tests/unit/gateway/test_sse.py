@@ -29,19 +29,19 @@ class Transport:
 
 def over_http() -> Any:
     protocol: Any = SimpleNamespace(transport=Transport(), writing_paused=False, _paused=False)
-    writer = StreamWriter(protocol, asyncio.new_event_loop())
+    writer = StreamWriter(protocol, asyncio.get_running_loop())
     writer.enable_chunking()
     return SimpleNamespace(writer=writer, protocol=protocol)
 
 
-def test_only_a_plain_stream_over_http_may_push() -> None:
+async def test_only_a_plain_stream_over_http_may_push() -> None:
     over_socket: Any = SimpleNamespace(writer=_Events.__new__(_Events))
     assert EventStream(over_http(), 1.0).can_push
     assert not EventStream(over_socket, 1.0).can_push
     assert not KeptStream(over_http(), 1.0, lambda: None, lambda: None).can_push
 
 
-def test_a_push_is_one_write_and_says_whether_more_may_follow() -> None:
+async def test_a_push_is_one_write_and_says_whether_more_may_follow() -> None:
     request = over_http()
     stream = EventStream(request, 1.0)
     assert stream.push({"a": 1}, {"b": 2})
