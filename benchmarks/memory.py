@@ -96,7 +96,7 @@ async def tenants(ready: dict[str, Any]) -> list[str]:
         async with admin.get(projects, params={"limit": 100}) as answer:
             found = (await answer.json())["data"]
         for project in found:
-            path = f"{projects}/{project['id']}/rate_limits/rl-{mock_server.MODEL}"
+            path = f"{projects}/{project['id']}/rate_limits/rl-{ready['model']}"
             await (await admin.post(path, json=LIMITS)).read()
     return keys
 

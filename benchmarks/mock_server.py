@@ -44,6 +44,11 @@ class MockWorkers(ModelWorkers):
 class UpWithMock(Up):
     workers_kind = MockWorkers
 
+    @staticmethod
+    def model(home: Path) -> str:
+        """Returns the directory or the name of the model that is served."""
+        return str(write_model(home / MODEL))
+
 
 def write_model(directory: Path) -> Path:
     write_byte_model(directory)
@@ -58,7 +63,7 @@ async def up(home: Path, ready_file: Path, kind: type[UpWithMock]) -> None:
         home=Home(home),
         host="127.0.0.1",
         port=0,
-        models=(WantedModel(str(write_model(home / MODEL))),),
+        models=(WantedModel(kind.model(home)),),
         num_gateways=1,
         ready_file=ready_file,
         database_url=os.environ.get("HEADGATE_DATABASE_URL"),

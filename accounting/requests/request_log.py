@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, and_, false, literal_column, select, true
+from sqlalchemy import ColumnElement, Row, Select, and_, false, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import among, insert_absent
+from accounting.database.db import among_given, given, insert_absent
 from accounting.tables.models import ApiKey, Tenant
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError, NotFoundError
@@ -108,10 +109,16 @@ _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeli
 
 async def without_erased(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
     """Return the requests of tenants that are not erased. No tenant is erased until the transaction ends."""
-    query = select(Tenant.id, Tenant.erased_at).where(among(conn, Tenant.id, {one.tenant_id for one in requests}))
-    rows = await conn.execute(query.order_by(Tenant.id).with_for_update(read=True, key_share=True))
-    erased = {row.id for row in rows if row.erased_at is not None}
+    tenants = given(conn, {one.tenant_id for one in requests})
+    erased = {row.id for row in await conn.execute(_erased(conn.dialect.name), tenants) if row.erased_at is not None}
     return [one for one in requests if one.tenant_id not in erased]
+
+
+@cache
+def _erased(dialect: str) -> Select[str, int | None]:
+    """Return the query that locks tenants and says when they were erased."""
+    query = select(Tenant.id, Tenant.erased_at).where(among_given(dialect, Tenant.id))
+    return query.order_by(Tenant.id).with_for_update(read=True, key_share=True)
 
 
 async def add(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> None:

@@ -7,7 +7,7 @@ hosts are never subtracted. The module is pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -102,20 +102,28 @@ class Phase(msgspec.Struct, frozen=True):
     num_tokens: int = 0
 
 
-_Packed = tuple[list[list[int | str]], list[list[int | str]], int]
+Entry = list[int | str]
+"""An event as it is packed: its name's code, its time, and its step and tokens where it has them."""
+_Packed = tuple[list[Entry], list[Entry], int]
 
 
 def pack(marks: Sequence[Event], worker: Sequence[Event]) -> str:
     """Return the text for the log. `worker` has offsets on the worker's own clock."""
+    return pack_entries(*([entry(e.name, e.at_us, e.step, e.num_tokens) for e in events] for events in (marks, worker)))
+
+
+def entry(name: str, at_us: int, step: int = -1, num_tokens: int = 0) -> Entry:
+    """Return the packed form of an event."""
+    code = _CODES.get(name, name)
+    return [code, at_us, step, num_tokens] if step >= 0 or num_tokens else [code, at_us]
+
+
+def pack_entries(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
+    """Return what `pack` returns, for a caller that has no use for the events themselves."""
     num_events = len(marks) + len(worker)
     while True:
         num_kept = len(marks) + len(worker)
-        packed: _Packed = (
-            [_entry(event) for event in marks],
-            [_entry(event) for event in worker],
-            num_events - num_kept,
-        )
-        text = msgspec.json.encode(packed).decode()
+        text = msgspec.json.encode((marks, worker, num_events - num_kept)).decode()
         if len(text) <= MAX_PACKED_CHARS or not num_kept:
             return text
         marks, worker = _thinned(marks), _thinned(worker)
@@ -129,8 +137,8 @@ def unpack(text: str) -> Timeline:
     is an empty timeline."""
     try:
         marks, events, num_left_out = msgspec.json.decode(text, type=_Packed)
-        gateway = tuple(_event(entry) for entry in marks)
-        offsets = [_event(entry) for entry in events]
+        gateway = tuple(_event(one) for one in marks)
+        offsets = [_event(one) for one in events]
     except (msgspec.MsgspecError, ValueError, TypeError, IndexError):
         return Timeline()
     return Timeline(gateway, _placed(gateway, offsets), num_left_out)
@@ -177,20 +185,20 @@ def worker_phases(events: Sequence[Event]) -> list[Phase]:
     return found
 
 
-def placed_us(gateway: Sequence[Event], offset_us: int) -> int:
-    """Return the time on the gateway's clock of a worker's event with this offset."""
+def placed_us(gateway: Mapping[str, int], offset_us: int) -> int:
+    """Return the time on the gateway's clock of a worker's event with this offset. `gateway` has the first time of each
+    of the gateway's events."""
     start, end = _sent(gateway)
     return min(start + max(0, offset_us), end)
 
 
 def _placed(gateway: Sequence[Event], events: Sequence[Event]) -> tuple[Event, ...]:
-    start, end = _sent(gateway)
+    start, end = _sent(_first(gateway))
     return tuple(msgspec.structs.replace(event, at_us=min(start + max(0, event.at_us), end)) for event in events)
 
 
-def _sent(gateway: Sequence[Event]) -> tuple[int, int]:
+def _sent(at: Mapping[str, int]) -> tuple[int, int]:
     """Return the time from sending the request to the worker until the gateway had its end."""
-    at = _first(gateway)
     start = at.get("dispatched", 0)
     return start, max(start, at.get("finished", max([start, *at.values()])))
 
@@ -202,29 +210,22 @@ def _first(events: Sequence[Event]) -> dict[str, int]:
     return at
 
 
-def _thinned(events: Sequence[Event]) -> list[Event]:
+def _thinned(entries: Sequence[Entry]) -> list[Entry]:
     """Leave out every second event that is neither the first of its name nor the last of all."""
-    seen: set[str] = set()
-    kept: list[Event] = []
+    seen: set[int | str] = set()
+    kept: list[Entry] = []
     is_left_out = False
-    for number, event in enumerate(events):
-        if event.name not in seen or number == len(events) - 1:
-            seen.add(event.name)
-            kept.append(event)
+    for number, one in enumerate(entries):
+        if one[0] not in seen or number == len(entries) - 1:
+            seen.add(one[0])
+            kept.append(one)
             continue
         is_left_out = not is_left_out
         if not is_left_out:
-            kept.append(event)
+            kept.append(one)
     return kept
 
 
-def _entry(event: Event) -> list[int | str]:
-    entry: list[int | str] = [_CODES.get(event.name, event.name), event.at_us]
-    if event.step >= 0 or event.num_tokens:
-        entry += [event.step, event.num_tokens]
-    return entry
-
-
-def _event(entry: Sequence[int | str]) -> Event:
-    name, *numbers = entry
+def _event(packed: Entry) -> Event:
+    name, *numbers = packed
     return Event(NAMES[name] if isinstance(name, int) else name, *(int(number) for number in numbers))

@@ -16,6 +16,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import requests
@@ -127,7 +128,21 @@ def _flags(is_remote: bool) -> bytes:
 
 
 def _attributes(tag: bytes, values: Mapping[str, Any]) -> bytes:
-    return b"".join([_field(tag, _text(_KEY, name) + _field(_VALUE, _value(value))) for name, value in values.items()])
+    return b"".join(
+        [
+            _known_attribute(tag, name, value) if type(value) in _REPEATED else _attribute(tag, name, value)
+            for name, value in values.items()
+        ]
+    )
+
+
+def _attribute(tag: bytes, name: str, value: Any) -> bytes:
+    return _field(tag, _text(_KEY, name) + _field(_VALUE, _value(value)))
+
+
+_REPEATED = frozenset((str, int, bool))
+"""Most attributes of these kinds have a value that other spans had, such as a model or a number of tokens."""
+_known_attribute = lru_cache(maxsize=1024, typed=True)(_attribute)
 
 
 def _value(value: Any) -> bytes:

@@ -21,15 +21,18 @@ def telemetry(monkeypatch):
 
 def test_sides_that_cost_the_same_differ_by_nothing_whatever_a_round_takes(telemetry):
     same = [900.0, 1100.0, 1000.0]
-    found = telemetry.summary({"with": same, "without": same, "own": [9.0, 11.0, 10.0]})
+    found = telemetry.summary({"with": same, "without": same, "own": [9.0, 11.0, 10.0], "others": [0.0] * 3})
     assert (found["ratio"], found["bounds"], found["own"], found["is_met"]) == (1.0, [1.0, 1.0], 1.0101, False)
-    assert telemetry.summary({"with": same, "without": same, "own": [9.0, 9.0, 9.0]})["is_met"]
+    found = telemetry.summary({"with": same, "without": same, "own": [9.0, 11.0, 10.0], "others": same})
+    assert (found["own"], found["own_of_all"], found["is_met"]) == (1.0101, 1.005, True)
 
 
 def test_the_ratio_is_of_sums_and_its_bounds_show_how_rounds_differ(telemetry):
-    steady = telemetry.summary({"with": [1020.0] * 6, "without": [1000.0] * 6, "own": [0.0] * 6})
+    steady = telemetry.summary({"with": [1020.0] * 6, "without": [1000.0] * 6, "own": [0.0] * 6, "others": [0.0] * 6})
     assert (steady["ratio"], steady["bounds"], steady["is_met"]) == (1.02, [1.02, 1.02], False)
-    uneven = telemetry.summary({"with": [1120.0, 920.0] * 3, "without": [1000.0] * 6, "own": [0.0] * 6})
+    uneven = telemetry.summary(
+        {"with": [1120.0, 920.0] * 3, "without": [1000.0] * 6, "own": [0.0] * 6, "others": [0.0] * 6}
+    )
     low, high = uneven["bounds"]
     assert uneven["ratio"] == 1.02
     assert 0.92 <= low < 1.0 < 1.04 < high <= 1.12

@@ -89,7 +89,8 @@ def test_what_is_packed_comes_back_whole() -> None:
         (event.name, event.step, event.num_tokens) for event in WORKER
     ]
     assert timeline.num_left_out == 0
-    assert [timelines.placed_us(MARKS, event.at_us) for event in WORKER] == [event.at_us for event in timeline.worker]
+    at_us = {event.name: event.at_us for event in MARKS}
+    assert [timelines.placed_us(at_us, event.at_us) for event in WORKER] == [event.at_us for event in timeline.worker]
 
 
 def test_a_worker_whose_clock_runs_fast_stays_inside_the_gateways_interval() -> None:

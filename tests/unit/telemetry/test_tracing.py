@@ -174,3 +174,17 @@ def test_an_unsampled_request_pays_one_clock_reading_and_one_append_for_a_mark(m
     traces.observe(record)
     traces.shipped(7)
     assert len(reads) == 1
+
+
+def test_trace_ids_stand_in_the_order_of_their_seconds_and_are_sampled_by_ratio() -> None:
+    traces = Tracing(0.25, (), None)
+    records = [ended(number, started_ns=(10**9 + number) * 10**9) for number in range(2000)]
+    for record in records:
+        traces.start(record)
+    ids = [record.outgoing_traceparent[3:35] for record in records]
+    assert ids == sorted(ids)
+    assert 400 < sum(record.outgoing_traceparent.endswith("01") for record in records) < 600
+    at_once = [ended(number, started_ns=10**18) for number in range(100)]
+    for record in at_once:
+        traces.start(record)
+    assert len({record.outgoing_traceparent[3:35] for record in at_once}) == 100
