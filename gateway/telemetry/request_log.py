@@ -1,4 +1,4 @@
-"""The request log's writer: rows of ended requests wait in memory and go to SQL in batches, every two seconds.
+"""The request log's writer: rows of ended requests wait in memory and go to SQL in batches, every second and a half.
 
 No request waits for it, and it is never in the ledger's transaction. While SQL is away rows wait; beyond a bound they
 are dropped and counted. A tenant may have no more rows waiting than there is room left, so that one tenant's flood
@@ -30,7 +30,7 @@ from workers.process.logs import clean
 
 logger = logging.getLogger(__name__)
 
-EVERY_S = 2.0
+EVERY_S = 1.5
 """A transaction costs as much as fifty rows of it, so rows are not written as they come."""
 BATCH_ROWS = 500
 """The rows of one transaction. On SQLite the ledger's writer waits for it, about 10 ms, so it is short."""
