@@ -8,7 +8,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
-from gateways import MODEL
+from gateways import MODEL, until
 
 from gateway.cli.main import main
 from gateway.telemetry.metrics import METRICS
@@ -171,6 +171,7 @@ async def test_a_lowered_limit_stops_a_request_that_runs(gateway, worker):
     tenant, key = await gateway.new_tenant("anna")
     made = await budget(gateway, tenant, 100_000)
     running = asyncio.create_task(ask(gateway, key, max_tokens=1900))
+    await until(lambda: worker.engine.attempts)
     await asyncio.sleep(0.5)
     await call(gateway, "PATCH", f"{BUDGETS}/{made['id']}", {"limit_micro_units": 60})
     answer, body = await running

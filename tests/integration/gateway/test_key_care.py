@@ -53,11 +53,11 @@ async def key_of(gateway: RunningGateway, tenant: str) -> str:
 async def test_both_secrets_work_while_a_rotation_overlaps_and_the_old_one_ends(gateway):
     tenant, old = await gateway.new_tenant("rotating")
     key_id = await key_of(gateway, tenant)
-    rotated = await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {"overlap_seconds": 2})
+    rotated = await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {"overlap_seconds": 4})
     new = rotated["value"]
     assert (rotated["id"], new != old) == (key_id, True)
     assert [await status(gateway, key) for key in (old, new)] == [200, 200]
-    await asyncio.sleep(2.1)
+    await asyncio.sleep(4.1)
     assert [await status(gateway, key) for key in (old, new)] == [401, 200]
     third = (await admin(gateway, "POST", f"/admin/v1/keys/{key_id}/rotate", {}))["value"]
     assert [await status(gateway, key) for key in (new, third)] == [401, 200]

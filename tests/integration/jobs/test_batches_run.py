@@ -171,17 +171,17 @@ async def test_doubled_and_forged_rings_change_nothing(home, gateway, started, b
 
 async def test_cancel_delivers_what_is_done_and_frees_the_rest(home, gateway, started):
     gateway.delay_s = 0.15
-    batch_id = await home.submit([f"say {i}" for i in range(80)])
+    batch_id = await home.submit([f"say {i}" for i in range(400)])
     await home.until(lambda: len(gateway.num_runs) >= 10)
     async with home.database.write() as conn:
         await batches.cancel(conn, home.tenant_id, batch_id, 1, actor="key_test")
-    batch = await home.wait(batch_id, limit_s=15)
+    batch = await home.wait(batch_id)
     assert batch.state == "cancelled"
     output, errors = await home.results(batch)
-    assert len(output) + len(errors) == 80 == batch.num_total
+    assert len(output) + len(errors) == 400 == batch.num_total
     assert len(output) == sum(gateway.num_runs.values()), "charged if and only if delivered"
     assert {e["error"]["code"] for e in errors} == {"batch_cancelled"}
-    assert len({*custom_ids(output), *custom_ids(errors)}) == 80
+    assert len({*custom_ids(output), *custom_ids(errors)}) == 400
     assert all(e["response"] is None for e in errors)
 
 

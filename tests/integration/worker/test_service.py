@@ -99,10 +99,10 @@ async def test_a_gateway_that_hangs_up_takes_only_its_own_requests_along(worker)
         leaves = await GatewayLink.dial(worker.address)
         kept = generate_request("kept", max_tokens=200)
         stays.send(kept)
-        leaves.send(generate_request("lost", max_tokens=1000))
+        leaves.send(generate_request("lost", max_tokens=1900))
         await leaves.of(StepFrame)
         await leaves.close()
-        await until(lambda: len(worker.engine.attempts) == 1, 1)
+        await until(lambda: len(worker.engine.attempts) < 2)
         await stays.of(Finished)
         assert stays.tokens("kept") == alone(kept)
         await quiet(worker)
@@ -215,7 +215,7 @@ async def test_a_gateway_that_is_heard_first_as_the_links_close_is_hung_up(tmp_p
         worker.service.drain()
         await until(lambda: not worker.service._server.is_serving())
         late.send(Hello(1, "gateway"))
-        await asyncio.wait_for(late.closed.wait(), 2)  # sooner than by silence
+        await asyncio.wait_for(late.closed.wait(), stretched(2))  # sooner than by silence
         assert not worker.service._links
         await late.close()
 

@@ -65,16 +65,22 @@ async def test_an_open_returns_while_a_sync_is_under_way(tmp_path: Path, opened)
 
 async def test_what_arrives_during_a_sync_goes_together_with_the_next(tmp_path: Path, opened) -> None:
     num_syncs = 0
+    may_go = threading.Event()
+    may_go.set()
 
     def sync(descriptor: int) -> None:
         nonlocal num_syncs
         num_syncs += 1
-        time.sleep(0.02)
+        may_go.wait(10)
 
     journal = await open_journal(tmp_path, 0, sync=sync)
     num_syncs = 0
+    may_go.clear()
     voids = [opened(n).void("internal", "internal", 1) for n in range(200)]
-    await asyncio.gather(*(journal.end(void) for void in voids))
+    ending = [asyncio.create_task(journal.end(void)) for void in voids]
+    await asyncio.sleep(0.05)
+    may_go.set()
+    await asyncio.gather(*ending)
     assert num_syncs <= 3
     await journal.close()
 
@@ -83,9 +89,8 @@ async def test_an_open_alone_reaches_the_disk_within_milliseconds(tmp_path: Path
     journal = await open_journal(tmp_path, 0)
     await journal.open(opened(1))
     seq = journal._log.chain.next_seq - 1
-    for _ in range(200):
-        if journal.durable_seq == seq:
-            break
+    deadline = time.monotonic() + stretched(0.5)
+    while journal.durable_seq < seq and time.monotonic() < deadline:  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(0.001)
     assert journal.durable_seq == seq
     await journal.close()

@@ -58,7 +58,7 @@ async def test_the_same_name_is_reached_once_its_network_is_allowed(threads):
     lookup, asked = answers("127.0.0.1")
     async with receiving(Receiver()) as receiver:
         url = receiver.url.replace("127.0.0.1", "hook.example.com")
-        assert await Poster(LOOPBACK, threads, LIMIT_S, lookup).post(url, b"{}", {}) == 204
+        assert await Poster(LOOPBACK, threads, 5, lookup).post(url, b"{}", {}) == 204
         assert (len(receiver.came), len(asked)) == (1, 1)
 
 
@@ -96,7 +96,7 @@ async def test_numbers_in_disguise_never_get_as_far_as_a_lookup(threads, host):
 
 async def test_a_redirect_is_an_answer_and_not_a_way(threads):
     async with receiving(Receiver(statuses=[302, 307, 308])) as receiver:
-        poster = Poster(LOOPBACK, threads, LIMIT_S)
+        poster = Poster(LOOPBACK, threads, 5)
         statuses = [await poster.post(receiver.url, b"{}", {}) for _ in range(3)]
         assert (statuses, dict(receiver.paths)) == ([302, 307, 308], {"/hook": 3})
 
@@ -143,5 +143,5 @@ async def test_an_environment_with_proxies_changes_nothing(threads, monkeypatch)
     async with receiving(Receiver()) as receiver, receiving(Receiver()) as proxy:
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             monkeypatch.setenv(name, proxy.url)
-        await Poster(LOOPBACK, threads, LIMIT_S).post(receiver.url, b"{}", {})
+        await Poster(LOOPBACK, threads, 5).post(receiver.url, b"{}", {})
         assert (len(receiver.came), proxy.came) == (1, [])

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from gateways import until
 
+from gateway.routing.links import worker_link
 from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
 from workers.engine.journal.shipping import Shipper
@@ -326,12 +327,15 @@ async def test_records_that_come_in_quick_succession_are_kept_together(
 
 
 async def test_a_gateway_that_ends_keeps_all_records_at_once(
-    recording: tuple[RecordingWorker, WorkerLink, Keeper],
+    recording: tuple[RecordingWorker, WorkerLink, Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(worker_link, "RECORDS_EVERY_S", 60.0)
     worker, link, keeper = recording
-    for _ in range(3):
-        worker.end_request()
-        await asyncio.sleep(0.01)
+    worker.end_request()
+    await until(lambda: not len(worker.shipper))
+    worker.end_request()
+    await until(link._records.qsize)
+    worker.end_request()
     assert len(worker.shipper) == 2, "one of them waits in the link, and one in the worker"
     await link.finish_records()
     assert [count for _, count in keeper.frames] == [1, 1, 1]

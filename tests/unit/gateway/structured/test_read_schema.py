@@ -8,6 +8,7 @@ from contextlib import suppress
 from itertools import product
 
 import pytest
+from load import stretched
 from walks import matches
 
 from gateway.base.errors import ApiError
@@ -348,7 +349,7 @@ def test_a_second_look_at_a_text_takes_a_bounded_time():
     text = json.dumps(list(range(1000, 2000)))
     began = time.thread_time()
     assert form.is_kept(text)
-    assert time.thread_time() - began < 0.1
+    assert time.thread_time() - began < stretched(0.1)
     assert not form.is_kept('["a"]'), "what is small is still looked at"
     assert of_schema({"type": "array"}).is_kept("[" + "1," * 20_000), "what is too long is as the grammar made it"
 
