@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.base.errors import ApiError, retry_headers
+from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
@@ -32,16 +32,12 @@ class CompactionWriter:
         self._content = ""
 
     def choice(self, index: int, pieces: Sequence[ChoicePiece]) -> Any:
-        """Takes the summary. Raises `ApiError` 500 if there is none, because the conversation would be lost."""
+        """Takes the summary. Raises `ApiError` 422 if there is none, because the conversation would be lost. It is no fault
+        of ours: a client can bound the output or ask the model to say nothing.
+        """
         text = "".join(part.text for piece in pieces for part in piece.parts if isinstance(part, Text)).strip()
         if not text:
-            raise ApiError(
-                500,
-                "The model wrote no summary. The conversation stays as you have it.",
-                type="server_error",
-                code="no_summary",
-                headers=retry_headers(None),
-            )
+            raise ApiError(422, "The model wrote no summary. The conversation stays as you have it.", code="no_summary")
         self._content = self._seal(text)
 
     def whole(self, root: str, choices: Sequence[Any], ending: Ending) -> Any:
