@@ -9,9 +9,11 @@ import pytest
 from sqlalchemy import bindparam, func, insert, literal, select, text
 from sqlalchemy.exc import DBAPIError
 
-from accounting.access import api_keys
+from accounting.access import api_keys, principals
 from accounting.database.db import Database, among_given, given
 from accounting.database.driver_selects import select_together
+from accounting.limits import budgets, limiter_books
+from accounting.limits.budgets import NewBudget
 from accounting.tables.models import ApiKey, JournalOffset, Tenant
 from accounting.tenants import tenants
 
@@ -72,9 +74,16 @@ async def test_an_error_is_sqlalchemys(db: Database) -> None:
         assert await conn.scalar(select(func.count()).select_from(JournalOffset)) == 0
 
 
-async def test_on_sqlite_they_are_one_trip(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_keys_first_request_reads_takes_few_trips(
+    db: Database, pepper: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rights took eight trips, and a snapshot of a tenant's limits 14."""
     if db.dialect != "sqlite":
         return
+    tenant_id = await a_tenant(db, pepper)
+    async with db.write() as conn:
+        key = (await api_keys.create(conn, pepper, tenant_id=tenant_id, now=2)).value
+        await budgets.create(conn, NewBudget(tenant_id=tenant_id, limit_micro_units=9, period="month"), now=2)
     trips: list[Any] = []
     execute = aiosqlite.Connection._execute
 
@@ -84,5 +93,11 @@ async def test_on_sqlite_they_are_one_trip(db: Database, monkeypatch: pytest.Mon
 
     async with db.read() as conn:
         monkeypatch.setattr(aiosqlite.Connection, "_execute", count)
-        await select_together(conn, {"tenant_id": "x"}, KEY, TENANT, NOBODY)
-    assert len(trips) == 1
+        await select_together(conn, {"tenant_id": tenant_id}, KEY, TENANT, NOBODY)
+        assert len(trips) == 1
+        principal = await principals.resolve(conn, pepper, key, 3)
+        assert len(trips) == 1 + 3
+        (snapshot,) = (await limiter_books.snapshots(conn, {tenant_id: 1}, 10**9)).values()
+        assert len(trips) == 1 + 3 + 2
+    assert principal is not None
+    assert [one.budget for one in snapshot.spent] == list(principal.budgets)
