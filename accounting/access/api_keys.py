@@ -19,6 +19,7 @@ from accounting.access.credentials import Kind, generate, keyed_hash, parse, ver
 from accounting.database import audit, auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among
+from accounting.database.driver_selects import select_together
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.events import events, outbox
 from accounting.tables.models import ApiKey, AuthEpoch
@@ -39,6 +40,13 @@ _HASHES = (
     .select_from(AuthEpoch)
     .outerjoin(ApiKey, ApiKey.public_id == bindparam("public_id"))
     .where(AuthEpoch.id == 1)
+)
+_TOUCH = (
+    update(ApiKey)
+    .where(
+        ApiKey.id == bindparam("key_id"), or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= bindparam("stale"))
+    )
+    .values(last_used_at=bindparam("at"))
 )
 LAST_USED_GRAIN_S = 60
 MAX_OVERLAP_S = 7 * 86_400
@@ -101,13 +109,15 @@ async def create(
 
 async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
     """Return the whole row with its hash. Only authentication (principals.py) uses it."""
-    return (await conn.execute(_WHOLE, {"public_id": public_id})).first()
+    (rows,) = await select_together(conn, {"public_id": public_id}, _WHOLE)
+    return next(iter(rows), None)
 
 
 async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int) -> bool:
     """Say whether `value` is the secret of the key. An unknown id takes as long as a wrong secret: in both cases one
     narrow row is read and the same comparisons are made."""
-    return _matches(pepper, value, (await conn.execute(_HASHES, {"public_id": public_id})).one(), now)
+    ((row,),) = await select_together(conn, {"public_id": public_id}, _HASHES)
+    return _matches(pepper, value, row, now)
 
 
 async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int) -> set[str]:
@@ -253,9 +263,9 @@ async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict
 async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:
     """Store the last use by key id, to the minute. This counts as no change: it neither raises the epoch nor is
     audited."""
-    for key_id, at in sorted(used_at.items()):
-        stale = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at <= at - LAST_USED_GRAIN_S)
-        await conn.execute(update(ApiKey).where(ApiKey.id == key_id, stale).values(last_used_at=at))
+    uses = [{"key_id": key_id, "at": at, "stale": at - LAST_USED_GRAIN_S} for key_id, at in sorted(used_at.items())]
+    if uses:
+        await conn.execute(_TOUCH, uses)
 
 
 def key_info(row: Row[Any]) -> ApiKeyInfo:

@@ -10,6 +10,7 @@ from sqlalchemy import Row, bindparam, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials, delegation
+from accounting.database.driver_selects import select_together
 from accounting.database.paging import shaped
 from accounting.limits import budgets, quotas
 from accounting.tables.batch_models import Batch
@@ -99,9 +100,18 @@ def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str] | None = None) -> Principal:
     """Return what is true of every key of an existing tenant, without a key. `models` is the key's own list."""
-    tenant = (await conn.execute(_TENANT, {"tenant_id": tenant_id})).one()
-    by_model = await tenants.model_limits(conn, tenant_id)
-    permissions = await model_permissions.get(conn, tenant_id)
+    (tenant,), of_models, permitted, budget_rows, adjustments, quota_rows = await select_together(
+        conn,
+        {"tenant_id": tenant_id},
+        _TENANT,
+        tenants.MODEL_LIMITS,
+        model_permissions.OF_TENANT,
+        budgets.OF_TENANT,
+        budgets.ADJUSTMENTS,
+        quotas.OF_TENANT,
+    )
+    by_model = tenants.limits_of(of_models)
+    permissions = model_permissions.permissions_of(permitted)
     return Principal(
         kind="tenant",
         tenant_id=tenant_id,
@@ -116,8 +126,8 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str
         cache=shares.cache_share(tenant),
         time_zone=tenant.time_zone,
         version=tenant.version,
-        budgets=await budgets.of_tenant(conn, tenant_id),
-        quotas=await quotas.of_tenant(conn, tenant_id),
+        budgets=tuple(budgets.whole(budget_rows, adjustments)),
+        quotas=quotas.quotas_of(quota_rows),
         stores_responses=tenant.stores_responses,
         buys_overflow=tenant.buys_overflow,
     )

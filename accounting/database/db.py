@@ -63,14 +63,11 @@ takes half a megabyte."""
 MIN_READERS = 4
 INSTRUCTIONS_AT_ONCE = 1_000_000
 """Instructions of SQLite's machine between two looks whether a statement was cancelled: some 10 ms."""
-_WRITES = "headgate_writes"
 _VALUE = column("value", Text)
 _EACH = text("SELECT value FROM json_each(:ids)")
 """SQLite's list of values in one parameter. The statement is written as text: one built from functions leaves 38
 objects in reference cycles each time. Its parameter is made anew: one that is cloned from a template refers to itself,
 and holds the list until the garbage collector comes by."""
-_EACH_GIVEN = _EACH.bindparams(bindparam("ids", type_=Text)).columns(_VALUE)
-"""The same list for statements that are built once."""
 
 
 class SqliteConnection(sqlite3.Connection):
@@ -160,10 +157,11 @@ class Database:
             )
             for size in (max(pool_size, MIN_READERS), 1)
         )
+        sqlite_transactions(readers.sync_engine, only_reads=True)
+        sqlite_transactions(writers.sync_engine, begin="BEGIN IMMEDIATE")
         for engine in (readers, writers):
-            sqlite_transactions(engine.sync_engine)
             _hide_values(engine)
-        return readers, writers.execution_options(**{_WRITES: True})
+        return readers, writers
 
     def _postgresql(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
         engine = create_async_engine(
@@ -261,9 +259,10 @@ def is_rows_fault(failure: Exception) -> bool:
     return isinstance(failure, StatementError | AccountingError | OverflowError)
 
 
-def sqlite_transactions(engine: Any) -> None:
+def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool = False) -> None:
     """Set durable settings on each connection, and send BEGIN ourselves: by the driver's own rules DDL runs outside of
-    transactions and locks are taken late. A statement takes one trip to the connection's thread."""
+    transactions and locks are taken late. A statement takes one trip to the connection's thread. If the engine only
+    reads, its connections begin by themselves."""
 
     if engine.dialect.is_async:
 
@@ -278,16 +277,19 @@ def sqlite_transactions(engine: Any) -> None:
         for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
+        if only_reads:
+            dbapi_connection.only_reads = True
 
     @event.listens_for(engine, "invalidate")
     def _invalidate(dbapi_connection: Any, _record: Any, _error: Any) -> None:
         # A task was cancelled in a statement. The connection can be closed only after the statement has ended.
         dbapi_connection.run_async(lambda connection: connection.interrupt())
 
-    @event.listens_for(engine, "begin")
-    def _begin(conn: Connection) -> None:
-        writes = conn.get_execution_options().get(_WRITES, False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+    if not only_reads:
+
+        @event.listens_for(engine, "begin")
+        def _begin(conn: Connection) -> None:
+            conn.exec_driver_sql(begin)
 
 
 def among(
@@ -302,17 +304,18 @@ def among(
     return column == func.any(literal(sorted(ids), postgresql.ARRAY(of_one)))
 
 
-def among_given(dialect: str, column: InstrumentedAttribute[Any]) -> ColumnElement[bool]:
-    """The condition `column IN :ids` for texts, in a statement that is built once; `given` makes its parameter. To build a
-    statement of a wide table takes as long as to run it."""
+def among_given(dialect: str, column: InstrumentedAttribute[Any], name: str = "ids") -> ColumnElement[bool]:
+    """The condition `column IN :ids` for texts or integers, in a statement that is built once; `given` makes its
+    parameter. To build a statement of a wide table takes as long as to run it."""
     if dialect == "sqlite":
-        return column.in_(_EACH_GIVEN)
-    return column == func.any(bindparam("ids", type_=postgresql.ARRAY(Text)))
+        return column.in_(select(_VALUE).select_from(func.json_each(bindparam(name, type_=Text))))
+    of_one = BigInteger if isinstance(column.type, BigInteger) else Text
+    return column == func.any(bindparam(name, type_=postgresql.ARRAY(of_one)))
 
 
-def given(conn: AsyncConnection, ids: Collection[str]) -> dict[str, Any]:
+def given(conn: AsyncConnection, ids: Collection[str] | Collection[int], name: str = "ids") -> dict[str, Any]:
     """Return the parameter of `among_given`."""
-    return {"ids": msgspec.json.encode(sorted(ids)).decode() if conn.dialect.name == "sqlite" else sorted(ids)}
+    return {name: msgspec.json.encode(sorted(ids)).decode() if conn.dialect.name == "sqlite" else sorted(ids)}
 
 
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:

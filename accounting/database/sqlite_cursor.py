@@ -4,6 +4,9 @@ A connection of aiosqlite has a thread of its own, and SQLAlchemy's cursor goes 
 cursor, to run the statement, to fetch its rows and to close the cursor. Each trip wakes that thread and then the loop,
 and both wait for the interpreter's lock, which takes longer than most statements. Statements whose rows are streamed
 have SQLAlchemy's own cursor.
+
+A connection that only reads makes no trip to begin, since its transaction begins with its first statement, and does not
+wait for the end.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from aiosqlite import Connection
-from sqlalchemy.connectors.asyncio import AsyncAdapt_dbapi_connection
+from sqlalchemy.connectors.asyncio import AsyncAdapt_dbapi_connection, AsyncAdapt_dbapi_cursor
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, AsyncAdapt_aiosqlite_cursor
-from sqlalchemy.util import EMPTY_DICT
+from sqlalchemy.util import EMPTY_DICT, await_only
+
+T = TypeVar("T")
 
 
 class OneTripCursor(AsyncAdapt_aiosqlite_cursor):
@@ -40,9 +44,9 @@ class OneTripCursor(AsyncAdapt_aiosqlite_cursor):
         await self._run(lambda cursor: cursor.executemany(operation, seq_of_parameters))
 
     async def _run(self, statement: Callable[[sqlite3.Cursor], object]) -> None:
-        connection: Any = self._connection
-        async with self._adapt_connection._execute_mutex:
-            self._cursor, rows = await connection._execute(_to_its_end, connection, statement)
+        adapted: Any = self._adapt_connection
+        async with adapted._execute_mutex:
+            self._cursor, rows = await adapted.trip(_to_its_end, statement)
         self._rows = deque(rows)
 
     async def _async_soft_close(self) -> None:
@@ -53,16 +57,49 @@ class OneTripCursor(AsyncAdapt_aiosqlite_cursor):
 
 
 class OneTripConnection(AsyncAdapt_aiosqlite_connection):
-    __slots__ = ()
+    __slots__ = ("only_reads",)
 
     _cursor_cls = OneTripCursor
 
+    def __init__(self, dbapi: Any, connection: Any) -> None:
+        super().__init__(dbapi, connection)
+        self.only_reads = False
+        """Transactions only read and are rolled back, and what runs in the thread begins them."""
+
+    async def trip(self, work: Callable[..., T], *args: Any) -> T:
+        """Runs `work` in the connection's thread, with the driver's connection and these arguments."""
+        connection: Any = self._connection
+        done: T = await connection._execute(_work, connection._conn, self.only_reads, work, args)
+        return done
+
+    def cursor(self, server_side: bool = False) -> AsyncAdapt_dbapi_cursor:
+        if server_side and self.only_reads:
+            await_only(self.trip(_nothing))
+        return super().cursor(server_side)
+
+    def rollback(self) -> None:
+        connection: Any = self._connection
+        if self.only_reads and connection._connection:
+            connection._tx.put_nowait((None, connection._conn.rollback))  # whatever follows comes after it
+        else:
+            super().rollback()
+
+
+def _work(connection: sqlite3.Connection, begins: bool, work: Callable[..., T], args: tuple[Any, ...]) -> T:
+    if begins and not connection.in_transaction:
+        connection.execute("BEGIN")
+    return work(connection, *args)
+
+
+def _nothing(connection: sqlite3.Connection) -> None:
+    """Leaves it to `_work` to begin the transaction."""
+
 
 def _to_its_end(
-    connection: Connection, statement: Callable[[sqlite3.Cursor], object]
+    connection: sqlite3.Connection, statement: Callable[[sqlite3.Cursor], object]
 ) -> tuple[sqlite3.Cursor, list[Any]]:
     """Runs a statement and returns its cursor, closed, and its rows. Called in the connection's thread."""
-    cursor = connection._conn.cursor()
+    cursor = connection.cursor()
     try:
         statement(cursor)
         return cursor, cursor.fetchall() if cursor.description else []

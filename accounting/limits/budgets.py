@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
 from accounting.database.db import among_given, given
+from accounting.database.driver_selects import select_together
 from accounting.database.paging import Page, newest_first, one
 from accounting.tables.budget_models import BudgetAdjustment, BudgetRow
 from accounting.tables.models import ApiKey
@@ -76,34 +77,36 @@ async def get(conn: AsyncConnection, budget_id: str) -> Budget:
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]:
     """Return all budgets of the tenant in force, oldest first."""
     named = {"tenant_id": tenant_id}
-    rows = (await conn.execute(_OF_TENANT, named)).all()
-    return tuple(_whole(rows, await conn.execute(_ADJUSTMENTS, named)) if rows else ())
+    rows = (await conn.execute(OF_TENANT, named)).all()
+    return tuple(whole(rows, await conn.execute(ADJUSTMENTS, named)) if rows else ())
 
 
 async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, list[Budget]]:
-    rows = (await conn.execute(_of_tenants(conn.dialect.name), given(conn, tenant_ids))).all()
-    return await _by_tenant(conn, rows)
+    named = given(conn, tenant_ids)
+    return by_tenant(whole(*await select_together(conn, named, *of_given_tenants(conn.dialect.name))))
 
 
 @cache
-def _of_tenants(dialect: str) -> Any:
-    return _in_order(_living().where(among_given(dialect, BudgetRow.tenant_id)))
+def of_given_tenants(dialect: str) -> tuple[Any, Any]:
+    """Return the statements of the budgets in force of these tenants (`given`), and of those budgets' adjustments."""
+    mine = among_given(dialect, BudgetRow.tenant_id)
+    return _in_order(_living().where(mine)), _adjustments().where(mine)
 
 
 def _in_order(query: Any) -> Any:
     return query.order_by(BudgetRow.created_at, BudgetRow.id)
 
 
-async def _by_tenant(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> dict[str, list[Budget]]:
+def by_tenant(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
     found: dict[str, list[Budget]] = {}
-    for budget in await _with_adjustments(conn, rows):
+    for budget in budgets:
         found.setdefault(budget.tenant_id, []).append(budget)
     return found
 
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
     """Return the budgets in force of every tenant, by tenant."""
-    return await _by_tenant(conn, (await conn.execute(_in_order(_living()))).all())
+    return by_tenant(await _with_adjustments(conn, (await conn.execute(_in_order(_living()))).all()))
 
 
 async def list_budgets(
@@ -223,7 +226,7 @@ async def _with_adjustments(conn: AsyncConnection, rows: Sequence[Row[Any]]) -> 
     if not rows:
         return []
     adjustments = await conn.execute(_adjustments_of(conn.dialect.name), given(conn, [row.id for row in rows]))
-    return _whole(rows, adjustments)
+    return whole(rows, adjustments)
 
 
 @cache
@@ -233,17 +236,19 @@ def _adjustments_of(dialect: str) -> Any:
     return query.order_by(table.from_ms, table.id)
 
 
-def _whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Budget]:
+def whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Budget]:
+    """Return the budgets of these rows, as `OF_TENANT` selects them, with their adjustments, as `ADJUSTMENTS` does."""
     found: dict[str, list[Adjustment]] = {}
     for row in adjustments:
         found.setdefault(row.budget_id, []).append(Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms))
     return [Budget(**dict(zip(_FIELDS, row, strict=True)), adjustments=tuple(found.get(row.id, ()))) for row in rows]
 
 
-_OF_TENANT = _living().where(BudgetRow.tenant_id == bindparam("tenant_id")).order_by(BudgetRow.created_at, BudgetRow.id)
-_ADJUSTMENTS = (
-    select(BudgetAdjustment.__table__)
-    .join(BudgetRow, BudgetRow.id == BudgetAdjustment.budget_id)
-    .where(BudgetRow.tenant_id == bindparam("tenant_id"), BudgetRow.deleted_at.is_(None))
-    .order_by(BudgetAdjustment.from_ms, BudgetAdjustment.id)
-)
+def _adjustments() -> Any:
+    """Select the adjustments of living budgets."""
+    query = select(BudgetAdjustment.__table__).join(BudgetRow, BudgetRow.id == BudgetAdjustment.budget_id)
+    return query.where(BudgetRow.deleted_at.is_(None)).order_by(BudgetAdjustment.from_ms, BudgetAdjustment.id)
+
+
+OF_TENANT = _in_order(_living().where(BudgetRow.tenant_id == bindparam("tenant_id")))
+ADJUSTMENTS = _adjustments().where(BudgetRow.tenant_id == bindparam("tenant_id"))

@@ -7,15 +7,17 @@ key is not known, it is assumed to the disadvantage of the tenant.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, exists, func, literal, select, true
+from sqlalchemy import Row, bindparam, exists, func, literal, or_, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import among
+from accounting.database.db import among, among_given, given
+from accounting.database.driver_selects import select_together
 from accounting.limits import budgets, quotas, spend
 from accounting.limits.end_users import DAY_BUCKET_MS, DAY_MS
 from accounting.limits.limiter_state import Running
@@ -26,6 +28,9 @@ from accounting.values.budget_types import Budget, Dimension, Period
 from accounting.values.types import Usage
 
 ENDINGS = ("settle", "void")
+_NEWEST = select(func.max(LedgerEntry.opened_at_ms)).where(LedgerEntry.tenant_id == Tenant.id).scalar_subquery()
+"""The moment of a tenant's newest request in the ledger. The reader's clock may have stepped back behind it: what the
+others then charge to is that request's period."""
 CLOCKS_APART_MS = 5_000
 """The most that two gateways' clocks may differ: at the beginning of a period another gateway may still be in the one
 before."""
@@ -92,22 +97,33 @@ class Snapshot(msgspec.Struct, frozen=True):
 async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
     """Return the snapshot of each tenant under its epoch, all read in the caller's one transaction. The number of
     statements does not grow with the number of tenants."""
-    running = await _running(conn, epochs)
-    unposted = await _unposted(conn, epochs, running, now_ms)
-    newest = await _newest(conn, epochs)
+    named = given(conn, epochs) | {
+        "oldest_epoch": min(epochs.values()),
+        "newest_epoch": max(epochs.values()),
+        "minute_ms": now_ms - 61_000,
+        "long_ms": now_ms - 61_000 - LONG_MS,
+    }
+    listed, newest, ((silent_ms,),), of_budgets, adjustments, of_quotas, *lately = await select_together(
+        conn, named, *_statements(conn.dialect.name)
+    )
+    running = await _running(conn, epochs, listed)
+    unposted = await _unposted(conn, epochs, running, silent_ms, now_ms)
+    newest_ms = dict(newest)
     moments = {
         tenant_id: {
             now_ms - CLOCKS_APART_MS,
             now_ms,
-            max(now_ms, newest.get(tenant_id, 0)),
+            max(now_ms, newest_ms.get(tenant_id) or 0),
             *(one.opened_ms for one in running[tenant_id]),
             *(one.at_ms for one in unposted[tenant_id]),
         }
         for tenant_id in epochs
     }
-    spent = await _spent(conn, moments)
-    recent = await _recent(conn, epochs, now_ms)
-    limits = await quotas.of_tenants(conn, epochs)
+    spent = await _spent(conn, moments, budgets.by_tenant(budgets.whole(of_budgets, adjustments)))
+    recent: dict[str, list[Recent]] = defaultdict(list)
+    for rows in lately:
+        _read_into(recent, rows)
+    limits = quotas.by_tenant(of_quotas)
     dimensions = {t: frozenset(quota.dimension for quota in limits.get(t, ())) for t in epochs}
     day = await _day(conn, dimensions, now_ms)
     return {
@@ -135,13 +151,29 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mappin
     return {row[0]: Ended(*row[1:]) for row in await conn.execute(query)}
 
 
-async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str, list[Running]]:
+@cache
+def _statements(dialect: str) -> tuple[Any, ...]:
+    """Return what is read of all tenants (`given`) in any case: their lists, their newest requests, the oldest list of a
+    gateway that is behind, budgets, their adjustments, quotas, and the last minute."""
+    return (
+        select(LimiterRunning.__table__)
+        .where(among_given(dialect, LimiterRunning.tenant_id), LimiterRunning.epoch >= bindparam("oldest_epoch"))
+        .order_by(LimiterRunning.epoch),
+        select(Tenant.id, _NEWEST).where(among_given(dialect, Tenant.id)),
+        select(func.min(LimiterGateway.listed_at_ms)).where(LimiterGateway.epoch < bindparam("newest_epoch")),
+        *budgets.of_given_tenants(dialect),
+        quotas.of_given_tenants(dialect),
+        *(query for source in (LEDGER, END_USERS) for query in _recent(dialect, source)),
+    )
+
+
+async def _running(
+    conn: AsyncConnection, epochs: Mapping[str, int], listed: Sequence[Row[Any]]
+) -> dict[str, list[Running]]:
     """Return the requests that are listed and not in the ledger, by tenant."""
-    table = LimiterRunning
-    query = select(table.__table__).where(among(conn, table.tenant_id, epochs), table.epoch >= min(epochs.values()))
     newest = {
         row.request_id: Running(row.request_id, row.slot, row.tenant_id, row.opened_ms, row.detail)
-        for row in await conn.execute(query.order_by(table.epoch))
+        for row in listed
         if row.epoch >= epochs[row.tenant_id]
     }
     ended = await endings(conn, newest)
@@ -153,19 +185,21 @@ async def _running(conn: AsyncConnection, epochs: Mapping[str, int]) -> dict[str
 
 
 async def _unposted(
-    conn: AsyncConnection, epochs: Mapping[str, int], running: Mapping[str, Sequence[Running]], now_ms: int
+    conn: AsyncConnection,
+    epochs: Mapping[str, int],
+    running: Mapping[str, Sequence[Running]],
+    silent_ms: int | None,
+    now_ms: int,
 ) -> dict[str, list[Unposted]]:
-    """Return unposted attempts of dead gateways, which are those that did not list. If there is none, the request of
-    every record is listed or has ended."""
-    silent = select(func.min(LimiterGateway.listed_at_ms)).where(LimiterGateway.epoch < max(epochs.values()))
+    """Return unposted attempts of dead gateways, which are those that did not list; the first of them has been silent
+    since `silent_ms`. If there is none, the request of every record is listed or has ended."""
     found: dict[str, list[Unposted]] = defaultdict(list)
-    since_ms = await conn.scalar(silent)
-    if since_ms is None:
+    if silent_ms is None:
         return found
     record = EngineRecordRow
     ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS))
     query = select(record.__table__).where(
-        among(conn, record.tenant_id, epochs), record.posted_at_ms >= since_ms - LONG_MS, ~ended
+        among(conn, record.tenant_id, epochs), record.posted_at_ms >= silent_ms - LONG_MS, ~ended
     )
     listed = {one.request_id for of_tenant in running.values() for one in of_tenant}
     rows = [row for row in await conn.execute(query) if row.request_id not in listed]
@@ -180,19 +214,13 @@ async def _unposted(
     return found
 
 
-async def _newest(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, int]:
-    """Return by tenant the moment of the newest request in the ledger. The reader's clock may have stepped back behind
-    it: what the others then charge to is that request's period."""
-    newest = select(func.max(LedgerEntry.opened_at_ms)).where(LedgerEntry.tenant_id == Tenant.id).scalar_subquery()
-    query = select(Tenant.id, newest).where(among(conn, Tenant.id, tenant_ids))
-    return {tenant_id: at_ms for tenant_id, at_ms in await conn.execute(query) if at_ms is not None}
-
-
-async def _spent(conn: AsyncConnection, moments: Mapping[str, Collection[int]]) -> dict[str, list[Spent]]:
+async def _spent(
+    conn: AsyncConnection, moments: Mapping[str, Collection[int]], by_tenant: Mapping[str, Sequence[Budget]]
+) -> dict[str, list[Spent]]:
     """Return the sums of every budget, for the periods that contain one of its tenant's moments."""
     uses = [
         (budget, period)
-        for tenant_id, of_tenant in (await budgets.of_tenants(conn, moments)).items()
+        for tenant_id, of_tenant in by_tenant.items()
         for budget in of_tenant
         for period in _periods(budget, moments[tenant_id])
     ]
@@ -222,7 +250,7 @@ LEDGER = Source(
     LedgerEntry,
     (LedgerEntry.key_id, LedgerEntry.model, LedgerEntry.tier),
     LedgerEntry.cache_write + LedgerEntry.uncached,
-    LedgerEntry.kind.in_(ENDINGS),
+    or_(*(LedgerEntry.kind == kind for kind in ENDINGS)),
 )
 END_USERS = Source(EndUserUse, (EndUserUse.place,), EndUserUse.input, true())
 
@@ -232,45 +260,54 @@ async def _day(
 ) -> dict[str, list[Recent]]:
     by_day = [t for t, of_tenant in dimensions.items() if any("per_day" in d for d in of_tenant)]
     found: dict[str, list[Recent]] = defaultdict(list)
-    for source in (LEDGER, END_USERS) if by_day else ():
-        table = source.table
-        begun = _floor(table.opened_at_ms, DAY_BUCKET_MS)
-        sums = func.count(), func.sum(source.input), func.sum(table.output)
-        query = _of(conn, source, by_day, begun, *sums).where(table.opened_at_ms >= now_ms - DAY_MS)
-        await _read_into(found, conn, query)
+    if by_day:
+        named = given(conn, by_day) | {"day_ms": now_ms - DAY_MS}
+        for rows in await select_together(conn, named, *_of_day(conn.dialect.name)):
+            _read_into(found, rows)
     return found
 
 
-async def _recent(conn: AsyncConnection, tenant_ids: Collection[str], now_ms: int) -> dict[str, list[Recent]]:
-    """Return the last minute: requests and input by the second they began in, output by the second they ended in."""
-    since_ms = now_ms - 61_000
-    found: dict[str, list[Recent]] = defaultdict(list)
-    for source in (LEDGER, END_USERS):
-        table = source.table
-        begun, ended = _floor(table.opened_at_ms, 1000), _floor(table.ended_at_ms, 1000)
-        inputs = func.count(), func.sum(source.input), literal(0)
-        outputs = literal(0), literal(0), func.sum(table.output)
-        began_now = _of(conn, source, tenant_ids, begun, *inputs).where(table.opened_at_ms >= since_ms)
-        ended_now = _of(conn, source, tenant_ids, ended, *outputs).where(
-            table.opened_at_ms >= since_ms - LONG_MS, table.ended_at_ms >= since_ms
-        )
-        await _read_into(found, conn, began_now)
-        await _read_into(found, conn, ended_now)
-    return found
+@cache
+def _of_day(dialect: str) -> tuple[Any, ...]:
+    return tuple(
+        _of(
+            dialect,
+            source,
+            _floor(source.table.opened_at_ms, DAY_BUCKET_MS),
+            func.count(),
+            func.sum(source.input),
+            func.sum(source.table.output),
+        ).where(source.table.opened_at_ms >= bindparam("day_ms"))
+        for source in (LEDGER, END_USERS)
+    )
 
 
-def _of(conn: AsyncConnection, source: Source, tenant_ids: Collection[str], moment: Any, *sums: Any) -> Select[Any]:
-    """Select ended requests of the tenants, grouped by time and sender."""
+def _recent(dialect: str, source: Source) -> tuple[Any, Any]:
+    """Select the last minute: requests and input by the second they began in, output by the second they ended in."""
+    table = source.table
+    begun, ended = _floor(table.opened_at_ms, 1000), _floor(table.ended_at_ms, 1000)
+    inputs = func.count(), func.sum(source.input), literal(0)
+    outputs = literal(0), literal(0), func.sum(table.output)
+    return (
+        _of(dialect, source, begun, *inputs).where(table.opened_at_ms >= bindparam("minute_ms")),
+        _of(dialect, source, ended, *outputs).where(
+            table.opened_at_ms >= bindparam("long_ms"), table.ended_at_ms >= bindparam("minute_ms")
+        ),
+    )
+
+
+def _of(dialect: str, source: Source, moment: Any, *sums: Any) -> Any:
+    """Select ended requests of the tenants (`given`), grouped by time and sender."""
     groups = (source.table.tenant_id, moment, *source.who)
     return (
         select(*groups[:2], *sums, *source.who)
-        .where(among(conn, source.table.tenant_id, tenant_ids), source.ended)
+        .where(among_given(dialect, source.table.tenant_id), source.ended)
         .group_by(*groups)
     )
 
 
-async def _read_into(found: dict[str, list[Recent]], conn: AsyncConnection, query: Select[Any]) -> None:
-    for tenant_id, moment, requests, input_, output, *who in await conn.execute(query):
+def _read_into(found: dict[str, list[Recent]], rows: Iterable[Any]) -> None:
+    for tenant_id, moment, requests, input_, output, *who in rows:
         named = (*who, "") if len(who) > 1 else ("", "", "", *who)
         key_id, model, tier, end_user = named
         found[tenant_id].append(

@@ -7,13 +7,16 @@ compare and set: if two gateways raise one for the same cause, only one succeeds
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
 import msgspec
 from sqlalchemy import bindparam, delete, exists, func, insert, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import aliased
 
-from accounting.database.db import among, insert_absent, insert_new, upsert
+from accounting.database.db import among, among_given, given, insert_absent, insert_new, upsert
+from accounting.database.driver_selects import select_together
 from accounting.limits import budgets
 from accounting.tables.limiter_models import LimiterBuilt, LimiterGateway, LimiterIncident, LimiterRunning
 from accounting.values.budget_types import Budget
@@ -56,7 +59,7 @@ _EPOCHS = (
 async def incidents(conn: AsyncConnection, since: int = 0) -> list[Incident]:
     """Return the incidents from the epoch `since` on, in order. Without it they are those in force: the newest of each
     tenant, for there is one for each charge that was ever taken back, after the last incident of every tenant."""
-    rows = await (conn.execute(_SINCE, {"epoch": since}) if since else conn.execute(_IN_FORCE))
+    (rows,) = await select_together(conn, {"epoch": since}, _SINCE if since else _IN_FORCE)
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 
@@ -180,10 +183,15 @@ async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
 
 async def claimed(conn: AsyncConnection, epochs: Mapping[str, int]) -> set[str]:
     """Return those tenants whose state under the given epoch, or under a later one, somebody claimed to build."""
-    built = LimiterBuilt
-    query = select(built.tenant_id, func.max(built.epoch)).where(among(conn, built.tenant_id, epochs))
-    found = await conn.execute(query.group_by(built.tenant_id))
+    (found,) = await select_together(conn, given(conn, epochs), _built(conn.dialect.name))
     return {tenant_id for tenant_id, epoch in found if epoch >= epochs[tenant_id]}
+
+
+@cache
+def _built(dialect: str) -> Any:
+    built = LimiterBuilt
+    query = select(built.tenant_id, func.max(built.epoch)).where(among_given(dialect, built.tenant_id))
+    return query.group_by(built.tenant_id)
 
 
 async def keep_claims(conn: AsyncConnection, claims: Sequence[tuple[str, int]], slot: int, now_ms: int) -> None:
@@ -193,10 +201,15 @@ async def keep_claims(conn: AsyncConnection, claims: Sequence[tuple[str, int]], 
         for tenant_id, epoch in sorted(claims)
     ]
     await insert_absent(conn, LimiterBuilt.__table__, rows)
+    of_these = given(conn, {tenant_id for tenant_id, _ in claims})
+    await conn.execute(_deleting_older(conn.dialect.name), of_these)
+
+
+@cache
+def _deleting_older(dialect: str) -> Any:
     newer = aliased(LimiterBuilt)
     is_old = exists().where(newer.tenant_id == LimiterBuilt.tenant_id, newer.epoch > LimiterBuilt.epoch)
-    of_these = among(conn, LimiterBuilt.tenant_id, {tenant_id for tenant_id, _ in claims})
-    await conn.execute(delete(LimiterBuilt).where(of_these, is_old))
+    return delete(LimiterBuilt).where(among_given(dialect, LimiterBuilt.tenant_id), is_old)
 
 
 async def _mark_listed(conn: AsyncConnection, slot: int, epoch: int, now_ms: int) -> None:

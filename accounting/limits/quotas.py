@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Row, bindparam, delete, select
@@ -10,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
-from accounting.database.db import among, upsert
+from accounting.database.db import among_given, upsert
 from accounting.tables.budget_models import QuotaRow
 from accounting.tables.models import ApiKey
 from accounting.tenants import tenants
@@ -18,18 +19,28 @@ from accounting.values.budget_types import MAX_AMOUNT, Quota
 from accounting.values.errors import InvalidError, NotFoundError
 
 _IN_ORDER = select(QuotaRow.__table__).order_by(QuotaRow.level, QuotaRow.subject, QuotaRow.dimension)
-_OF_TENANT = _IN_ORDER.where(QuotaRow.tenant_id == bindparam("tenant_id"))
+OF_TENANT = _IN_ORDER.where(QuotaRow.tenant_id == bindparam("tenant_id"))
 
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
-    rows = await conn.execute(_OF_TENANT, {"tenant_id": tenant_id})
-    return tuple(_quota(row) for row in rows)
+    return quotas_of(await conn.execute(OF_TENANT, {"tenant_id": tenant_id}))
 
 
-async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, tuple[Quota, ...]]:
-    query = _IN_ORDER.where(among(conn, QuotaRow.tenant_id, tenant_ids))
+def quotas_of(rows: Iterable[Row[Any]]) -> tuple[Quota, ...]:
+    """Return the quotas of these rows, as `OF_TENANT` selects them."""
+    return tuple(map(_quota, rows))
+
+
+@cache
+def of_given_tenants(dialect: str) -> Any:
+    """Return the statement of the quotas of these tenants (`given`)."""
+    return _IN_ORDER.where(among_given(dialect, QuotaRow.tenant_id))
+
+
+def by_tenant(rows: Iterable[Row[Any]]) -> dict[str, tuple[Quota, ...]]:
+    """Return the quotas of the rows of `of_given_tenants`."""
     found: dict[str, tuple[Quota, ...]] = {}
-    for row in await conn.execute(query):
+    for row in rows:
         found[row.tenant_id] = (*found.get(row.tenant_id, ()), _quota(row))
     return found
 

@@ -8,10 +8,11 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Select, bindparam, func, select
+from sqlalchemy import Select, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among_given, given, insert_new
+from accounting.database.driver_selects import select_together
 from accounting.database.paging import shaped
 from accounting.events import events, outbox
 from accounting.ledger import rollups
@@ -58,10 +59,9 @@ async def _charges(conn: AsyncConnection, tenant_ids: Collection[str], period: P
     start, end = period.start_ms // 1000, min(period.end_ms, period.start_ms + LONGEST_MS) // 1000
     found: dict[str, list[_Charged]] = defaultdict(list)
     for span, buckets in rollups.covering(start, end).items():
-        query = _charges_of(conn.dialect.name, span)
-        for tenant_id, key_id, model, tier, charge in await conn.execute(
-            query, given(conn, tenant_ids) | {"buckets": buckets}
-        ):
+        named = given(conn, tenant_ids) | given(conn, buckets, "buckets")
+        (rows,) = await select_together(conn, named, _charges_of(conn.dialect.name, span))
+        for tenant_id, key_id, model, tier, charge in rows:
             found[tenant_id].append(_Charged(key_id, model, tier, int(charge)))
     return found
 
@@ -71,7 +71,7 @@ def _charges_of(dialect: str, span: Span) -> Select[*tuple[Any, ...]]:
     table = table_of(span)
     groups = (table.tenant_id, table.key_id, table.model, table.tier)
     query = select(*groups, func.sum(table.charge)).where(
-        among_given(dialect, table.tenant_id), table.bucket.in_(bindparam("buckets", expanding=True))
+        among_given(dialect, table.tenant_id), among_given(dialect, table.bucket, "buckets")
     )
     return query.group_by(*groups)
 

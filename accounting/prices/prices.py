@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.db import insert_new
+from accounting.database.driver_selects import select_together
 from accounting.prices.pricing import MAX_RATE
 from accounting.tables.admin_models import SpendAlert
 from accounting.tables.budget_models import BudgetRow
@@ -239,7 +240,8 @@ async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | Non
 async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:
     """Return the rates in force at that time, or None if there is no price, so that the request must be refused."""
     named = {"tenant_id": tenant_id, "model": model, "tier": tier, "at_ms": at_ms}
-    row = (await conn.execute(_PRICE, named)).first()
+    (rows,) = await select_together(conn, named, _PRICE)
+    row = next(iter(rows), None)
     return None if row is None else Price(f"{row.sheet_id}@{row.version}", row.currency, _rates(row))
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import bindparam, delete, select
+from sqlalchemy import Row, bindparam, delete, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
@@ -12,12 +13,18 @@ from accounting.database.db import upsert
 from accounting.tables.admin_models import ModelPermission
 from accounting.values.tenant_types import ModelPermissions
 
-_OF_TENANT = select(ModelPermission.__table__).where(ModelPermission.tenant_id == bindparam("tenant_id"))
+OF_TENANT = select(ModelPermission.__table__).where(ModelPermission.tenant_id == bindparam("tenant_id"))
 
 
 async def get(conn: AsyncConnection, tenant_id: str) -> ModelPermissions:
-    row = (await conn.execute(_OF_TENANT, {"tenant_id": tenant_id})).first()
-    return ModelPermissions() if row is None else ModelPermissions(row.mode, tuple(row.model_ids))
+    return permissions_of(await conn.execute(OF_TENANT, {"tenant_id": tenant_id}))
+
+
+def permissions_of(rows: Iterable[Row[Any]]) -> ModelPermissions:
+    """Return the permissions of the one row that `OF_TENANT` selects, or those of a tenant without a row."""
+    for row in rows:
+        return ModelPermissions(row.mode, tuple(row.model_ids))
+    return ModelPermissions()
 
 
 async def put(

@@ -6,7 +6,7 @@ one of them: it is neither listed nor found here.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from sqlalchemy import Row, Select, and_, bindparam, func, insert, select, update
@@ -25,7 +25,7 @@ from accounting.values.tenant_types import ModelLimits, TenantInfo
 from accounting.values.types import DEFAULT_MODEL_LIMITS, OPERATOR_TENANT, CacheShare, Limits
 
 ID_PREFIX = "proj_"
-_MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindparam("tenant_id"))
+MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindparam("tenant_id"))
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
@@ -160,7 +160,11 @@ async def apply_change(
 
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
     """Return the limits that were set, by model. A model that is missing has the defaults."""
-    rows = await conn.execute(_MODEL_LIMITS, {"tenant_id": tenant_id})
+    return limits_of(await conn.execute(MODEL_LIMITS, {"tenant_id": tenant_id}))
+
+
+def limits_of(rows: Iterable[Row[Any]]) -> dict[str, ModelLimits]:
+    """Return the limits of these rows, as `MODEL_LIMITS` selects them, by model."""
     return {row.model: ModelLimits(row.model, shaped(Limits, row), row.batch_backlog_tokens) for row in rows}
 
 

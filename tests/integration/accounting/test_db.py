@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from sqlalchemy import Engine, event, insert, make_url, select, text
+from sqlalchemy import Engine, event, func, insert, literal, make_url, select, text
 from sqlalchemy.exc import IntegrityError
 
 from accounting.database.db import Database, insert_new
+from accounting.database.driver_selects import select_together
 from accounting.tables.models import JournalOffset, Tenant
 
 ROW = {"slot": 1, "offset": 2, "posted_at_ms": 3}
@@ -225,17 +226,19 @@ def test_a_foreign_url_is_refused_by_name():
         Database("mysql://localhost/x")
 
 
-async def test_a_cancelled_statement_ends_at_once(db):
+@pytest.mark.parametrize("is_together", [False, True])
+async def test_a_cancelled_statement_ends_at_once(db, is_together):
     """A gateway that stopped in a check of ten million rows waited for its end, since a connection in use cannot be
     closed."""
-    forever = {
-        "sqlite": "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n",
-        "postgresql": "SELECT pg_sleep(600)",
-    }
+    first = select(literal(1).label("i")).cte("n", recursive=True)
+    numbers = first.union_all(select(first.c.i + 1))
+    forever = {"sqlite": select(func.count()).select_from(numbers), "postgresql": select(func.pg_sleep(600))}
 
     async def look() -> None:
         async with db.read() as conn:
-            await conn.execute(text(forever[db.dialect]))
+            if is_together:
+                await select_together(conn, {}, forever[db.dialect])
+            await conn.execute(forever[db.dialect])
 
     task = asyncio.create_task(look())
     await asyncio.sleep(0.3)
