@@ -78,16 +78,17 @@ def list_journals(home: Path, as_json: bool) -> None:
 @home_option
 @json_option
 def replay_journals(slots: tuple[str, ...], home: Path, as_json: bool) -> None:
-    """Bring the journals of stopped gateways and of workers into the books.
+    """Bring the journals of stopped gateways, and those of workers, into the books.
 
-    Of gateways: their endings, and a void for each request that still ran. `headgate up` does this at its start for
-    slots that it does not use. A slot that a living gateway owns is left to it.
+    A gateway's endings are booked, and each request that still ran becomes void. `headgate up` does this at its start
+    for slots that it does not use. A slot that a living gateway owns is left to it.
 
-    Of workers, which may run: the engine records that SQL lacks, also such as it had and has lost, as after a failover
-    to a replica that was behind. Records of requests that no journal here and no ending in SQL names are left out.
+    A worker may run meanwhile. Its engine records are booked if SQL lacks them: it may have had and lost them, as after
+    a failover to a replica that was behind. Records whose requests neither SQL nor a gateway's journal here knows are
+    left out.
 
-    SLOTS are named as `headgate journals list` does, or are numbers of gateways; without them, all that have a journal
-    here.
+    SLOTS are names that `headgate journals list` shows, or numbers of gateways. Without them, all journals here are
+    replayed.
     """
     place = Home(home)
     known = _slots(place.state)
