@@ -35,7 +35,7 @@ AT_ONCE = 1000
 
 
 class Kept(NamedTuple):
-    """What became of the records that a worker's journal still has."""
+    """The outcome of posting the records that a worker's journal still has."""
 
     num_new: int
     """The number of records that SQL did not have."""
