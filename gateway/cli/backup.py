@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tarfile import TarFile
 
 import click
 
@@ -43,16 +44,25 @@ def backup(file: Path, home: Path) -> None:
     click.echo(f"{file}: {len(told.sha256)} files, {file.stat().st_size / (1 << 20):.1f} MiB.")
 
 
-@click.command(epilog=example_text("restore headgate-2026-11-24.tar --home /srv/headgate"))
+@click.command(
+    epilog=example_text(
+        "restore headgate-2026-11-24.tar --home /srv/headgate\nrestore --journals host-2.tar --home /srv/headgate"
+    )
+)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--check", is_flag=True, help="Write nothing; read the whole file and compare its checksums.")
+@click.option("--journals", is_flag=True, help="Put back only the journals, and touch nothing else.")
 @home_option
-def restore(file: Path, check: bool, home: Path) -> None:
+def restore(file: Path, check: bool, journals: bool, home: Path) -> None:
     """Make a home of a backup, upgrade its database to this version, and verify its books.
 
     The home must be empty, and so must the database if it is PostgreSQL's (HEADGATE_DATABASE_URL).
+
+    With --journals only the journals are put back, beside a database that is there already, such as another host's. A
+    slot that has a folder here is refused. Type `headgate journals replay` afterwards.
     """
     place = Home(home.expanduser().resolve())
+    url = os.environ.get("HEADGATE_DATABASE_URL") or place.database_url
     try:
         with home_archive.opened(file) as (tar, manifest):
             migrate.refuse_newer(manifest.revision)
@@ -61,18 +71,14 @@ def restore(file: Path, check: bool, home: Path) -> None:
                     home_archive.unpack(tar, manifest, None, told)
                 click.echo(f"{file}: {len(manifest.sha256)} files, all as they were packed by {manifest.headgate}.")
                 return
-            url = os.environ.get("HEADGATE_DATABASE_URL") or place.database_url
+            if journals:
+                _put_journals(place, tar, manifest)
+                click.echo(f"{place.state} has journals again: {', '.join(home_archive.slots_in(manifest))}.")
+                click.echo("Type `headgate journals replay` before anything starts in these slots.")
+                return
             _refuse_used(place, url, manifest)
-            unpacked = place.root / UNPACKED
-            with cleared_on_sigterm():
-                try:
-                    with usable(place.root):
-                        unpacked.mkdir(mode=0o700, parents=True)
-                        with progress("Unpacking") as told:
-                            home_archive.unpack(tar, manifest, unpacked, told)
-                        _settle(place, unpacked, url)
-                finally:
-                    shutil.rmtree(unpacked, ignore_errors=True)
+            with _unpacked(place, place.root, tar, manifest) as unpacked:
+                _settle(place, unpacked, url)
     except HomeError as error:
         fail(str(error))
     with progress("Migrating the database") as told:
@@ -123,6 +129,41 @@ def _refuse_used(home: Home, url: str, manifest: Manifest) -> None:
         if path.is_dir() and any(path.iterdir()):
             raise HomeError(f"The directory {path} is not empty, and nothing is overwritten: name another with --home.")
     copies.refuse_used(url)
+
+
+@contextmanager
+def _unpacked(home: Home, directory: Path, tar: TarFile, manifest: Manifest, *, part: str = "") -> Iterator[Path]:
+    """Gives a folder in `directory` with the members of the archive whose names begin with `part`. All members are
+    checked before. The folder is removed afterwards. Raises `HomeError`.
+    """
+    unpacked = directory / UNPACKED
+    with cleared_on_sigterm():
+        try:
+            with usable(home.root):
+                for path in (home.root, directory):
+                    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                unpacked.mkdir(mode=0o700)
+                with progress("Unpacking") as told:
+                    home_archive.unpack(tar, manifest, unpacked, told, part=part)
+                yield unpacked
+        finally:
+            shutil.rmtree(unpacked, ignore_errors=True)
+
+
+def _put_journals(home: Home, tar: TarFile, manifest: Manifest) -> None:
+    """Puts each journal in its place, whole. Raises `HomeError`, also if one of the slots has a folder already."""
+    slots = home_archive.slots_in(manifest)
+    if not slots:
+        raise HomeError("The backup has no journals.")
+    for slot in slots:
+        if (home.state / slot).exists():
+            raise HomeError(
+                f"The slot {slot} has a folder already, {home.state / slot}, and nothing is overwritten: name another home"
+                " with --home."
+            )
+    with _unpacked(home, home.state, tar, manifest, part=f"{OF_STATE}/") as unpacked:
+        for slot in slots:
+            (unpacked / OF_STATE / slot).rename(home.state / slot)
 
 
 def _settle(home: Home, unpacked: Path, url: str) -> None:

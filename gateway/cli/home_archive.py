@@ -159,9 +159,16 @@ def opened(path: Path) -> Iterator[tuple[tarfile.TarFile, Manifest]]:
         raise HomeError(f"The backup {path} cannot be read: {error.strerror or error}.") from None
 
 
-def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None, told: Told = nobody) -> None:
-    """Checks every member, and writes it below `directory` if that is given. Raises `HomeError`; names are those of the
-    manifest, and none may lead elsewhere.
+def slots_in(manifest: Manifest) -> list[str]:
+    """Returns the slots whose journals the archive has."""
+    return sorted({name.split("/")[1] for name in manifest.sha256 if name.startswith(f"{OF_STATE}/")})
+
+
+def unpack(
+    tar: tarfile.TarFile, manifest: Manifest, directory: Path | None, told: Told = nobody, *, part: str = ""
+) -> None:
+    """Checks every member, and writes it below `directory` if that is given and its name begins with `part`. Raises
+    `HomeError`; names are those of the manifest, and none may lead elsewhere.
     """
     there = {member.name: member for member in tar.getmembers() if member.name != MANIFEST}
     if there.keys() != manifest.sha256.keys():
@@ -173,7 +180,8 @@ def unpack(tar: tarfile.TarFile, manifest: Manifest, directory: Path | None, tol
             raise HomeError(f"The backup is damaged: {name!r} is not a file of a home.")
         source = tar.extractfile(member)
         assert source is not None  # only of what is no file
-        if _read(source, None if directory is None else directory / name, counted) != manifest.sha256[name]:
+        target = directory / name if directory is not None and name.startswith(part) else None
+        if _read(source, target, counted) != manifest.sha256[name]:
             raise HomeError(f"The backup is damaged: the content of {name!r} is not what was packed.")
 
 

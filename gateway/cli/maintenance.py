@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from gateway.base.redis_link import LimiterUnavailable
 from gateway.books import last_verdict
 from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
-from gateway.cli.answers import show
+from gateway.cli.answers import show, warn
 from gateway.cli.books_access import with_books
 from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.groups import Commands
@@ -28,7 +29,7 @@ from gateway.cli.progress import progress
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
 from gateway.metering.abandon import Abandoned, JournalThere, abandon
-from gateway.metering.replay import Replayed, replay
+from gateway.metering.replay import Replayed, replay, replay_worker
 from workers.protocol.segments import SlotTaken
 
 REDIS_TIMEOUT_S = 2.0
@@ -72,29 +73,34 @@ def list_journals(home: Path, as_json: bool) -> None:
     show([msgspec.structs.asdict(one) for one in found], JournalState.__struct_fields__, as_json)
 
 
-@journals.command("replay", epilog=example_text("journals replay 0 1"))
-@click.argument("slots", nargs=-1, type=click.IntRange(0))
+@journals.command("replay", epilog=example_text("journals replay\njournals replay 0 worker-1"))
+@click.argument("slots", nargs=-1)
 @home_option
 @json_option
-def replay_journals(slots: tuple[int, ...], home: Path, as_json: bool) -> None:
-    """Bring the journals of stopped gateways into the books: their endings, and a void for each request that still ran.
+def replay_journals(slots: tuple[str, ...], home: Path, as_json: bool) -> None:
+    """Bring the journals of stopped gateways, and those of workers, into the books.
 
-    SLOTS are numbers of gateways; without them, all that have a journal here. `headgate up` does this at its start for
-    slots that it does not use. A slot that a living gateway owns is left to it.
+    A gateway's endings are booked, and each request that still ran becomes void. `headgate up` does this at its start
+    for slots that it does not use. A slot that a living gateway owns is left to it.
+
+    A worker may run meanwhile. Its engine records are booked if SQL lacks them: it may have had and lost them, as after
+    a failover to a replica that was behind. Records whose requests neither SQL nor a gateway's journal here knows are
+    left out.
+
+    SLOTS are names that `headgate journals list` shows, or numbers of gateways. Without them, all journals here are
+    replayed.
     """
     place = Home(home)
-    known = gateway_journals(place.state)
-    if unknown := sorted(set(slots) - known.keys()):
+    known = _slots(place.state)
+    wanted = {f"{GATEWAY}{int(slot)}" if slot.isdecimal() else slot: slot for slot in slots}
+    if unknown := [slot for name, slot in wanted.items() if name not in known]:
         raise click.UsageError(
-            f"No journal here: {', '.join(map(str, unknown))}. `headgate journals list` shows the slots that have one."
+            f"No journal here: {', '.join(unknown)}. `headgate journals list` shows the slots that have one."
         )
-    wanted = {slot: known[slot] for slot in sorted(slots or known)}
-
-    async def work(database: Database) -> list[Replayed]:
-        return [await replay(database, _redis_url(place), slot, directory) for slot, directory in wanted.items()]
-
-    found = with_books(home, work)
+    found = with_books(home, lambda database: _replay(place, database, wanted or known))
     show([msgspec.structs.asdict(one) for one in found], Replayed.__struct_fields__, as_json)
+    if not as_json:
+        _tell_of_records(found)
 
 
 @journals.command("abandon", epilog=example_text("journals abandon 2"))
@@ -142,6 +148,40 @@ async def _list(state_dir: Path, database: Database) -> list[JournalState]:
     found = [await asyncio.to_thread(of_gateway, n, slots[n], offsets[n]) for n in sorted(slots)]
     workers = sorted(worker_journals(state_dir).items())
     return found + [await asyncio.to_thread(of_worker, slot, path) for slot, path in workers]
+
+
+def _slots(state_dir: Path) -> set[str]:
+    """Returns the slots of this machine that have a journal, by the names that `headgate journals list` shows."""
+    return {f"{GATEWAY}{slot}" for slot in gateway_journals(state_dir)} | worker_journals(state_dir).keys()
+
+
+async def _replay(home: Home, database: Database, slots: Collection[str]) -> list[Replayed]:
+    """Replays gateways first, because a worker's records are brought back if their requests are known."""
+    gateways, workers = gateway_journals(home.state), worker_journals(home.state)
+    found = [
+        await replay(database, _redis_url(home), slot, gateways[slot])
+        for slot in sorted(gateways)
+        if f"{GATEWAY}{slot}" in slots
+    ]
+    return found + [
+        await replay_worker(database, gateways, worker, workers[worker]) for worker in sorted(workers.keys() & slots)
+    ]
+
+
+def _tell_of_records(found: Sequence[Replayed]) -> None:
+    if all(one.slot.startswith(GATEWAY) for one in found):
+        return
+    brought_back = _engine_records(sum(one.brought_back for one in found))
+    click.echo(f"The journals of workers brought {brought_back} back into the books.")
+    if num_left_out := sum(one.left_out for one in found):
+        warn(
+            f"The command left {_engine_records(num_left_out)} out, because neither the books nor a gateway's journal here"
+            " knows their requests. Replay the gateways' journals on all hosts, then repeat it."
+        )
+
+
+def _engine_records(number: int) -> str:
+    return "1 engine record" if number == 1 else f"{number} engine records"
 
 
 def _redis_url(home: Home) -> str:

@@ -169,7 +169,12 @@ class Poster:
         self._num_new += num_new
 
     def _rewind(self, stored: int) -> None:
-        log.critical("SQL went back from journal offset %d to %d: shipping again", self._offset, stored)
+        log.critical(
+            "SQL went back from journal offset %d to %d: shipping again; `headgate journals replay` on each worker's host"
+            " brings engine records back",
+            self._offset,
+            stored,
+        )
         self._offset = stored
         self._reader = Reader(self._directory, stored)
 

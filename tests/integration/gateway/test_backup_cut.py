@@ -13,70 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from engine_driver import Driver
-from fakes import ROOT, ScriptedRunner, encode, generate_request
+from click.testing import CliRunner
+from fakes import ROOT, generate_request
+from two_journals import NO_REDIS, NUM_TOKENS, PROMPT, Scene, made_tenant, run, running_scene
 
-from accounting.access import api_keys
-from accounting.database import copies, migrate
+from accounting.database import copies
 from accounting.database.db import Database
-from accounting.prices import prices, pricing
 from accounting.requests import request_postings
-from accounting.tenants import tenants
-from accounting.values.types import Opened, Usage
 from gateway.base.home import Home
 from gateway.cli import backup, home_archive
-from gateway.journal.journal import Journal, open_journal
-from gateway.journal.poster import Poster
 from gateway.metering.replay import replay
-from tests.money import RATES, posting
 from workers.engine.journal.journal import EngineJournal
-from workers.protocol.counts import EngineAck, EngineRecords
-
-PROMPT = encode("a prompt that fills a few blocks")
-NUM_TOKENS = 6
-NO_REDIS = "unix:///nowhere/redis.sock"
-
-
-class Scene:
-    """A home with one gateway's journal and one worker's, as `headgate up` makes them, and a tenant."""
-
-    def __init__(self, home: Home, database: Database, journal: Journal, owner: dict[str, str]) -> None:
-        self.home, self.database, self.journal, self._owner = home, database, journal, owner
-        self.poster = Poster(journal.directory, database, 0, 0)
-        self.engine_journal = EngineJournal(
-            home.state / "worker-0" / "journal", "worker-0", "process", ROOT, ballast_bytes=4096
-        )
-        self.drive = Driver(ScriptedRunner(num_blocks=64, block_size=4), journal=self.engine_journal)
-
-    async def begin(self, name: str, num_tokens: int = NUM_TOKENS) -> None:
-        opened = Opened(
-            request_id=name, model="m", root=ROOT, tier="interactive", price_version="standard@1", currency="USD",
-            opened_at_ms=1, prompt_tokens=len(PROMPT), reserved=10**9, **self._owner,
-        )  # fmt: skip
-        await self.journal.open(opened)
-        self.drive.send(generate_request(name, PROMPT, num_tokens, tenant=self._owner["tenant_id"]))
-
-    async def request(self, name: str) -> None:
-        """Runs a request to its end: the engine's record, then the gateway's ending."""
-        await self.begin(name)
-        while all(record.request_id != name for record in self.engine_journal.unacked):
-            self.drive.step()
-        counted = next(record.usage for record in self.engine_journal.unacked if record.request_id == name)
-        usage = Usage(counted.cache_read, counted.cache_write, counted.uncached, counted.output)
-        charge = pricing.charge(usage, RATES)
-        await self.journal.end(posting(name, usage, charge=charge, root=ROOT, **self._owner))
-
-    async def post_endings(self) -> None:
-        while (await self.poster.post(self.journal.durable_seq)).num_records:
-            pass
-
-    async def post_records(self) -> None:
-        """Brings the engine's records into SQL, and the acknowledgement into its journal."""
-        ack = await self.poster.post_engine_records(EngineRecords("worker-0", tuple(self.engine_journal.unacked)))
-        self.drive.send(EngineAck("worker-0", ack.seq))
-        self.drive.step()
-        assert self.engine_journal.unacked == []
 
 
 @pytest.fixture
@@ -85,24 +32,9 @@ async def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         monkeypatch.delenv(name, raising=False)
     home = Home(tmp_path / "home")
     home.prepare()
-    await asyncio.to_thread(migrate.upgrade, home.database_url)
-    database = Database(home.database_url)
-    async with database.write() as conn:
-        await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)
-        tenant = (await tenants.create(conn, "a", now=1)).id
-        key = await api_keys.create(conn, bytes(32), tenant_id=tenant, now=1)
-    journal = await open_journal(home.state / "gateway-0" / "journal", 0, ballast_bytes=4096)
-    made = Scene(home, database, journal, {"tenant_id": tenant, "key_id": key.info.id})
-    yield made
-    made.engine_journal.close()
-    await journal.close()
-    await database.close()
-
-
-async def run(command: Any, *arguments: str | Path) -> Result:
-    done = await asyncio.to_thread(CliRunner().invoke, command, [str(argument) for argument in arguments])
-    assert done.exit_code == 0, done.output
-    return done
+    owner = await made_tenant(home.database_url)
+    async with running_scene(home, home.database_url, owner) as made:
+        yield made
 
 
 async def restored(scene: Scene, tmp_path: Path) -> Home:

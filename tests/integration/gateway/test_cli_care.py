@@ -282,9 +282,10 @@ async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headga
     assert (await read(headgate, "verify-books"))["unreplayed"] == [7]
     mine, gone = await read(headgate, "journals", "replay")
     assert (mine["slot"], mine["owned"]) == ("gateway-0", True)
-    assert gone == {"slot": "gateway-7", "owned": False, "voided": 1, "shipped": 1}
+    nothing = {"slot": "gateway-7", "owned": False, "voided": 0, "shipped": 0, "brought_back": 0, "left_out": 0}
+    assert gone == nothing | {"voided": 1, "shipped": 1}
     again = await read(headgate, "journals", "replay", "7")
-    assert again == [{"slot": "gateway-7", "owned": False, "voided": 0, "shipped": 0}]
+    assert again == [nothing]
     assert await endings(gateway) == ENDED_AND_VOID
     checked = await read(headgate, "verify-books")
     assert (checked["ok"], checked["unreplayed"]) == (True, [])
