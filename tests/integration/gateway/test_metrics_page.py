@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fakes import ScriptedWorker
+from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -69,7 +69,7 @@ async def test_workers_and_checks_are_shown_and_a_lost_worker_too(bare_gateway, 
 
 
 async def test_a_worker_with_another_tokenizer_is_not_ready(bare_gateway, tmp_path, redis_url):
-    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, vocabulary="of others"):
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, runner=ScriptedRunner(vocabulary="of others")):
         await bare_gateway.workers(1)
         assert value(bare_gateway, "headgate_ready_workers", model=MODEL) == 0
         assert value(bare_gateway, "headgate_worker_state", state="other_tokenizer") == 1

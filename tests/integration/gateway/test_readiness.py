@@ -16,7 +16,7 @@ import pytest
 import redis
 from byte_model import tokenizer_spec
 from disks import fill, mounted
-from fakes import ScriptedWorker
+from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
@@ -105,7 +105,9 @@ async def test_o2_workers_with_another_tokenizer_are_named(
     """Here alone, and beside a worker with the gateway's own tokenizer that takes nothing new."""
 
     def worker(slot: int, vocabulary: str) -> ScriptedWorker:
-        return ScriptedWorker(tmp_path / f"w{slot}.sock", redis_url=redis_url, slot=slot, vocabulary=vocabulary)
+        return ScriptedWorker(
+            tmp_path / f"w{slot}.sock", redis_url=redis_url, slot=slot, runner=ScriptedRunner(vocabulary=vocabulary)
+        )
 
     why = "have another tokenizer than the one that this gateway has read."
     named = {f"model:{MODEL}": f"Its workers {why}"}
