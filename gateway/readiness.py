@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
@@ -22,7 +22,7 @@ from gateway.http.auth import Authenticator
 from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
 from gateway.metering.slot_owner import KEPT_S, SlotOwner
-from gateway.routing.links.worker_link import WorkerLink
+from gateway.routing.links.worker_link import WorkerLink, WorkerState
 from workers.process.rounds import heed_cancellation
 
 EVERY_S = 2.0
@@ -31,22 +31,30 @@ SILENT_S = 6.0
 """The time after which SQL counts as not answering. SQL is asked every 2 s, and this is later than any slow answer."""
 
 
-def of_models(models: Collection[str], links: Collection[WorkerLink]) -> list[Check]:
-    """Returns one check per model, `failing` if no worker would take a request for it."""
-    return [_of_model(model, [link for link in links if link.registration.model == model]) for model in models]
+WHY: dict[WorkerState, str] = {
+    "other_tokenizer": "Its workers have another tokenizer than the one that this gateway has read.",
+    "disk_full": "The disk of its workers is full.",
+    "draining": "Its workers are draining.",
+    "silent": "Its workers do not answer.",
+}
+"""Why a model's workers take no requests. Of several reasons the first is told."""
 
 
-def _of_model(model: str, links: Sequence[WorkerLink]) -> Check:
-    name = MODEL + model
-    if any(link.takes_work for link in links):
-        return Check(name)
-    if not links:
-        return Check(name, "failing", "No worker of this model is linked.")
-    if any(link.status.disk_full for link in links):
-        return Check(name, "failing", "The disk of its workers is full.")
-    if any(link.status.draining for link in links):
-        return Check(name, "failing", "Its workers are draining.")
-    return Check(name, "failing", "Its workers do not answer.")
+def of_models(vocabularies: Mapping[str, str], links: Collection[WorkerLink]) -> list[Check]:
+    """Returns one check per model, `failing` if no worker would take a request for it. The models come with the digests
+    of the vocabularies that this gateway has of them.
+    """
+    return [
+        _of_model(model, {link.state(vocabulary) for link in links if link.registration.model == model})
+        for model, vocabulary in vocabularies.items()
+    ]
+
+
+def _of_model(model: str, states: Collection[WorkerState]) -> Check:
+    if "ready" in states:
+        return Check(MODEL + model)
+    why = next((said for state, said in WHY.items() if state in states), "No worker of this model is linked.")
+    return Check(MODEL + model, "failing", why)
 
 
 def of_disk(journal: Journal) -> Check:

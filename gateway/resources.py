@@ -295,7 +295,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
         group_key = app[GROUP_KEY]
         fleet = Fleet(look, metered.shipper.keep, group_key)
         router = Router(group_key)
-        app[METRICS].registry.register(RouterMetrics(router, fleet, lambda: app[MODELS].ids))
+        app[METRICS].registry.register(RouterMetrics(router, fleet, lambda: app[MODELS].vocabularies))
         lifecycle = app[LIFECYCLE]
         lifecycle.num_workers = fleet.num_workers
         app[GENERATION] = GenerationServices(
@@ -326,7 +326,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
             of_database(app[AUTH], metered.shipper),
             *of_limiter(probe.asked),
             of_disk(metered.journal),
-            *of_models(app[MODELS].ids, fleet.links),
+            *of_models(app[MODELS].vocabularies, fleet.links),
         ]
 
     app[LIFECYCLE].checks = checks

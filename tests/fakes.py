@@ -147,8 +147,10 @@ class ScriptedRunner:
         step_s: float = 0.0,
         root: str = ROOT,
         abilities: Abilities = GENERATES,
+        vocabulary: str = "",
     ) -> None:
         self.root = root
+        self.vocabulary = vocabulary
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.bytes_per_block = BYTES_PER_BLOCK
@@ -413,7 +415,6 @@ class ScriptedWorker:
         journal_dir: Path | None = None,
         drain_s: float = 60.0,
         grammars: GrammarSource | None = None,
-        vocabulary: str = "",
         **limits: float,
     ) -> None:
         self.address = f"unix:{path}"
@@ -431,7 +432,7 @@ class ScriptedWorker:
             self,
             Identity(self.worker, model, self.address, redis_url),
             self.engine,
-            hello_of(self.engine, model, str(uuid.uuid4()), vocabulary),
+            hello_of(self.engine, model, str(uuid.uuid4())),
             Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),
             self._journal.unacked if self._journal is not None else [],
             drain_s,

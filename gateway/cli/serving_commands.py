@@ -186,7 +186,7 @@ WORKERS = group(
     "See the workers that are linked with the gateway, and drain one.",
     row(
         "list",
-        "List the linked workers. The state is `ready`, `draining`, `disk_full` or `silent`.",
+        "List the linked workers. The state is `ready`, `draining`, `disk_full`, `silent` or `other_tokenizer`.",
         "GET /admin/v1/workers",
         shows=("id", "state", "model", "running", "waiting", "predicted_wait_ms", "last_step_age_ms", "address"),
     ),

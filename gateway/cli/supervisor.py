@@ -76,7 +76,7 @@ class Child:
     refusal: str = ""
     """The child's sentence why it could not start, if its last end was that."""
     failure: str = ""
-    """The sentence about a child that died at each start."""
+    """The sentence about its last end, if it has ended."""
     log_start: int = 0
     """The size of the log when the present process started: its last line is searched after it."""
 
@@ -141,10 +141,12 @@ class Supervisor:
         return {} if child is None or child.process is None else child.last_record()
 
     def refusal(self, name: str) -> str:
-        """Returns why a child that has not served yet does not start: its own sentence, or that it died several times.
-        The text is empty while it may start.
+        """Returns why a child that has not served yet does not start: its own sentence, or how it ended. The text is
+        empty while it may start. Before the run is ready, only the child's own sentence counts, and three deaths end the
+        run; afterwards one end does, because what serves goes on without this child.
         """
-        return next((child.refusal or child.failure for child in self._children if child.spec.name == name), "")
+        child = next((child for child in self._children if child.spec.name == name), None)
+        return "" if child is None else child.refusal or (child.failure if self.ready else "")
 
     async def start(self, spec: Spec) -> None:
         child = Child(spec, self._logs / f"{spec.name}.log")
@@ -219,22 +221,22 @@ class Supervisor:
             _say(f"The ready file names an older process until the next change: {error}")
 
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
-        """Counts the death. Returns None if the child is to be restarted."""
+        """Counts the death and words it. Returns None if the child is to be restarted."""
         if child.refusal and not self.ready:  # it must not be restarted
             return ChildRefused(child.refusal)
+        name, told = child.spec.name, f"{child.last_line()} (see {child.log})"
         if code == -signal.SIGKILL:
+            end = f"{ending(code)}, as the kernel ends a process where memory is short"
+            child.failure = f"{name} ended with {end}: {told}"
             return None
+        child.failure = f"{name} ended with {ending(code)}: {told}"
         now = time.monotonic()
         child.deaths.append(now)
         while child.deaths[0] < now - BREAKER_WINDOW_S:
             child.deaths.popleft()
-        if len(child.deaths) < BREAKER_DEATHS:
+        if self.ready or len(child.deaths) < BREAKER_DEATHS:
             return None
-        child.failure = (
-            f"{child.spec.name} died {BREAKER_DEATHS} times at start, "
-            f"last with {ending(code)}: {child.last_line()} (see {child.log})"
-        )
-        return None if self.ready else ChildFailed(child.failure)
+        return ChildFailed(f"{name} died {BREAKER_DEATHS} times at start, last with {ending(code)}: {told}")
 
     def begin_stop(self) -> None:
         """Ends restarts: from now on a child that ends is not restarted."""

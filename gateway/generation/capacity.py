@@ -16,7 +16,7 @@ import msgspec
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
 from gateway.routing.links.fleet import Fleet
-from gateway.routing.links.link import Link
+from gateway.routing.links.link import Link, reads
 from gateway.routing.router import Prompt, Router
 from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
@@ -65,10 +65,12 @@ class Capacity:
         own = self.fleet.hellos(model)
         return own if own or bought is None or bought.hello is None else [bought.hello]
 
-    def takes_work(self, model: str, buys: bool) -> bool:
-        """Says whether a worker takes work for the model; `buys` if bought capacity counts in addition to our own."""
+    def takes_work(self, model: str, vocabulary: str, buys: bool) -> bool:
+        """Says whether a worker takes work for the model, in ids of this vocabulary; `buys` if bought capacity counts in
+        addition to our own.
+        """
         for link in self.fleet.links:
-            if link.registration.model == model and link.takes_work:
+            if link.registration.model == model and link.takes_work and reads(link, vocabulary):
                 return True
         bought = self.market.links.get(model)
         return bought is not None and bought.takes_work and buys

@@ -329,6 +329,11 @@ class Models:
         return tuple(self._models)
 
     @property
+    def vocabularies(self) -> Mapping[str, str]:
+        """The digests of the vocabularies of the served models of our own, by id."""
+        return {name: model.tokenizer.vocabulary for name, model in self._models.items()}
+
+    @property
     def foreign_ids(self) -> tuple[str, ...]:
         """The ids of the models that upstreams alone answer for."""
         return tuple(name for name in self._foreign if name not in self._models)

@@ -17,13 +17,12 @@ from accounting.batches.files import ENDED
 from accounting.batches.message_batches import ENDPOINT
 from gateway.base import errors
 from gateway.intake.fingerprints import fingerprint_of_lines
-from gateway.schema.convert import of_validation
+from gateway.schema.convert import convert
 
-MAX_REQUESTS = 50_000
 PATH = "/v1/messages/batches"
 CHUNK_BYTES = 64 * 1024
-NO_JSON = (msgspec.DecodeError, ValueError, RecursionError)
-"""The exceptions of decoding for bytes that are no JSON; a ValueError where they are not UTF-8."""
+Line = dict[str, Any]
+"""A line of the input file, as a value."""
 _STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
@@ -33,11 +32,17 @@ _UNRUN = {"failed": "errored", "cancelled": "canceled", "expired": "expired"}
 
 class BatchRequest(msgspec.Struct, frozen=True):
     custom_id: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    params: msgspec.Raw
+    params: dict[str, Any]
 
 
 class NewMessageBatch(msgspec.Struct, frozen=True):
-    requests: Annotated[list[BatchRequest], Meta(min_length=1, max_length=MAX_REQUESTS)]
+    requests: Annotated[list[BatchRequest], Meta(min_length=1)]
+
+
+class _Requests(msgspec.Struct):
+    """A new batch whose requests are converted one by one: one call over thousands would hold the interpreter lock."""
+
+    requests: Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
 
 class _Params(msgspec.Struct):
@@ -52,44 +57,31 @@ class _Line(msgspec.Struct):
     error: dict[str, Any] | None = None
 
 
-def _no_json() -> errors.ApiError:
-    return errors.invalid("The request body is not valid JSON.", code="invalid_json")
-
-
-def read(body: bytes) -> tuple[str, bytes]:
+def read(body: Mapping[str, Any]) -> tuple[str, list[Line]]:
     """Reads the body of a new batch. Returns (the model of all requests, the lines of the input file). Raises
     `ApiError` 400. What is inside of a request is judged when it runs.
     """
-    try:
-        requests = msgspec.json.decode(body, type=NewMessageBatch).requests
-    except msgspec.ValidationError as error:
-        raise of_validation(str(error)) from None
-    except NO_JSON:
-        raise _no_json() from None
-    models = [_model(request, f"requests[{index}]") for index, request in enumerate(requests)]
+    found = [
+        convert(request, BatchRequest, f"requests[{index}]")
+        for index, request in enumerate(convert(body, _Requests).requests)
+    ]
+    models = [convert(one.params, _Params, f"requests[{index}].params").model for index, one in enumerate(found)]
     other = next((index for index, model in enumerate(models) if model != models[0]), None)
     if other is not None:
         where = f"requests[{other}].params.model"
         raise errors.invalid(f"'{where}' must be the model of the first request: a batch runs on one model.", where)
-    _check_ids(requests)
-    return models[0], b"".join(_line(request) for request in requests)
+    _check_ids(found)
+    return models[0], [_line(request) for request in found]
 
 
-def fingerprint(lines: bytes) -> bytes:
-    """Returns what makes two bodies the same one: their requests in order. Raises `ApiError` 400."""
-    try:
-        return fingerprint_of_lines(PATH, lines)
-    except NO_JSON:
-        raise _no_json() from None
+def fingerprint(lines: Iterable[Line]) -> bytes:
+    """Returns what makes two bodies the same one: their requests in order."""
+    return fingerprint_of_lines(PATH, lines)
 
 
-def _model(request: BatchRequest, where: str) -> str:
-    try:
-        return msgspec.json.decode(request.params, type=_Params).model
-    except msgspec.ValidationError as error:
-        raise of_validation(str(error), f"{where}.params") from None
-    except NO_JSON:
-        raise _no_json() from None
+def encoded(lines: Iterable[Line]) -> Iterator[bytes]:
+    """Yields the input file of a batch in pieces."""
+    return in_chunks(msgspec.json.encode(line) + b"\n" for line in lines)
 
 
 def _check_ids(requests: Sequence[BatchRequest]) -> None:
@@ -101,10 +93,8 @@ def _check_ids(requests: Sequence[BatchRequest]) -> None:
         seen.add(request.custom_id)
 
 
-def _line(request: BatchRequest) -> bytes:
-    body = msgspec.Raw(msgspec.json.format(request.params, indent=-1))
-    line = {"custom_id": request.custom_id, "method": "POST", "url": ENDPOINT, "body": body}
-    return msgspec.json.encode(line) + b"\n"
+def _line(request: BatchRequest) -> Line:
+    return {"custom_id": request.custom_id, "method": "POST", "url": ENDPOINT, "body": request.params}
 
 
 def batch_object(batch: BatchInfo, num_requests: int, lines: Mapping[str, int]) -> dict[str, Any]:

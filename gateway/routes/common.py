@@ -278,7 +278,7 @@ def tasks_of(request: web.Request, model: ServedModel) -> tuple[Task, ...]:
 def can_answer(request: web.Request, model: ServedModel) -> bool:
     """Says whether a linked worker takes work for the model."""
     buys = model.is_foreign or request[PRINCIPAL].buys_overflow
-    return request.app[GENERATION].capacity.takes_work(model.on_workers, buys)
+    return request.app[GENERATION].capacity.takes_work(model.on_workers, model.tokenizer.vocabulary, buys)
 
 
 def max_len(request: web.Request, model: ServedModel) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -16,18 +16,16 @@ from accounting.batches import batches, files, message_batches, registration
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader, Writer
 from gateway.base import errors
-from gateway.base.app_keys import DATABASE, FILES, SETTINGS
+from gateway.base.app_keys import DATABASE, FILES
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
 from gateway.base.lifecycle import uninterrupted
-from gateway.http import body
 from gateway.http.auth import PRINCIPAL
-from gateway.http.body import NUM_BODY_BYTES
 from gateway.http.route_table import MAX_JSON_BYTES, Route
 from gateway.http.sql import reading, writing
 from gateway.idempotency import creations
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.messages import batches as shapes
-from gateway.messages.batches import PATH, NewMessageBatch, batch_object
+from gateway.messages.batches import PATH, Line, NewMessageBatch, batch_object
 from gateway.messages.line_counts import LINE_COUNTS
 from gateway.routes import common, downloads
 from gateway.routes.files import TENANT_BYTES
@@ -38,9 +36,7 @@ from gateway.telemetry.keys import RECORD
 
 async def create(request: web.Request) -> web.Response:
     """Stores the requests as the input file of a batch, and makes the batch."""
-    data = await body.read(request, request.app[SETTINGS].json_body_bytes)
-    request[NUM_BODY_BYTES] = len(data)
-    model, lines = await common.in_thread(request, shapes.read, data)
+    model, lines = await common.aside(request, shapes.read, await common.json_object(request))
     if "chat" not in request[PRINCIPAL].scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the batch's endpoint.")
     common.served_model(request, model)
@@ -51,7 +47,7 @@ async def create(request: web.Request) -> web.Response:
     return creations.reply(answer, is_replay)
 
 
-async def _create(request: web.Request, data_key: bytes, lines: bytes) -> tuple[bytes, bool]:
+async def _create(request: web.Request, data_key: bytes, lines: Sequence[Line]) -> tuple[bytes, bool]:
     """Stores the lines and makes their batch, once for each Idempotency-Key."""
     writer, sha256 = await asyncio.to_thread(_stored, request, data_key, lines)
 
@@ -60,7 +56,7 @@ async def _create(request: web.Request, data_key: bytes, lines: bytes) -> tuple[
     async def create_in(conn: AsyncConnection) -> dict[str, Any]:
         nonlocal may_be_registered
         may_be_registered = True
-        return batch_object(await _register(request, conn, writer, sha256), lines.count(b"\n"), {})
+        return batch_object(await _register(request, conn, writer, sha256), len(lines), {})
 
     try:
         known_by = partial(common.in_thread, request, shapes.fingerprint, lines)
@@ -76,10 +72,11 @@ async def _create(request: web.Request, data_key: bytes, lines: bytes) -> tuple[
     return answer, is_replay
 
 
-def _stored(request: web.Request, data_key: bytes, lines: bytes) -> tuple[Writer, str]:
+def _stored(request: web.Request, data_key: bytes, lines: Sequence[Line]) -> tuple[Writer, str]:
     writer = request.app[FILES].create(data_key)
     try:
-        writer.write(lines)
+        for part in shapes.encoded(lines):
+            writer.write(part)
         return writer, writer.finish()
     except BaseException:
         writer.abort()

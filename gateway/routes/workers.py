@@ -13,6 +13,7 @@ from aiohttp import web
 from accounting.database import audit
 from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
+from gateway.generation.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import writing
 from gateway.routes.admin import part, route, who
@@ -26,7 +27,7 @@ ONE = f"{PATH}/{{worker_id}}"
 
 async def list_all(request: web.Request) -> web.Response:
     """Lists the linked workers, and those that are registered and cannot be reached."""
-    found = listing([shapes.worker(_told(link)) for link in _links(request)], has_more=False)
+    found = listing([shapes.worker(_told(request, link)) for link in _links(request)], has_more=False)
     unreachable = [shapes.registered(one) for one in request.app[GENERATION].fleet.unreachable]
     return reply(found | {"unreachable": unreachable} | _answered_by(request))
 
@@ -34,7 +35,7 @@ async def list_all(request: web.Request) -> web.Response:
 async def get(request: web.Request) -> web.Response:
     """Shows one worker with its last steps, its tenants, its kernels and its evictions."""
     link = _link(request)
-    return reply(shapes.worker_in_detail(_told(link), link.adapters.values()) | _answered_by(request))
+    return reply(shapes.worker_in_detail(_told(request, link), link.adapters.values()) | _answered_by(request))
 
 
 async def drain(request: web.Request) -> web.Response:
@@ -65,9 +66,10 @@ def _link(request: web.Request) -> WorkerLink:
     raise errors.not_found("No such worker is linked with this gateway.")
 
 
-def _told(link: WorkerLink) -> shapes.LinkedWorker:
+def _told(request: web.Request, link: WorkerLink) -> shapes.LinkedWorker:
     assert link.hello is not None, "only links that are up are listed"
-    return shapes.LinkedWorker(link.registration, link.hello, link.status, link.report, link.state, link.num_calls)
+    state = link.state(request.app[MODELS].vocabularies.get(link.registration.model, ""))
+    return shapes.LinkedWorker(link.registration, link.hello, link.status, link.report, state, link.num_calls)
 
 
 def _answered_by(request: web.Request) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import msgspec
 from cache.tree.hashing import GROUP_TOKENS, group_hashes
 from gateway.base import errors
 from gateway.routing.links.cache_view import Group
-from gateway.routing.links.link import Link
+from gateway.routing.links.link import Link, reads
 from gateway.routing.placement import Candidate, Choose, Placement, Reason, Wanted, alone, place
 from gateway.routing.prefix_uses import PrefixUses
 from workers.protocol.messages import Finished, Region
@@ -224,17 +224,9 @@ class Router:
 
 
 def _serves(link: Link, prompt: Prompt) -> bool:
-    if link.registration.model != prompt.model or not _reads(link, prompt):
+    if link.registration.model != prompt.model or not reads(link, prompt.vocabulary):
         return False
     return not prompt.adapter or link.has_adapter(prompt.adapter)
-
-
-def _reads(link: Link, prompt: Prompt) -> bool:
-    """Says whether a worker means the same tokens by the prompt's ids. While the weights of a model are replaced by
-    others with another tokenizer, workers of both are linked, and each gateway has one of the tokenizers.
-    """
-    said = link.hello.vocabulary if link.hello is not None else ""
-    return not said or not prompt.vocabulary or said == prompt.vocabulary
 
 
 def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
@@ -242,9 +234,9 @@ def _refusal(links: Iterable[Link], prompt: Prompt) -> errors.ApiError:
     of_model = [link for link in links if link.registration.model == prompt.model]
     if prompt.adapter and of_model and not any(link.has_adapter(prompt.adapter) for link in of_model):
         return errors.no_worker("No worker has loaded this adapter yet.")
-    if of_model and not any(_reads(link, prompt) for link in of_model):
+    if any(link.takes_work and not reads(link, prompt.vocabulary) for link in of_model):
         return errors.no_worker(
-            "The workers of this model have another tokenizer than the one that this gateway has read."
+            "The workers of this model that take work have another tokenizer than the one that this gateway has read."
         )
     if any(link.status.disk_full for link in of_model):
         return errors.disk_full()

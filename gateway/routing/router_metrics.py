@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import get_args
 
 from prometheus_client import Metric
@@ -17,30 +17,34 @@ STATES = get_args(WorkerState)
 
 
 class RouterMetrics(Collector):
-    def __init__(self, router: Router, fleet: Fleet, models: Callable[[], Collection[str]]) -> None:
+    def __init__(self, router: Router, fleet: Fleet, vocabularies: Callable[[], Mapping[str, str]]) -> None:
+        """`vocabularies` returns the served models with the digests of their vocabularies."""
         self._router = router
         self._fleet = fleet
-        self._models = models
+        self._vocabularies = vocabularies
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_workers()
         yield from self._of_choices()
 
     def _of_workers(self) -> Iterator[Metric]:
-        links = self._fleet.links
+        vocabularies = self._vocabularies()
+        found = [
+            (link.registration, link.state(vocabularies.get(link.registration.model, ""))) for link in self._fleet.links
+        ]
         ready = GaugeMetricFamily("headgate_ready_workers", "Linked workers that take work.", labels=["model"])
-        for model in self._models():
-            ready.add_metric([model], sum(link.takes_work for link in links if link.registration.model == model))
+        for model in vocabularies:
+            ready.add_metric([model], sum(state == "ready" for worker, state in found if worker.model == model))
         yield ready
         states = GaugeMetricFamily(
             "headgate_worker_state",
-            "It is 1 for the present state of a linked worker: ready, draining, disk_full, or silent for some seconds.",
+            "It is 1 for the present state of a linked worker: ready, draining, disk_full, silent for some seconds, or"
+            " other_tokenizer (than the gateway has read).",
             labels=["worker", "model", "state"],
         )
-        for link in links:
+        for worker, present in found:
             for state in STATES:
-                place = [link.registration.worker, link.registration.model, state]
-                states.add_metric(place, float(state == link.state))
+                states.add_metric([worker.worker, worker.model, state], float(state == present))
         yield states
         yield CounterMetricFamily(
             "headgate_worker_links_lost", "Links to workers that ended.", value=self._fleet.num_lost

@@ -39,7 +39,6 @@ from workers.engine.values.errors import CannotStartYet, StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
 from workers.process import logs, waiting
-from workers.process.vocabulary_digest import vocabulary_digest
 
 logger = logging.getLogger("workers.engine")
 
@@ -82,7 +81,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     )
     metrics.tell_kernels(runner.kernels)
     identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
-    hello = hello_of(engine, told.served_name, process, vocabulary_of(told))
+    hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
     # The objects that exist now stay. A full collection of torch's and transformers' objects would stop every row for
     # 0.25 s.
@@ -120,13 +119,6 @@ def load_runner(told: WorkerSettings, ranks: Ranks) -> StepRunner:
         with ThreadPoolExecutor(1, "load") as loader:
             return loader.submit(load, told).result()
     return ParallelRunner(load(told, 0, ranks.size, ranks.meeting), ranks)
-
-
-def vocabulary_of(told: WorkerSettings) -> str:
-    """Returns the digest of the model's vocabulary, by which gateways know whose prompts it understands."""
-    from workers.engine.checkpoint import checkpoint
-
-    return vocabulary_digest(checkpoint.read_json(checkpoint.find(told.model).directory / "tokenizer.json"))
 
 
 def build_grammars(told: WorkerSettings, runner: StepRunner) -> Grammars | None:

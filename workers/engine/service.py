@@ -397,7 +397,7 @@ class Service:
         )
 
 
-def hello_of(engine: Engine, model: str, process: str, vocabulary: str = "") -> Hello:
+def hello_of(engine: Engine, model: str, process: str) -> Hello:
     runner, abilities = engine.runner, engine.runner.abilities
     return Hello(
         PROTOCOL_VERSION,
@@ -417,7 +417,7 @@ def hello_of(engine: Engine, model: str, process: str, vocabulary: str = "") -> 
         dimensions=abilities.dimensions,
         any_dimensions=abilities.any_dimensions,
         pairs=abilities.pairs,
-        vocabulary=vocabulary,
+        vocabulary=runner.vocabulary,
     )
 
 

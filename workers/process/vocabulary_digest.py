@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 
@@ -15,5 +16,7 @@ def vocabulary_digest(spec: Mapping[str, Any]) -> str:
     vocab = spec.get("model", {}).get("vocab")
     if not vocab:
         return ""
+    if isinstance(vocab, dict):
+        vocab = sorted(vocab.items(), key=itemgetter(1))  # files are in this order, so it is soon done
     added = sorted((token["id"], token["content"]) for token in spec.get("added_tokens", ()))
-    return hashlib.blake2b(json.dumps([vocab, added], sort_keys=True).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(json.dumps([vocab, added]).encode(), digest_size=8).hexdigest()

@@ -214,3 +214,12 @@ class Link(Protocol):
     ) -> Call:
         """Sends a request. `ask` is the same request for a worker that knows no token ids; others ignore it."""
         ...
+
+
+def reads(link: Link, vocabulary: str) -> bool:
+    """Says whether a worker means the same tokens by the ids of a vocabulary, given its digest. One of them that is not
+    known counts as the same. While the weights of a model are replaced by others with another tokenizer, workers of both
+    are linked, and each gateway has one of the tokenizers.
+    """
+    said = link.hello.vocabulary if link.hello is not None else ""
+    return not said or not vocabulary or said == vocabulary

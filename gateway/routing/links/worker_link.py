@@ -20,7 +20,7 @@ import msgspec
 from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.cache_view import CacheView
-from gateway.routing.links.link import Lost, Mailbox
+from gateway.routing.links.link import Lost, Mailbox, reads
 from workers.process.rounds import within
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
@@ -65,8 +65,10 @@ SNAPSHOT_S = 3.0
 STUCK_STEP_AGE_MS = 15_000
 """The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
 
-WorkerState = Literal["ready", "draining", "disk_full", "silent"]
-"""The state of a linked worker. `silent`: its engine has shown no step for some seconds."""
+WorkerState = Literal["ready", "draining", "disk_full", "silent", "other_tokenizer"]
+"""The state of a linked worker. `silent`: its engine has shown no step for some seconds. `other_tokenizer`: it would
+take work, but means other tokens by the gateway's ids.
+"""
 
 KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
 """Commits a worker's records to SQL, however long that takes, and returns the answer to the worker."""
@@ -172,10 +174,10 @@ class WorkerLink:
         told_to_wait = self.status.draining or self.status.disk_full
         return self.is_up and not told_to_wait and not suspect
 
-    @property
-    def state(self) -> WorkerState:
+    def state(self, vocabulary: str) -> WorkerState:
+        """Returns the state as a gateway with this vocabulary of its model sees it."""
         if self.takes_work:
-            return "ready"
+            return "ready" if reads(self, vocabulary) else "other_tokenizer"
         if self.status.draining:
             return "draining"
         return "disk_full" if self.status.disk_full else "silent"

@@ -21,7 +21,7 @@ from gateway.intake.body_checker import BODY_CHECKER
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHAT = "/v1/chat/completions"
+CHAT, BATCHES = "/v1/chat/completions", "/v1/messages/batches"
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -92,6 +92,22 @@ async def test_s2_large_bodies_are_checked_in_a_process_of_their_own(shared_gate
     status, reply = await post(shared_gateway, sound + b" " * 100_000 + b', "n": 1}')
     assert (status, reply["usage"]["completion_tokens"]) == (200, 2)
     assert (number["process"], number["gateway"]) == (before[0] + 3, before[1])
+
+
+async def test_s2_a_large_message_batch_is_checked_as_any_other_body(shared_gateway: RunningGateway) -> None:
+    """Its values were counted nowhere: one call over a million lists held the gateway up."""
+    number = shared_gateway.app[BODY_CHECKER].num_checked
+
+    def batch(num_requests: int, *messages: Any) -> dict[str, Any]:
+        params = {"model": MODEL, "max_tokens": 2, "messages": messages}
+        return {"requests": [{"custom_id": f"request-{n}", "params": params} for n in range(num_requests)]}
+
+    before = sum(number.values())
+    status, reply = await post(shared_gateway, batch(1_000, {"role": "user", "content": "hi"}), BATCHES)
+    assert (status, reply.get("request_counts", {}).get("processing")) == (200, 1_000)
+    status, reply = await post(shared_gateway, batch(1, *[[]] * 60_000), BATCHES)
+    assert (status, reply["error"].get("code")) == (400, "too_many_values")
+    assert sum(number.values()) == before + 2
 
 
 @pytest.mark.parametrize(

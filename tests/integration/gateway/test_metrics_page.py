@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fakes import ScriptedWorker
+from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
@@ -66,6 +66,20 @@ async def test_workers_and_checks_are_shown_and_a_lost_worker_too(bare_gateway, 
     assert value(bare_gateway, "headgate_ready_workers", model=MODEL) == 0
     await until(lambda: value(bare_gateway, "headgate_worker_links_lost_total") >= 1)
     assert value(bare_gateway, "headgate_check_state", check=f"model:{MODEL}") == 2
+
+
+async def test_a_worker_with_another_tokenizer_is_not_ready(bare_gateway, tmp_path, redis_url):
+    async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, runner=ScriptedRunner(vocabulary="of others")):
+        await bare_gateway.workers(1)
+        assert value(bare_gateway, "headgate_ready_workers", model=MODEL) == 0
+        assert value(bare_gateway, "headgate_worker_state", state="other_tokenizer") == 1
+        assert value(bare_gateway, "headgate_worker_state") == 1
+        assert value(bare_gateway, "headgate_check_state", check=f"model:{MODEL}") == 2
+        async with (
+            bare_gateway.session(bare_gateway.keys.admin_key) as session,
+            session.get("/admin/v1/workers") as answer,
+        ):
+            assert [one["state"] for one in (await answer.json())["data"]] == ["other_tokenizer"]
 
 
 async def test_what_a_budget_has_left_is_shown(gateway):

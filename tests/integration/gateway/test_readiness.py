@@ -14,8 +14,9 @@ from typing import Any
 import aiohttp
 import pytest
 import redis
+from byte_model import tokenizer_spec
 from disks import fill, mounted
-from fakes import ScriptedWorker
+from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from own_redis import OwnRedis
 
@@ -25,6 +26,7 @@ from gateway.base.settings import GatewaySettings
 from gateway.limiter.limits import limiter_link
 from gateway.metering.metering import METERING
 from gateway.metering.slot_owner import SlotOwner
+from workers.process.vocabulary_digest import vocabulary_digest
 
 
 async def probe(gateway: RunningGateway) -> tuple[int, str, dict[str, str]]:
@@ -95,6 +97,39 @@ async def test_o2_of_two_models_one_without_a_worker_is_named_and_the_other_serv
 def with_another(path: str, **told: Any) -> GatewaySettings:
     models = {**told.pop("models"), "another": {"path": path}}
     return GatewaySettings(models=models, **told)
+
+
+async def test_o2_workers_with_another_tokenizer_are_named(
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+) -> None:
+    """Here alone, and beside a worker with the gateway's own tokenizer that takes nothing new."""
+
+    def worker(slot: int, vocabulary: str) -> ScriptedWorker:
+        return ScriptedWorker(
+            tmp_path / f"w{slot}.sock", redis_url=redis_url, slot=slot, runner=ScriptedRunner(vocabulary=vocabulary)
+        )
+
+    why = "have another tokenizer than the one that this gateway has read."
+    named = {f"model:{MODEL}": f"Its workers {why}"}
+    async with worker(0, "of others"), bare_gateway.session() as session:
+        await bare_gateway.workers(1)
+        assert await probe(bare_gateway) == (503, "unready", named)
+        assert await refusal(session) == f"The workers of this model that take work {why}"
+        async with worker(1, vocabulary_digest(tokenizer_spec())) as own:
+            await bare_gateway.workers(2)
+            assert await probe(bare_gateway) == (200, "ok", {})
+            assert await ask(session) == (200, None)
+            own.service.stop_accepting()
+            assert await until_probe(bare_gateway, 503, "unready") == named
+            assert await refusal(session) == f"The workers of this model that take work {why}"
+
+
+async def refusal(session: aiohttp.ClientSession) -> str:
+    """Returns the message of a request's 503 `no_worker`."""
+    async with session.post("/v1/completions", json={"model": MODEL, "prompt": "hello", "max_tokens": 2}) as answer:
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (503, "no_worker")
+        return str(error["message"])
 
 
 @pytest.mark.rest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes import ScriptedWorker
+from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, PEPPER, RunningGateway, running_gateway, until
 
 from accounting.lifecycle.bootstrap import EXAMPLE_RATES, bootstrap
@@ -120,3 +120,13 @@ async def test_a_worker_that_stops_leaves_its_requests_to_the_fallback(
     fleet = two.app[GENERATION].fleet
     await until(lambda: not any(link.takes_work for link in fleet.links if link.registration.model == "big"))
     assert (await ask(two, "big"))[2]["x-headgate-fallback"] == MODEL
+
+
+async def test_workers_with_another_tokenizer_leave_their_requests_to_the_fallback(
+    two: RunningGateway, tmp_path: Path, redis_url: str
+) -> None:
+    path, runner = tmp_path / "w1.sock", ScriptedRunner(vocabulary="of others")
+    async with ScriptedWorker(path, redis_url=redis_url, model="big", slot=1, runner=runner):
+        await two.workers(2)
+        status, _, headers = await ask(two, "big")
+        assert (status, headers.get("x-headgate-fallback")) == (200, MODEL)

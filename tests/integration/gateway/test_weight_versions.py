@@ -76,8 +76,8 @@ async def test_weights_with_another_tokenizer_get_no_prompt_of_this_one(tmp_path
         gateway = await stack.enter_async_context(running_gateway(tmp_path / "home", redis_url))
 
         def worker(slot: int, vocabulary: str) -> ScriptedWorker:
-            path, runner = tmp_path / f"w{slot}.sock", ScriptedRunner(root=f"scripted@{slot}")
-            return ScriptedWorker(path, redis_url=redis_url, slot=slot, runner=runner, vocabulary=vocabulary)
+            path, runner = tmp_path / f"w{slot}.sock", ScriptedRunner(root=f"scripted@{slot}", vocabulary=vocabulary)
+            return ScriptedWorker(path, redis_url=redis_url, slot=slot, runner=runner)
 
         await stack.enter_async_context(worker(1, "of others"))
         async with worker(0, ours), gateway.client() as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import os
 import threading
 import time
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel
 from gateway.cli.model_workers import Change
 from gateway.cli.preparation import Preparation
+from gateway.cli.supervisor import Spec
 from gateway.cli.up import Options, Up
 
 FAULTS = [
@@ -133,6 +135,37 @@ async def test_a_list_of_models_that_cannot_be_written_takes_the_new_workers_bac
     found = await outcome(serving)
     assert (found["error"], found["models"]) == ("The models stay as they were: The disk is full.", ["old"])
     assert serving.workers.stopped == ["worker-1"]
+
+
+async def test_a_new_worker_that_is_killed_while_it_loads_is_taken_back_at_once(serving, monkeypatch):
+    """The supervisor starts it again, as one that serves: it might be killed for ever."""
+
+    async def start(places) -> None:
+        for place in places:
+            killed = ["/bin/sh", "-c", "echo loading; kill -KILL $$"]
+            await serving.supervisor.start(Spec("worker", place.name, killed, os.environ))
+
+    async def wait(is_done) -> None:
+        while not await is_done(0):  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.01)
+
+    async def serves(*_) -> bool:
+        return False
+
+    async def stop(places) -> None:
+        await asyncio.gather(*(serving.supervisor.remove(place.name) for place in places))
+
+    serving.supervisor.ready = True
+    monkeypatch.setattr(serving.workers, "start", start)
+    monkeypatch.setattr(serving.workers, "stop", stop)
+    monkeypatch.setattr(serving.gateways, "wait", wait)
+    monkeypatch.setattr(serving.gateways, "serves", serves, raising=False)
+    began = time.monotonic()
+    found = await outcome(serving)
+    assert time.monotonic() - began < 10
+    assert found["models"] == ["old"]
+    assert str(found["error"]).startswith("The models stay as they were: worker-1 ended with signal SIGKILL")
+    assert serving.supervisor.processes() == {}
 
 
 async def test_a_model_that_gateways_could_not_read_is_refused_before_a_worker_starts(serving, tmp_path, monkeypatch):

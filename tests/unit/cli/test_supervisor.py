@@ -75,14 +75,29 @@ async def test_once_ready_a_dying_child_never_ends_the_run(supervisor):
     assert not supervisor.failed.done()
 
 
-async def test_once_ready_a_child_that_dies_at_each_start_is_told_with_its_last_line(supervisor):
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("exit 3", "exit code 3"),
+        ("exit 0", "exit code 0"),
+        ("kill -SEGV $$", "signal SIGSEGV"),
+        ("kill -KILL $$", "signal SIGKILL, as the kernel ends a process where memory is short"),
+    ],
+)
+async def test_once_ready_the_end_of_a_child_is_told_with_its_last_line(supervisor, tmp_path, end, told):
+    """Its first end, so that a reload does not wait for it."""
     supervisor.ready = True
-    await supervisor.start(spec("echo first; echo no such instruction; exit 3"))
-    await until(lambda: supervisor.refusal("worker-0"), 15)
-    assert "worker-0 died 3 times at start, last with exit code 3: no such instruction" in supervisor.refusal(
-        "worker-0"
-    )
+    await supervisor.start(spec(f"echo first; echo the last; {end}"))
+    await until(lambda: supervisor.refusal("worker-0"))
+    log = tmp_path / "worker-0.log"
+    assert supervisor.refusal("worker-0") == f"worker-0 ended with {told}: the last (see {log})"
     assert not supervisor.failed.done()
+
+
+async def test_before_it_was_ready_a_child_may_end_and_start_again(supervisor):
+    await supervisor.start(spec("exit 3"))
+    await until(lambda: supervisor.changes)
+    assert supervisor.refusal("worker-0") == ""
 
 
 async def test_a_stop_waits_for_the_child_to_finish_its_work(supervisor, tmp_path):

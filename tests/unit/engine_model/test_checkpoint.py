@@ -179,7 +179,8 @@ def test_an_added_token_beyond_the_vocabulary_is_told_and_served_without(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gemma's text models have the token of an image, and no row for it."""
-    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": [{"id": 300}, {"id": 301}]}
+    added = [{"id": number, "content": f"<{number}>"} for number in (300, 301)]
+    tokenizer = {"model": {"vocab": {"a": 0, "b": 300}}, "added_tokens": added}
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
     start(model)
     assert [record.token_ids for record in caplog.records if getattr(record, "event", "") == "tokens_not_served"] == [

@@ -28,6 +28,7 @@ from workers.engine.checkpoint.stored_gptq import Tensors
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
 from workers.process.forked import give_back
+from workers.process.vocabulary_digest import vocabulary_digest
 
 log = logging.getLogger(__name__)
 
@@ -76,9 +77,10 @@ def eos_token_ids(directory: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     return (ids,) if isinstance(ids, int) else tuple(ids)
 
 
-def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
-    """Refuses a tokenizer with ids outside the embedding, because the first such token would crash the model. An added
-    token is written by who asks for it alone: requests with it are refused. Raises ModelError."""
+def read_vocabulary(directory: Path, config: PreTrainedConfig) -> str:
+    """Returns the digest of the tokenizer's vocabulary, by which gateways know whose prompts the model understands. Refuses
+    a tokenizer with ids outside the embedding, because the first such token would crash the model. An added token is
+    written by who asks for it alone: requests with it are refused. Raises ModelError."""
     tokenizer = read_json(directory / "tokenizer.json")
     vocab = tokenizer.get("model", {}).get("vocab", {})
     added = {token["id"] for token in tokenizer.get("added_tokens", [])}
@@ -90,6 +92,7 @@ def refuse_large_tokenizer(directory: Path, config: PreTrainedConfig) -> None:
     if beyond := sorted(number for number in added if number >= config.vocab_size):
         told = {"event": "tokens_not_served", "token_ids": beyond}
         log.warning("the model has no rows for added tokens of its tokenizer: %s", beyond, extra=told)
+    return vocabulary_digest(tokenizer)
 
 
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:

@@ -66,7 +66,7 @@ class EncoderRunner:
         self._device = guarded.device_of(settings.device)
         found = checkpoint.find(settings.model)
         config = loader.read_config(found)
-        loader.refuse_large_tokenizer(found.directory, config)
+        self.vocabulary = loader.read_vocabulary(found.directory, config)
         recipe = recipes.read(found.directory, config, settings.task)
         chosen = dtypes.of_model(settings.dtype, self._device, config)
         event = {"event": "model_dtype", "dtype": chosen.name}

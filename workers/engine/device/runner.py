@@ -124,7 +124,7 @@ class ModelRunner:
         config = loader.read_config(found)
         recipe = recipes.read(found.directory, config, settings.task)
         support.refuse_unsupported(config, classifies=recipe.head == "classifier")
-        loader.refuse_large_tokenizer(found.directory, config)
+        self.vocabulary = loader.read_vocabulary(found.directory, config)
         if recipe.task == "score" and parallel.size > 1:
             raise ModelError("A model that scores is not split over several ranks.")
         if recipe.task != "generate":

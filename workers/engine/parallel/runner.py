@@ -61,6 +61,7 @@ class ParallelRunner:
         self.max_model_len = runner.max_model_len
         self.eos_token_ids = runner.eos_token_ids
         self.vocab_size = runner.vocab_size
+        self.vocabulary = runner.vocabulary
         self.kernels = runner.kernels
         self.takes_trees = runner.takes_trees
         self.abilities = runner.abilities

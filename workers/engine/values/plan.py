@@ -173,6 +173,8 @@ class StepRunner(Protocol):
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    vocabulary: str
+    """The digest of its tokens and their ids (messages.Hello.vocabulary)."""
     takes_trees: bool
     """Whether rows may be a `Tree`."""
 

@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.base.errors import ApiError
-from gateway.messages.batches import batch_object, fingerprint, in_chunks, lines_of, read, result, unrun_result
+from gateway.intake.json_body import decode_object
+from gateway.messages.batches import batch_object, encoded, fingerprint, in_chunks, lines_of, read, result, unrun_result
 
 
 def request(custom_id: str = "a", **params: Any) -> dict[str, Any]:
@@ -22,11 +23,15 @@ def body(*requests: Any) -> bytes:
     return msgspec.json.encode({"requests": list(requests)})
 
 
+def lines_in(text: bytes) -> list[bytes]:
+    """The lines of the input file."""
+    return b"".join(encoded(read(decode_object(text))[1])).splitlines()
+
+
 def test_each_request_is_a_line() -> None:
     pretty = msgspec.json.format(body(request("a"), request("b", system="x\ny")), indent=2)
-    model, lines = read(pretty)
-    assert model == "m"
-    first, second = [msgspec.json.decode(line) for line in lines.splitlines()]
+    assert read(decode_object(pretty))[0] == "m"
+    first, second = map(msgspec.json.decode, lines_in(pretty))
     assert first == {"custom_id": "a", "method": "POST", "url": "/v1/messages", "body": request("a")["params"]}
     assert second["body"]["system"] == "x\ny"
 
@@ -35,6 +40,8 @@ def test_each_request_is_a_line() -> None:
     ("bad", "param"),
     [
         (body(), "requests"),
+        (body(1), "requests[0]"),
+        (body(request("a"), {"custom_id": "b"}), "requests[1].params"),
         (b"{", None),
         (b"[" * 100_000, None),
         (body(request("a b")), "requests[0].custom_id"),
@@ -47,7 +54,7 @@ def test_each_request_is_a_line() -> None:
 )
 def test_faults(bad: bytes, param: str | None) -> None:
     with pytest.raises(ApiError) as raised:
-        read(bad)
+        read(decode_object(bad))
     assert raised.value.status == 400
     assert (raised.value.param or None) == param
 
@@ -113,12 +120,12 @@ def test_results(line: dict[str, Any], told: dict[str, Any]) -> None:
 
 
 def test_a_batch_that_ended_before_its_lines_were_read_has_a_result_for_each_request() -> None:
-    _, lines = read(body(request("a"), request("b")))
+    lines = lines_in(body(request("a"), request("b")))
     faults = [{"code": "backlog_exceeded", "message": "Too much."}]
-    told = [msgspec.json.decode(unrun_result(line, "failed", faults)) for line in lines.splitlines()]
+    told = [msgspec.json.decode(unrun_result(line, "failed", faults)) for line in lines]
     assert [one["custom_id"] for one in told] == ["a", "b"]
     assert told[0]["result"]["error"]["error"]["message"] == "Too much."
-    canceled = msgspec.json.decode(unrun_result(lines.splitlines()[0], "cancelled", None))
+    canceled = msgspec.json.decode(unrun_result(lines[0], "cancelled", None))
     assert canceled["result"] == {"type": "canceled"}
     unread = msgspec.structs.replace(batch_info("cancelled", {}), num_total=0)
     assert batch_object(unread, 2, {})["request_counts"]["canceled"] == 2
@@ -137,9 +144,8 @@ PLAIN = body(request("a", model="some-model", messages=[{"role": "user"}]))
 
 def _status(text: bytes) -> int:
     try:
-        _, lines = read(text)
-        fingerprint(lines)
-        list(map(msgspec.json.decode, lines.splitlines()))
+        fingerprint(read(decode_object(text))[1])
+        list(map(msgspec.json.decode, lines_in(text)))
     except ApiError as refusal:
         return refusal.status
     return 200
