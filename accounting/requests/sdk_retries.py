@@ -14,7 +14,7 @@ from sqlalchemy import delete, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among, upsert
-from accounting.requests import request_postings
+from accounting.requests import label_usage, request_postings
 from accounting.tables.idempotency_models import TO_MOVE
 from accounting.tables.idempotency_models import UnheardAttempt as Attempt
 from accounting.tables.models import ApiKey, LedgerEntry
@@ -78,7 +78,8 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 async def move(conn: AsyncConnection) -> list[str]:
     """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now. Returns
     the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at again."""
-    found = await conn.execute(select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)))
+    query = select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)).order_by(Attempt.request_id)
+    found = await conn.execute(query.with_for_update())
     pairs = [(row.request_id, row.replaced_by) for row in found]
     of_pairs = among(conn, LedgerEntry.request_id, {request_id for pair in pairs for request_id in pair})
     settles = await conn.scalars(select(LedgerEntry.request_id).where(of_pairs, LedgerEntry.kind == "settle"))
@@ -88,6 +89,8 @@ async def move(conn: AsyncConnection) -> list[str]:
         return []
     moved = await request_postings.reverse(conn, request_ids, "sdk_retry")
     await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
+    # The first engine request of an attempt has the id of its row in the request log, where all of them are together.
+    await label_usage.take_back(conn, moved)
     return moved
 
 
