@@ -78,8 +78,7 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 async def move(conn: AsyncConnection) -> list[str]:
     """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now. Returns
     the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at again."""
-    query = select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)).order_by(Attempt.request_id)
-    found = await conn.execute(query.with_for_update())
+    found = await conn.execute(select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)))
     pairs = [(row.request_id, row.replaced_by) for row in found]
     of_pairs = among(conn, LedgerEntry.request_id, {request_id for pair in pairs for request_id in pair})
     settles = await conn.scalars(select(LedgerEntry.request_id).where(of_pairs, LedgerEntry.kind == "settle"))
@@ -87,6 +86,9 @@ async def move(conn: AsyncConnection) -> list[str]:
     request_ids = [own for own, repeat in pairs if own in settled and repeat in settled][:MAX_AT_ONCE]
     if not request_ids:
         return []
+    # The writer of the request log locks attempts in this order, too.
+    chosen = select(Attempt.request_id).where(among(conn, Attempt.request_id, request_ids))
+    await conn.execute(chosen.order_by(Attempt.request_id).with_for_update())
     moved = await request_postings.reverse(conn, request_ids, "sdk_retry")
     await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
     # The first engine request of an attempt has the id of its row in the request log, where all of them are together.
