@@ -11,25 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, FromClause, exists, or_, select
+from sqlalchemy import ColumnElement, FromClause, Select, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import credits, documents, drafts, invoice_lines, invoice_numbers
 from accounting.billing.invoice_lines import Line
 from accounting.database import auth_epoch
-from accounting.database.db import Database
+from accounting.database.db import Database, among
 from accounting.database.paging import Page, newest_first, shaped
 from accounting.events import events, outbox
 from accounting.ledger import ledger, rollups
 from accounting.prices.repricing import ENTRIES, Repriced, not_empty, posted_since
-from accounting.tables.invoice_models import Invoice, RollupMonth
+from accounting.tables.invoice_models import Invoice, InvoiceLine, RollupMonth
 from accounting.tables.models import LedgerEntry
 from accounting.tables.residency_models import ResidencyCharge
 from accounting.terms import terms
 from accounting.terms.terms import Standing, Terms
 from accounting.values.errors import ConflictError, NotFoundError
 from accounting.values.periods import bounds, period_of
-from accounting.values.types import OPERATOR_TENANT
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES
 
 DRAFT = "DRAFT"
 """The number of an invoice that is not made yet."""
@@ -159,24 +159,16 @@ async def list_invoices(
 
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
-    """Return the tenants that used anything in that month and have no invoice for it. What was reversed was not
-    used, and KV that was kept for somebody without requests may be on the next month's invoice. The operator, who fills
-    public prefixes, sends itself none."""
-    start, end = bounds(period)
-    invoiced = select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
-    used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
-    kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
-    without = {OPERATOR_TENANT, *await conn.scalars(invoiced)}
-    due = {*await conn.scalars(used.distinct())} - without
-    for tenant_id in {*await conn.scalars(kept.distinct())} - due - without:
-        if await invoice_lines.of_residency(conn, tenant_id, end):
-            due.add(tenant_id)
-    return sorted(due)
+    """Return the tenants that have no invoice for that month and used anything in it, or were charged late for a month
+    that is closed. What was reversed was not used, and KV that was kept for somebody without requests may be on the
+    next month's invoice. The operator, who fills public prefixes, sends itself none."""
+    return sorted(await _that_used(conn, period) | await _charged_late(conn, period))
 
 
 async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:
     """Return each month before `end`, Unix seconds, and tenant that is due for an invoice, the oldest month first. KV that
-    was kept for somebody without requests counts in the last of these months; before it waits for the next invoice."""
+    was kept for somebody without requests counts in the last of these months, as do late charges of closed ones; before
+    it they wait for the next invoice."""
     has_invoice = exists().where(
         Invoice.tenant_id == RollupMonth.tenant_id,
         Invoice.from_ms == RollupMonth.bucket * 1000,
@@ -187,7 +179,53 @@ async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:
     )
     found = {(period_of(row.bucket), row.tenant_id) for row in await conn.execute(query.distinct())}
     last = period_of(end - 1)
-    return sorted(found | {(last, tenant_id) for tenant_id in await due_tenants(conn, last)})
+    # The invoice of a month that is open takes what came late, and leaves nothing of it for the last month.
+    late = await _charged_late(conn, last) - {tenant_id for _, tenant_id in found}
+    return sorted(found | {(last, tenant_id) for tenant_id in await _that_used(conn, last) | late})
+
+
+async def _that_used(conn: AsyncConnection, period: str) -> set[str]:
+    start, end = bounds(period)
+    used = select(RollupMonth.tenant_id).where(RollupMonth.bucket == start, _IS_USED)
+    kept = select(ResidencyCharge.tenant_id).where(ResidencyCharge.hour >= start, ResidencyCharge.hour < end)
+    without = {OPERATOR_TENANT, *await conn.scalars(_invoiced_for(period))}
+    due = {*await conn.scalars(used.distinct())} - without
+    for tenant_id in {*await conn.scalars(kept.distinct())} - due - without:
+        if await invoice_lines.of_residency(conn, tenant_id, end):
+            due.add(tenant_id)
+    return due
+
+
+async def _charged_late(conn: AsyncConnection, period: str) -> set[str]:
+    """Return the tenants without an invoice for that month whose closed months before it were charged more than invoices
+    have of them."""
+    start, _ = bounds(period)
+    closed = select(Invoice.tenant_id, Invoice.from_ms).where(
+        Invoice.series == invoice_numbers.INVOICE,
+        Invoice.from_ms < start * 1000,
+        Invoice.tenant_id.not_in(_invoiced_for(period)),
+    )
+    month = closed.distinct().subquery()
+    charged = (
+        select(RollupMonth.tenant_id, func.sum(RollupMonth.charge))
+        .join(month, (RollupMonth.tenant_id == month.c.tenant_id) & (RollupMonth.bucket == month.c.from_ms // 1000))
+        .group_by(RollupMonth.tenant_id)
+    )
+    charges = {tenant_id: int(charge) for tenant_id, charge in await conn.execute(charged)}
+    had = (
+        select(Invoice.tenant_id, func.sum(InvoiceLine.amount))
+        .join(InvoiceLine, InvoiceLine.number == Invoice.number)
+        .where(among(conn, Invoice.tenant_id, charges), InvoiceLine.period < period)
+        .where(InvoiceLine.kind == "usage", InvoiceLine.token_class.in_(TOKEN_CLASSES))
+        .group_by(Invoice.tenant_id)
+    )
+    for tenant_id, amount in await conn.execute(had):
+        charges[tenant_id] -= int(amount)
+    return {tenant_id for tenant_id, rest in charges.items() if rest > 0}
+
+
+def _invoiced_for(period: str) -> Select[str]:
+    return select(Invoice.tenant_id).where(Invoice.period == period, Invoice.series == invoice_numbers.INVOICE)
 
 
 async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceInfo | None:

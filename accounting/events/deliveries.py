@@ -10,7 +10,7 @@ its try has ended or its claim has run out. A claim counts as a try, so a delive
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import ColumnElement, Row, delete, exists, func, or_, select, tuple_, update
@@ -32,6 +32,13 @@ DELIVERED_KEPT_MS, DEAD_KEPT_MS = 1 * 86_400_000, 30 * 86_400_000
 PURGED_AT_ONCE = 1_000
 
 
+class Queue(NamedTuple):
+    """The deliveries of a lane that are of one kind: to the tenant's own webhooks, or to the operator's."""
+
+    lane: str
+    is_tenants: bool
+
+
 class Delivery(msgspec.Struct, frozen=True):
     lane: str
     event_id: str
@@ -43,6 +50,10 @@ class Delivery(msgspec.Struct, frozen=True):
     body: str
     is_tenants: bool
     """It goes to public addresses only."""
+
+    @property
+    def queue(self) -> Queue:
+        return Queue(self.lane, self.is_tenants)
 
 
 class Schedule(msgspec.Struct, frozen=True):
@@ -58,8 +69,8 @@ class Schedule(msgspec.Struct, frozen=True):
         return int(1000 * delay_s * self.scale * (1 - self.jitter() / 10))
 
 
-async def any_due(conn: AsyncConnection, now: int, shut_out: Collection[str] = ()) -> bool:
-    due = select(OutboxLane.tenant_id).where(*_may_begin(conn, now, shut_out))
+async def any_due(conn: AsyncConnection, now: int, shut_out: Collection[Queue] = ()) -> bool:
+    due = select(OutboxLane.tenant_id).where(_may_begin(conn, now, shut_out))
     return (await conn.execute(due.limit(1))).first() is not None
 
 
@@ -71,12 +82,12 @@ async def any_waiting(conn: AsyncConnection) -> bool:
 
 
 async def claim(
-    conn: AsyncConnection, now: int, room: int, schedule: Schedule, shut_out: Collection[str] = ()
+    conn: AsyncConnection, now: int, room: int, schedule: Schedule, shut_out: Collection[Queue] = ()
 ) -> list[Delivery]:
-    """Claim at most `room` deliveries, spread over as many tenants as possible, none of them of the lanes `shut_out`."""
+    """Claim at most `room` deliveries, spread over as many tenants as possible, none of them of the queues `shut_out`."""
     lanes = (
         select(OutboxLane.tenant_id)
-        .where(*_may_begin(conn, now, shut_out))
+        .where(_may_begin(conn, now, shut_out))
         .order_by(OutboxLane.last_turn_ms, OutboxLane.tenant_id)
         .limit(room)
         .with_for_update(skip_locked=True, key_share=True)  # those who write events need not wait
@@ -88,8 +99,9 @@ async def claim(
     for lane in chosen:
         if len(rows) >= room:
             break
-        for is_tenants in (False, True):
-            rows += await _next_of(conn, lane, is_tenants, now, min(PLACES, room - len(rows)))
+        for queue in (Queue(lane, False), Queue(lane, True)):
+            if queue not in shut_out:
+                rows += await _next_of(conn, queue, now, min(PLACES, room - len(rows)))
     if rows:
         served = update(OutboxLane).where(OutboxLane.tenant_id.in_({row.lane for row in rows}))
         await conn.execute(served.values(last_turn_ms=now))
@@ -110,8 +122,8 @@ async def claim(
     return claimed
 
 
-async def _next_of(conn: AsyncConnection, lane: str, is_tenants: bool, now: int, places: int) -> Sequence[Row[Any]]:
-    mine = Outbox.lane == lane, Outbox.is_tenants == is_tenants
+async def _next_of(conn: AsyncConnection, queue: Queue, now: int, places: int) -> Sequence[Row[Any]]:
+    mine = Outbox.lane == queue.lane, Outbox.is_tenants == queue.is_tenants
     taken = select(func.count()).where(*mine, Outbox.claimed_until_ms > now)
     free = min(places, PLACES - int(await conn.scalar(taken) or 0))
     if free <= 0:
@@ -189,9 +201,14 @@ def _waits(now: int) -> tuple[Any, ...]:
     )
 
 
-def _may_begin(conn: AsyncConnection, now: int, shut_out: Collection[str]) -> list[ColumnElement[bool]]:
-    kept_out = [~among(conn, OutboxLane.tenant_id, shut_out)] if shut_out else []
-    return [or_(_is_due(now, False), _is_due(now, True)), *kept_out]
+def _may_begin(conn: AsyncConnection, now: int, shut_out: Collection[Queue]) -> ColumnElement[bool]:
+    kinds = []
+    for is_tenants in (False, True):
+        kept_out = [queue.lane for queue in shut_out if queue.is_tenants == is_tenants]
+        kinds.append(_is_due(now, is_tenants))
+        if kept_out:
+            kinds[-1] &= ~among(conn, OutboxLane.tenant_id, kept_out)
+    return or_(*kinds)
 
 
 def _is_due(now: int, is_tenants: bool) -> ColumnElement[bool]:

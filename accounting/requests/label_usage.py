@@ -1,14 +1,15 @@
 """Use by label: the daily sums of charged requests by end user and by metadata, for a tenant that charges its own users.
 
 The ledger knows no labels, so the sums are made separately, when rows come into the request log, and are as complete as
-that log is. A client may invent a value for each request. So a tenant has a bounded number of sums a day, and what comes
-beyond it is added to the sum without a value: the sums of a label are always those of all its requests.
+that log is. A request whose charge is taken back, because its client's SDK repeated it, leaves them. A client may
+invent a value for each request. So a tenant has a bounded number of sums a day, and what comes beyond it is added to
+the sum without a value: the sums of a label are always those of all its requests.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,6 +18,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import add_up, among
 from accounting.requests.request_log import LoggedRequest
+from accounting.tables.idempotency_models import UnheardAttempt
+from accounting.tables.models import LedgerEntry
 from accounting.tables.request_models import END_USER, LabelUsage, RequestLog
 
 DAY_MS = 86_400_000
@@ -74,20 +77,41 @@ class LabelDay(msgspec.Struct, frozen=True, kw_only=True):
 async def note(conn: AsyncConnection, requests: Iterable[LoggedRequest]) -> None:
     """Add requests to the sums, in the transaction that adds their rows to the log and before it does: a request that
     has a row already is in the sums."""
-    labelled = {one.request_id: (one, labels) for one in requests if one.currency and (labels := _labels(one))}
+    labelled = {one.request_id: one for one in requests if one.currency and _labels(one)}
     if not labelled:
         return
     known = await conn.scalars(select(RequestLog.request_id).where(among(conn, RequestLog.request_id, labelled)))
-    for request_id in known.all():
-        del labelled[request_id]
+    for request_id in [*known, *await _taken_back(conn, labelled)]:
+        labelled.pop(request_id, None)
+    await _add_up(conn, labelled.values(), 1)
+
+
+async def take_back(conn: AsyncConnection, request_ids: Collection[str]) -> None:
+    """Take requests out of the sums, in the transaction that takes their charges back and marks their attempts as
+    moved. A request whose row comes into the log later does not come into the sums."""
+    rows = await conn.execute(select(RequestLog.__table__).where(among(conn, RequestLog.request_id, request_ids)))
+    await _add_up(conn, [LoggedRequest(**row._mapping) for row in rows], -1)
+
+
+async def _taken_back(conn: AsyncConnection, request_ids: Collection[str]) -> Iterable[str]:
+    """Return those of the requests whose charges were taken back. Until the transaction ends no other one's is, as its
+    attempt is locked: `take_back` then finds the row that this transaction adds."""
+    attempt, entry = UnheardAttempt.request_id, LedgerEntry.request_id
+    locked = select(attempt).where(among(conn, attempt, request_ids)).order_by(attempt).with_for_update(read=True)
+    if not (attempts := (await conn.scalars(locked)).all()):
+        return ()
+    reversals = select(entry).where(among(conn, entry, attempts), LedgerEntry.kind == "reversal")
+    return (await conn.scalars(reversals)).all()
+
+
+async def _add_up(conn: AsyncConnection, requests: Iterable[LoggedRequest], sign: int) -> None:
     sums: dict[_Key, list[int]] = defaultdict(lambda: [0] * len(_SUMS))
-    for one, labels in labelled.values():
-        for label, value in labels:
-            day_ms = one.started_at_ms // DAY_MS * DAY_MS
-            amounts = 1, one.prompt_tokens, one.cached_tokens, one.output_tokens, one.charge
+    for one in requests:
+        amounts = [sign * amount for amount in (1, *(getattr(one, name) for name in _SUMS[1:]))]
+        day_ms = one.started_at_ms // DAY_MS * DAY_MS
+        for label, value in _labels(one):
             _add(sums[one.tenant_id, label, day_ms, value, one.model, one.currency], amounts)
-    days = {(key[0], key[2]) for key in sums}
-    for tenant_id, day_ms in days:
+    for tenant_id, day_ms in {(key[0], key[2]) for key in sums}:
         await _keep_bound(conn, sums, tenant_id, day_ms)
     rows = [dict(zip((*_KEY, *_SUMS), (*key, *amounts), strict=True)) for key, amounts in sorted(sums.items())]
     await add_up(conn, LabelUsage.__table__, rows, _SUMS)

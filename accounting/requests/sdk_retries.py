@@ -14,7 +14,7 @@ from sqlalchemy import delete, func, or_, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among, upsert
-from accounting.requests import request_postings
+from accounting.requests import label_usage, request_postings
 from accounting.tables.idempotency_models import TO_MOVE
 from accounting.tables.idempotency_models import UnheardAttempt as Attempt
 from accounting.tables.models import ApiKey, LedgerEntry
@@ -86,8 +86,13 @@ async def move(conn: AsyncConnection) -> list[str]:
     request_ids = [own for own, repeat in pairs if own in settled and repeat in settled][:MAX_AT_ONCE]
     if not request_ids:
         return []
+    # The writer of the request log locks attempts in this order, too.
+    chosen = select(Attempt.request_id).where(among(conn, Attempt.request_id, request_ids))
+    await conn.execute(chosen.order_by(Attempt.request_id).with_for_update())
     moved = await request_postings.reverse(conn, request_ids, "sdk_retry")
     await conn.execute(update(Attempt).where(Attempt.request_id.in_(request_ids)).values(is_moved=True))
+    # The first engine request of an attempt has the id of its row in the request log, where all of them are together.
+    await label_usage.take_back(conn, moved)
     return moved
 
 

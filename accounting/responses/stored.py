@@ -119,11 +119,12 @@ async def remove(conn: AsyncConnection, tenant_id: str, response_id: str, now: i
     return bool(await _remove(conn, _mine(tenant_id, response_id, now)))
 
 
-async def purge(conn: AsyncConnection, now: int) -> None:
-    """Delete responses that have expired."""
+async def purge(conn: AsyncConnection, now: int) -> bool:
+    """Delete responses that have expired, `PURGED_AT_ONCE` at most. Return whether more may be there."""
     expired = select(Response.id).where(Response.expires_at <= now).limit(PURGED_AT_ONCE)
     if ids := (await conn.execute(expired)).scalars().all():
         await _remove(conn, Response.id.in_(ids))
+    return len(ids) == PURGED_AT_ONCE
 
 
 async def _remove(conn: AsyncConnection, where: ColumnElement[bool]) -> dict[str, tuple[int, int]]:

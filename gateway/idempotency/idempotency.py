@@ -221,15 +221,21 @@ async def sweep(database: Database, slot: int, keyed: set[str]) -> None:
     """Removes expired answers, keys of this slot without a running request, attempts that were not repeated, quotes,
     and stored responses that have expired.
     """
-    now, may_be_more = time.time(), True
-    while may_be_more:
-        async with database.write() as conn:
-            may_be_more = await idempotency_store.purge(conn, int(now))
+    now = time.time()
+    await _purge(database, idempotency_store.purge, int(now))
     async with database.write() as conn:
         await idempotency_store.drop_lost(conn, slot, keyed, int(now) - LOST_S)
         await sdk_retries.forget(conn, int(now * 1000))
         await quotes.forget(conn, int(now * 1000))
-        await responses.purge(conn, int(now))
+    await _purge(database, responses.purge, int(now))
+
+
+async def _purge(database: Database, purge: Callable[[AsyncConnection, int], Awaitable[bool]], now: int) -> None:
+    """Deletes piece by piece until nothing is left that had expired `now`. Others write between two pieces."""
+    may_be_more = True
+    while may_be_more:
+        async with database.write() as conn:
+            may_be_more = await purge(conn, now)
 
 
 KEYED = web.AppKey("keyed", set[str])

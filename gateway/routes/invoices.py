@@ -38,7 +38,7 @@ MAX_KEY_CHARS = 255
 
 
 async def close(request: web.Request) -> web.Response:
-    """Closes the period of one tenant, or of every tenant with usage in it.
+    """Closes the period of one tenant, or of every tenant that is due for an invoice of it.
 
     Each is closed once. Of all, `refused` names those that cannot be closed, and why.
     """

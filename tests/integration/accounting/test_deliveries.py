@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import func, select
 
 from accounting.events import deliveries, outbox, webhooks
-from accounting.events.deliveries import MAX_TRIES, PLACES, Schedule
+from accounting.events.deliveries import MAX_TRIES, PLACES, Queue, Schedule
 from accounting.events.egress import Egress
 from accounting.events.events import Event
 from accounting.tables.outbox_models import Outbox
@@ -119,9 +119,9 @@ async def test_lanes_behind_those_that_took_all_room_are_next(conn):
     assert served == set(lanes)
 
 
-async def test_lanes_that_are_shut_out_keep_nobody_waiting(conn):
-    slow = [await tenant(conn, f"slow {n}") for n in range(3)]
-    for lane in slow:
+async def test_queues_that_are_shut_out_keep_nobody_waiting(conn):
+    slow = [Queue(await tenant(conn, f"slow {n}"), False) for n in range(3)]
+    for lane, _ in slow:
         await fill(conn, lane, range(3))
     now = await later(conn)
     assert not await deliveries.any_due(conn, now, slow)
@@ -130,7 +130,21 @@ async def test_lanes_that_are_shut_out_keep_nobody_waiting(conn):
     now = await later(conn)
     assert await deliveries.any_due(conn, now, slow)
     assert [one.lane for one in await deliveries.claim(conn, now, 64, STEADY, slow)] == [quick] * PLACES
-    assert {one.lane for one in await deliveries.claim(conn, now, 64, STEADY, slow[:1])} == set(slow[1:])
+    assert {one.queue for one in await deliveries.claim(conn, now, 64, STEADY, slow[:1])} == set(slow[1:])
+
+
+@pytest.mark.parametrize("is_tenants", [True, False])
+async def test_receivers_of_one_kind_that_are_shut_out_keep_none_of_the_other_kind_waiting(conn, is_tenants):
+    lane = await tenant(conn)
+    slow, quick = Queue(lane, is_tenants), Queue(lane, not is_tenants)
+    for kind in (True, False):
+        await hook(conn, lane, is_tenants=kind)
+    await outbox.write(conn, [event(f"event-{number}", lane) for number in range(6)])
+    now = await later(conn)
+    assert await deliveries.any_due(conn, now, [slow])
+    assert [one.queue for one in await deliveries.claim(conn, now, 64, STEADY, [slow])] == [quick] * PLACES
+    assert not await deliveries.any_due(conn, now, [slow])
+    assert [one.queue for one in await deliveries.claim(conn, now, 64, STEADY)] == [slow] * PLACES
 
 
 async def test_twelve_tries_in_a_day_then_dead(conn):

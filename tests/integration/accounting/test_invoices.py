@@ -314,6 +314,50 @@ async def test_usage_that_comes_late_to_a_month_without_an_invoice_is_invoiced_a
     await assert_books(db)
 
 
+async def due(db, period):
+    """What would be closed by itself after that month, and the tenants whom a close of the month by hand takes."""
+    async with db.read() as conn:
+        return await invoices.due(conn, bounds(period)[1]), await invoices.due_tenants(conn, period)
+
+
+async def test_late_usage_of_a_tenant_that_uses_nothing_more_is_on_the_invoice_of_the_next_month(db, tenant):
+    """No later month had any usage, so that no close took it: it was charged and on no invoice."""
+    first = await close(db, tenant)
+    assert await due(db, "2025-10") == ([], [])
+    charge = await settled(db, "req_late", (tenant, "key"), "standard@1", END - 10)
+    assert (await due(db, PERIOD)) == ([], []), "its month is closed"
+    assert await due(db, "2025-10") == ([("2025-10", tenant)], [tenant])
+    assert await due(db, "2025-11") == ([("2025-11", tenant)], [tenant])
+    made = await close(db, tenant, "2025-10", now_ms=later_ms())
+    assert {(line.kind, line.period) for line in made.lines} == {("usage", PERIOD)}
+    assert (made.total, made.num_requests, made.days) == (charge, 1, [0] * 31)
+    assert await close(db, tenant) == first
+    assert await due(db, "2025-11") == ([], [])
+
+
+async def test_late_usage_waits_for_no_month_of_its_own_while_another_one_is_open(db):
+    (owner,) = await tenants_with_keys(db, 1)
+    charges = [await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)]
+    closed = [await close(db, owner[0])]
+    charges.append(await settled(db, "req_late", owner, "standard@1", END - 1))
+    charges.append(await settled(db, "req_2", owner, "standard@1", END))
+    async with db.read() as conn:
+        open_months = await invoices.due(conn, bounds("2025-11")[1])
+    assert open_months == [("2025-10", owner[0])]
+    closed.append(await close(db, owner[0], "2025-10", now_ms=later_ms()))
+    assert await due(db, "2025-11") == ([], [])
+    assert [one.total for one in closed] == [charges[0], sum(charges[1:])]
+    await assert_books(db)
+
+
+async def test_what_is_taken_back_late_makes_no_invoice_by_itself(db):
+    (owner,) = await tenants_with_keys(db, 1)
+    await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)
+    await close(db, owner[0])
+    await reverse(db, "req_1")
+    assert await due(db, "2025-10") == ([], [])
+
+
 async def test_an_invoiced_request_that_is_reversed_later_is_a_line_below_zero_on_the_next(db):
     (owner,) = await tenants_with_keys(db, 1)
     await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)

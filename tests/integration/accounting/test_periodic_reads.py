@@ -14,7 +14,7 @@ from sqlalchemy import event
 
 from accounting.access import api_keys
 from accounting.batches import batches, claims, files
-from accounting.billing import drafts
+from accounting.billing import drafts, invoices
 from accounting.database.db import Database
 from accounting.events import deliveries
 from accounting.limits import limiter_state, spend_alerts, spend_limits
@@ -220,3 +220,13 @@ async def test_a_draft_of_an_invoice_reads_the_hours_of_its_tenant_alone(old: Da
             plan = await noted.plan()
             for table in ("rollup_hour", "rollup_day"):
                 assert f"sqlite_autoindex_{table}_1 (bucket=? AND tenant_id=?)" in plan
+
+
+async def test_who_was_charged_late_is_found_by_the_closed_months_of_tenants_without_an_invoice(old: Database) -> None:
+    async with old.read() as conn:
+        with Noted(conn, old.dialect) as noted:
+            assert await invoices._charged_late(conn, "2026-08") == set()
+        if old.dialect == "sqlite":
+            plan = await noted.plan()
+            assert "sqlite_autoindex_rollup_month_1 (bucket=? AND tenant_id=?)" in plan
+            assert "SCAN rollup_month" not in plan

@@ -13,7 +13,9 @@ from accounting.billing import credits
 from accounting.billing.credits import NewCredit
 from accounting.books import books
 from accounting.prices import prices
-from accounting.requests import request_postings, sdk_retries
+from accounting.requests import label_usage, request_log, request_postings, sdk_retries
+from accounting.requests.label_usage import LabelFilter
+from accounting.requests.request_log import LoggedRequest
 from accounting.requests.sdk_retries import DAY_MS, HOUR_MS, MAX_MOVED_OF_KEY, WITHIN_MS, DisconnectedEarly
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError
@@ -268,3 +270,85 @@ async def test_i18_names_a_charge_that_was_corrected_and_reversed(conn, owner, m
     assert await broken(conn) == {}
     await request_postings.reverse(conn, ["req_1"], "sdk_retry")
     assert await broken(conn) == {"I18": ("req_1",)}
+
+
+async def log(conn, owner, *numbers: int) -> None:
+    """Write rows of the request log, with their sums by label."""
+    one = posting("x", **owner)
+    rows = [
+        LoggedRequest(
+            request_id=f"req_{number}",
+            is_tail=False,
+            started_at_ms=NOON_MS,
+            endpoint="POST /v1/chat/completions",
+            model="m",
+            end_user="maria",
+            metadata={"team": "crops"},
+            status=200,
+            outcome="ok",
+            prompt_tokens=one.usage.total - one.usage.output,
+            cached_tokens=one.usage.cache_read,
+            output_tokens=one.usage.output,
+            charge=one.charge.total,
+            currency="USD",
+            **owner,
+        )
+        for number in numbers
+    ]
+    await label_usage.note(conn, rows)
+    await request_log.add(conn, rows)
+
+
+async def by_label(conn) -> set[tuple[int, int, int]]:
+    """The (charge, tokens, requests) that the end user and the team of `log` have: one triple, where they agree."""
+    found = set()
+    for label in ("end_user", "metadata.team"):
+        wanted = LabelFilter(label=label, since_ms=0, until_ms=2**45)
+        [one] = await label_usage.list_sums(conn, wanted, 9)
+        found.add((one.charge, one.prompt_tokens + one.output_tokens, one.num_requests))
+    return found
+
+
+async def repeat(conn, owner) -> None:
+    """The first request was not heard of, and the second one is its repeat."""
+    await settle(conn, owner, 1)
+    await unheard(conn, owner, 1)
+    await settle(conn, owner, 2, "ok")
+    await replace(conn, owner, 2)
+
+
+@pytest.mark.parametrize("first", [(1, 2), (2,), ()])
+async def test_a_charge_that_is_taken_back_leaves_the_sums_by_label_whenever_its_row_comes(conn, owner, first):
+    await repeat(conn, owner)
+    await log(conn, owner, *first)
+    assert await sdk_retries.move(conn) == ["req_1"]
+    for _ in range(2):
+        await log(conn, owner, 1, 2)
+    assert await by_label(conn) == {await billed(conn)}
+
+
+async def test_a_row_that_comes_while_its_charge_is_taken_back_leaves_the_sums_by_label(db, owner_of):
+    owner = await owner_of(db)
+    async with db.write() as conn:
+        await repeat(conn, owner)
+
+    async def move() -> None:
+        async with db.write() as conn:
+            assert await sdk_retries.move(conn) == ["req_1"]
+
+    async with db.write() as conn:
+        await log(conn, owner, 1, 2)
+        moving = asyncio.create_task(move())
+        done, _ = await asyncio.wait({moving}, timeout=1)
+        assert not done, "it waits for the row"
+    await moving
+    async with db.read() as conn:
+        assert await by_label(conn) == {await billed(conn)}
+
+
+async def test_a_charge_that_was_corrected_stays_in_the_sums_by_label(conn, owner):
+    await repeat(conn, owner)
+    await log(conn, owner, 1, 2)
+    await correct(conn, owner, 1, 1)
+    assert await sdk_retries.move(conn) == []
+    assert await by_label(conn) == {await billed(conn)}

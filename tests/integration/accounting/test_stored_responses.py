@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from accounting.lifecycle import erasure, tenant_status
 from accounting.responses import runs, stored
 from accounting.responses.stored import KEEP_S, StoredResponse
 from accounting.tenants import tenants
+from gateway.idempotency import idempotency
 
 NOW = 1_700_000_000
 
@@ -61,6 +63,21 @@ async def test_nobody_finds_what_is_another_tenants_or_has_expired(conn, owner):
     assert await totals(conn, owner) == (1, 30)
     await stored.purge(conn, NOW + KEEP_S)
     assert await totals(conn, owner) == (0, 0)
+
+
+async def test_a_sweep_deletes_all_that_has_expired(db, pepper, monkeypatch):
+    """A tenant that stored more than one piece in the time between two sweeps kept ever more."""
+    monkeypatch.setattr(stored, "PURGED_AT_ONCE", 2)
+    async with db.write() as conn:
+        tenant = (await tenants.create(conn, "a", now=1)).id
+        key = await api_keys.create(conn, pepper, tenant_id=tenant, now=1)
+        owner = {"tenant_id": tenant, "key_id": key.info.id}
+        for number in range(7):
+            await stored.insert(conn, response(owner, number, created_at=number))
+        await stored.insert(conn, response(owner, 7, created_at=int(time.time())))
+    await idempotency.sweep(db, 0, set())
+    async with db.read() as conn:
+        assert await totals(conn, owner) == (1, 30)
 
 
 async def test_a_packet_of_events_that_comes_again_with_more_counts_once(conn, owner):

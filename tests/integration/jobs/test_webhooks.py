@@ -18,9 +18,11 @@ from accounting.database.db import Database
 from accounting.events import outbox, webhooks
 from accounting.events.egress import Egress, networks
 from accounting.events.events import Event
-from accounting.tables.outbox_models import Outbox
+from accounting.tables.outbox_models import Outbox, Webhook
 from accounting.tenants import tenants
 from workers.jobs.base.settings import JobsSettings
+from workers.jobs.webhooks import places
+from workers.jobs.webhooks.egress import Poster
 from workers.jobs.webhooks.sender import Sender
 
 from .conftest import MASTER
@@ -227,6 +229,30 @@ async def test_40_tenants_with_hanging_receivers_delay_nobody_else(home, setting
             await tell(home, tenant_id, *range(6))
             await home.until(lambda: len(receiver.came) == 6, stretched(8))
             assert hanging.num_asked <= 80, "two for each tenant"
+
+
+async def test_a_tenants_own_receivers_that_hang_shut_out_none_of_the_operators(home, settings, monkeypatch):
+    """Where as many hang as may, those that were slow begin no more: the operator's for these tenants were among them."""
+    monkeypatch.setattr(JobsSettings, "webhook_s", 50.0)
+    monkeypatch.setattr(places, "HELD_BY_SLOW", 4)
+    post = Poster.post
+
+    async def post_anywhere(self, *args, only_public):
+        return await post(self, *args, only_public=False)
+
+    monkeypatch.setattr(Poster, "post", post_anywhere)
+    async with hostile(SILENT) as hanging, receiving(Receiver()) as receiver:
+        heard_of = [(await listen(home, hanging.url))[0] for _ in range(3)]
+        async with home.database.write() as conn:
+            await conn.execute(update(Webhook).where(Webhook.tenant_id.in_(heard_of)).values(is_tenants=True))
+        for tenant_id in heard_of:
+            await tell(home, tenant_id, *range(4))
+        async with sending(settings, home):
+            await home.until(lambda: hanging.num_asked == 6)
+            await asyncio.sleep(places.SLOW_S)
+            await listen(home, receiver.url, heard_of[0])
+            await tell(home, heard_of[0], *range(4, 10))
+            await home.until(lambda: len(receiver.came) == 6, stretched(8))
 
 
 async def test_a_forbidden_place_is_refused_at_the_try_and_tells_nothing(home, settings):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
+from accounting.events.deliveries import Queue
 from workers.jobs.webhooks.places import AT_ONCE, HELD, HELD_BY_SLOW, LATELY_S, SLOW_S, Places, Try
+
+
+def own(tenant: str) -> Queue:
+    return Queue(tenant, True)
 
 
 def ended(places: Places, one: Try, now: float) -> None:
@@ -14,7 +19,7 @@ def ended(places: Places, one: Try, now: float) -> None:
 
 def test_so_many_begin_at_once_and_those_that_hang_make_room() -> None:
     places = Places()
-    tries = [places.begin(f"hangs_{n // 2}", 0.0) for n in range(AT_ONCE)]
+    tries = [places.begin(own(f"hangs_{n // 2}"), 0.0) for n in range(AT_ONCE)]
     assert places.room(0.5) == 0
     assert places.room(2 * SLOW_S) == AT_ONCE
     for one in tries:
@@ -24,18 +29,18 @@ def test_so_many_begin_at_once_and_those_that_hang_make_room() -> None:
 
 def test_tenants_that_were_slow_lately_leave_places_to_others_however_many_they_are() -> None:
     """A thousand whose receivers hang for 5 s, served in turns: each has always two more to send."""
-    places, running, turns = Places(), [], deque(f"hangs_{n}" for n in range(1000))
+    places, running, turns = Places(), [], deque(own(f"hangs_{n}") for n in range(1000))
     room_left = []
     for now in range(300):
         for one in [one for one in running if now - one.began >= 5]:
             running.remove(one)
             ended(places, one, now)
         shut_out, room = places.shut_out(now), places.room(now)
-        waiting = [lane for lane in turns if lane not in shut_out][: max(room, 0) // 2]
-        for lane in waiting:
-            running += [places.begin(lane, now), places.begin(lane, now)]
-            turns.remove(lane)
-            turns.append(lane)
+        waiting = [queue for queue in turns if queue not in shut_out][: max(room, 0) // 2]
+        for queue in waiting:
+            running += [places.begin(queue, now), places.begin(queue, now)]
+            turns.remove(queue)
+            turns.append(queue)
         assert len(running) <= HELD
         room_left.append(places.room(now + SLOW_S))
     all_known = 60
@@ -45,22 +50,29 @@ def test_tenants_that_were_slow_lately_leave_places_to_others_however_many_they_
 
 def test_a_tenant_is_slow_for_a_while_and_alone_it_is_not_shut_out() -> None:
     places = Places()
-    ended(places, places.begin("once", 0.0), 5.0)
+    ended(places, places.begin(own("once"), 0.0), 5.0)
     assert not places.shut_out(6.0)
-    hanging = [places.begin(f"hangs_{n // 2}", 6.0) for n in range(HELD_BY_SLOW)]
-    assert "once" in places.shut_out(8.0)
-    assert "quick" not in places.shut_out(8.0)
+    hanging = [places.begin(own(f"hangs_{n // 2}"), 6.0) for n in range(HELD_BY_SLOW)]
+    assert own("once") in places.shut_out(8.0)
+    assert own("quick") not in places.shut_out(8.0)
     ended(places, hanging.pop(), 8.0)
     assert not places.shut_out(8.0)
-    hanging.append(places.begin("hangs_1", 5.0 + LATELY_S))
-    assert "once" not in places.shut_out(6.0 + LATELY_S)
+    hanging.append(places.begin(own("hangs_1"), 5.0 + LATELY_S))
+    assert own("once") not in places.shut_out(6.0 + LATELY_S)
 
 
 def test_a_tenant_is_not_slow_for_what_writing_down_takes() -> None:
     places = Places()
-    written = [places.begin(f"quick_{n // 2}", 0.0) for n in range(HELD_BY_SLOW)]
+    written = [places.begin(own(f"quick_{n // 2}"), 0.0) for n in range(HELD_BY_SLOW)]
     for one in written:
         places.answered(one, 0.1)
     assert not places.shut_out(5.0)
-    hanging = [places.begin(f"hangs_{n // 2}", 5.0) for n in range(HELD_BY_SLOW)]
-    assert places.shut_out(7.0) == {one.lane for one in hanging}
+    hanging = [places.begin(own(f"hangs_{n // 2}"), 5.0) for n in range(HELD_BY_SLOW)]
+    assert places.shut_out(7.0) == {one.queue for one in hanging}
+
+
+def test_receivers_of_one_kind_that_hang_shut_out_none_of_the_other_kind() -> None:
+    places = Places()
+    hanging = [places.begin(own(f"tenant_{n // 2}"), 0.0) for n in range(HELD_BY_SLOW)]
+    assert places.shut_out(2.0) == {one.queue for one in hanging}
+    assert Queue("tenant_0", False) not in places.shut_out(2.0)

@@ -1,6 +1,7 @@
-"""Says how many tries of webhooks may begin, and which tenants have to wait: receivers that hang hold up nobody else.
+"""Says how many tries of webhooks may begin, and which queues have to wait: receivers that hang hold up nobody else.
 
-It is pure: times are arguments. Nothing is stored; each jobs process learns for itself which tenants have slow receivers.
+It is pure: times are arguments. Nothing is stored; each jobs process learns for itself which queues have slow receivers:
+a tenant's own may be slow, and the operator's that hear of it quick, or the other way round.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from accounting.events.deliveries import Queue
+
 AT_ONCE = 64
-"""The most tries of less than `SLOW_S` seconds at once in one jobs process, over all tenants."""
+"""The most tries of less than `SLOW_S` seconds at once in one jobs process, over all queues."""
 SLOW_S = 1.0
 """A try that takes longer has a slow receiver and makes room for another one."""
 HELD = 256
 """The most tries at once, slow ones included."""
 HELD_BY_SLOW = 128
-"""The number of tries at once of tenants that were slow lately at which none of them begins another. One claim may go
-beyond it by `AT_ONCE`. The rest is for tenants that were not slow, however many were."""
+"""The number of tries at once of queues that were slow lately at which none of them begins another. One claim may go
+beyond it by `AT_ONCE`. The rest is for queues that were not slow, however many were."""
 LATELY_S = 600.0
 
 
 @dataclass(frozen=True, eq=False)
 class Try:
-    lane: str
+    queue: Queue
     began: float
 
 
@@ -32,11 +35,11 @@ class Places:
     def __init__(self) -> None:
         self._under_way: set[Try] = set()
         self._unanswered: set[Try] = set()
-        self._slow_until: dict[str, float] = {}
+        self._slow_until: dict[Queue, float] = {}
 
-    def begin(self, lane: str, now: float) -> Try:
+    def begin(self, queue: Queue, now: float) -> Try:
         """Takes a place. Each needs one `answered` and one `end`."""
-        begun = Try(lane, now)
+        begun = Try(queue, now)
         self._under_way.add(begun)
         self._unanswered.add(begun)
         return begun
@@ -45,7 +48,7 @@ class Places:
         """The receiver has answered or has failed. To write that down takes time, too, which is not the receiver's."""
         self._unanswered.remove(begun)
         if now - begun.began > SLOW_S:
-            self._slow_until[begun.lane] = now + LATELY_S
+            self._slow_until[begun.queue] = now + LATELY_S
 
     def end(self, begun: Try) -> None:
         self._under_way.remove(begun)
@@ -55,8 +58,8 @@ class Places:
         num_quick = sum(now - one.began < SLOW_S for one in self._under_way)
         return min(AT_ONCE - num_quick, HELD - len(self._under_way))
 
-    def shut_out(self, now: float) -> Collection[str]:
-        """Returns the lanes that may begin nothing now."""
-        self._slow_until = {lane: until for lane, until in self._slow_until.items() if until > now}
-        slow = self._slow_until.keys() | {one.lane for one in self._unanswered if now - one.began > SLOW_S}
-        return slow if sum(one.lane in slow for one in self._under_way) >= HELD_BY_SLOW else ()
+    def shut_out(self, now: float) -> Collection[Queue]:
+        """Returns the queues that may begin nothing now."""
+        self._slow_until = {queue: until for queue, until in self._slow_until.items() if until > now}
+        slow = self._slow_until.keys() | {one.queue for one in self._unanswered if now - one.began > SLOW_S}
+        return slow if sum(one.queue in slow for one in self._under_way) >= HELD_BY_SLOW else ()

@@ -72,7 +72,7 @@ class Sender:
                 group.create_task(tidying)
                 while True:
                     for claimed in await self._claim():
-                        begun = self._places.begin(claimed.lane, time.monotonic())
+                        begun = self._places.begin(claimed.queue, time.monotonic())
                         group.create_task(self._deliver(claimed, begun))
                     await within(self._woken, self._look_s)  # a try that ends makes room for another
                     self._woken.clear()

@@ -57,7 +57,7 @@ async def export_focus(request: web.Request, viewer: Viewer) -> web.StreamRespon
 
 
 async def close_period(request: web.Request, viewer: Viewer) -> web.StreamResponse:
-    """Closes a month of one tenant, or of every tenant with usage in it."""
+    """Closes a month of one tenant, or of every tenant that is due for an invoice of it."""
     form = await pages.fields_of(request)
     if form.get("is_sure") != "yes":
         return await list_invoices(request, viewer, "Confirm that the month is closed for ever.", form)
