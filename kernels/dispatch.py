@@ -247,20 +247,13 @@ class Ops:
         how = (residual, plus_one, cast_first, out_scales)
         self.chosen["rms_norm"](out, x, weight, eps, *how)
 
-    def rope(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        table: torch.Tensor,
-        positions: torch.Tensor,
-        interleaved: bool = False,
-    ) -> None:
+    def rope(self, out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> None:
         assert x.dim() == 3, x.shape
         assert out.shape == x.shape, (out.shape, x.shape)
         assert out.dtype == x.dtype, (out.dtype, x.dtype)
         assert out.stride(2) == x.stride(2) == 1, (out.stride(), x.stride())
         checks.check_table(table, positions, *x.shape[::2])
-        self.chosen["rope"](out, x, table, positions, interleaved)
+        self.chosen["rope"](out, x, table, positions)
 
     def rope_kv_write(
         self,
@@ -271,7 +264,6 @@ class Ops:
         slots: Slots,
         norms: tuple[torch.Tensor, torch.Tensor] | None = None,
         eps: float = 0.0,
-        interleaved: bool = False,
         kv_scales: torch.Tensor | None = None,
     ) -> None:
         checks.check_kv(kv, kv_scales)
@@ -285,7 +277,7 @@ class Ops:
         assert qkv.dtype == kv.dtype or kv_scales is not None, (qkv.dtype, kv.dtype)
         assert norms is None or all(weight.shape == (head_dim,) for weight in norms), head_dim
         checks.check_table(table, positions, len(qkv), head_dim)
-        how = (norms, eps, interleaved, kv_scales)
+        how = (norms, eps, kv_scales)
         self.chosen["rope_kv_write"](kv, qkv, table, positions, slots, *how)
 
     def sample(

@@ -16,6 +16,7 @@ from fakes import ScriptedRunner, encode, generate_request
 
 from workers.engine.engine import LinkClosed
 from workers.engine.fcfs.policy import ArrivalAdmission
+from workers.engine.scheduling.overtaking import Need
 from workers.engine.sequences.sequence import Status
 from workers.engine.values.plan import RowResult, SampledToken
 from workers.protocol.messages import Cancel, ExtendLease
@@ -240,9 +241,9 @@ def _replaced(request, **changes):
 
 def _watch_order(scheduler):
     """The earliest arrival is never preempted beside others, batch above its floor goes before interactive; nobody
-    enters in a step that preempted, nor past one of its tier that was preempted, but what the law of `overtaking` lets
-    pass."""
-    preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
+    enters in a step that preempted, nor past the first of its tier, but what the law of `overtaking` lets pass."""
+    preempt, enter, let_pass = scheduler.ranks.preempt, scheduler.admission._enter, scheduler.admission._pass
+    heads = []
 
     def watched(sequence, now, cause, plan=None):
         tier = sequence.attempt.message.tier
@@ -257,15 +258,24 @@ def _watch_order(scheduler):
     def watched_entry(sequence, plan):
         tier = sequence.attempt.message.tier
         assert plan.num_preempted == 0, "admitted in a step that preempted"
-        head = scheduler.preempted[tier][0] if scheduler.preempted[tier] else sequence
+        first = scheduler.preempted[tier][0] if scheduler.preempted[tier] else sequence
+        head = heads[-1] if heads else sequence
+        assert first in (head, sequence) and head.attempt.message.tier == tier
         if sequence is not head:
             assert not isinstance(scheduler.admission, ArrivalAdmission), "the first to come was overtaken"
             assert sequence.attempt.message.tenant != head.attempt.message.tenant
-            assert scheduler.admission._overtaking[tier].allows(sequence, head, 0)
+            assert scheduler.admission._overtaking[tier].allows(sequence, Need(head, 0, 0))
         enter(sequence, plan)
 
+    def watched_pass(head, plan, crowd):
+        heads.append(head)
+        try:
+            return let_pass(head, plan, crowd)
+        finally:
+            heads.pop()
+
     scheduler.ranks.preempt = watched
-    scheduler.admission._enter = watched_entry
+    scheduler.admission._enter, scheduler.admission._pass = watched_entry, watched_pass
 
 
 def _watch_rows(engine):

@@ -38,7 +38,6 @@ def rope_kv_write(
     slots: Slots,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
-    interleaved: bool = False,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Rotates and stores `qkv` `[num_tokens, (H + 2 KVH) * D]`, the output of a fused projection: the queries are
@@ -55,8 +54,8 @@ def rope_kv_write(
             for x, weight in zip((query, key), norms, strict=True)
         )
     rows = table[positions]
-    heads[:, :num_heads] = rotate(query, rows, interleaved).to(qkv.dtype)
-    key = rotate(key, rows, interleaved)
+    heads[:, :num_heads] = rotate(query, rows).to(qkv.dtype)
+    key = rotate(key, rows)
     if kv_scales is None:
         key, value = key.to(kv.dtype), value.to(kv.dtype)
     kv_write(kv, key, value, slots, kv_scales)

@@ -11,26 +11,19 @@ from torch.nn import functional as F
 from kernels.reference.quant import quantize
 
 
-def rope(
-    out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
-) -> None:
+def rope(out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> None:
     """Applies rotary position embedding (RoFormer, arXiv 2104.09864) to `[num_tokens, heads, D]`; `out` may be `x`.
     `table` is `[max_positions, R]` float32: the cosines of a position's R / 2 angles, then the sines. The first R
-    columns of a head are rotated, the rest is unchanged. Angle i rotates the columns (i, i + R / 2), or (2i, 2i + 1) if
-    `interleaved`."""
-    out.copy_(rotate(x.float(), table[positions], interleaved))
+    columns of a head are rotated, the rest is unchanged. Angle i rotates the columns (i, i + R / 2)."""
+    out.copy_(rotate(x.float(), table[positions]))
 
 
-def rotate(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def rotate(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Returns `x` `[num_tokens, heads, D]` in float32, rotated by `rows` `[num_tokens, R]` of a table."""
     size = rows.shape[1]
     cos, sin = rows[:, None].chunk(2, dim=-1)
-    turning = x[..., :size]
-    pairs = turning.unflatten(-1, (-1, 2)) if interleaved else turning.unflatten(-1, (2, -1)).mT
-    low, high = pairs.unbind(-1)
-    pairs = torch.stack((low * cos - high * sin, high * cos + low * sin), dim=-1)
-    turned = (pairs if interleaved else pairs.mT).flatten(-2)
-    return torch.cat((turned, x[..., size:]), dim=-1)
+    low, high = x[..., :size].chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin, x[..., size:]), dim=-1)
 
 
 def silu_mul(out: torch.Tensor, x: torch.Tensor, out_scales: torch.Tensor | None = None) -> None:

@@ -145,7 +145,6 @@ def _rope_kv_write(
     HALF: tl.constexpr,
     REST: tl.constexpr,
     NORM: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     token = tl.program_id(0)
@@ -158,7 +157,7 @@ def _rope_kv_write(
     is_query = head < QUERY_HEADS
     is_stored = exists & (head >= QUERY_HEADS)
     lane = tl.arange(0, HALF)[None, :]
-    low_column, high_column = pair_columns(lane, SIZE, INTERLEAVED)
+    low_column, high_column = pair_columns(lane, SIZE)
     rest_column = SIZE + tl.arange(0, max(1, REST))[None, :]
     in_half, in_rest = lane < SIZE // 2, rest_column < HEAD_DIM
     source = qkv + token.to(tl.int64) * qkv_stride + head * HEAD_DIM
@@ -217,7 +216,6 @@ def rope_kv_write(
     slots: Slots,
     norms: tuple[torch.Tensor, torch.Tensor] | None = None,
     eps: float = 0.0,
-    interleaved: bool = False,
     kv_scales: torch.Tensor | None = None,
 ) -> None:
     """Does the same as its twin in `kernels.reference.kv`."""
@@ -247,7 +245,6 @@ def rope_kv_write(
         HALF=half_block(size),
         REST=0 if size == head_dim else triton.next_power_of_2(head_dim - size),
         NORM=norms is not None,
-        INTERLEAVED=interleaved,
         LIMIT=LIMITS[kv.dtype],
         num_warps=config.num_warps,
         enable_fp_fusion=False,
@@ -290,8 +287,7 @@ def _write_specimen(capability: int, head_dim: int, stored: torch.dtype) -> Spec
 
 
 def _rope_specimen(capability: int, head_dim: int, size: int, stored: torch.dtype) -> Specimen:
-    """Returns a specimen, with a norm if the head is 128 or 256 wide, and interleaved if only a part of it is
-    rotated."""
+    """Returns a specimen, with a norm if the head is 128 or 256 wide."""
     config, dtype, limit = select(capability, head_dim), torch.bfloat16, LIMITS[stored]
     scales = torch.float32 if limit else stored
     inputs = (dtype, torch.float32, torch.int64, torch.int32, dtype, dtype)
@@ -309,7 +305,6 @@ def _rope_specimen(capability: int, head_dim: int, size: int, stored: torch.dtyp
             "HALF": half_block(size),
             "REST": 0 if size == head_dim else triton.next_power_of_2(head_dim - size),
             "NORM": head_dim in (128, 256),
-            "INTERLEAVED": size != head_dim,
             "LIMIT": limit,
         },
         Budget(registers=144 if head_dim > 128 else 64),

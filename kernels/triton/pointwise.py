@@ -54,10 +54,8 @@ def half_block(size: int) -> int:
 
 
 @triton.jit
-def pair_columns(lane, SIZE: tl.constexpr, INTERLEAVED: tl.constexpr):
+def pair_columns(lane, SIZE: tl.constexpr):
     """Columns of the two numbers that angle `lane` turns."""
-    if INTERLEAVED:
-        return 2 * lane, 2 * lane + 1
     return lane, lane + SIZE // 2
 
 
@@ -86,12 +84,11 @@ def _rope(
     HEADS: tl.constexpr,
     HALF: tl.constexpr,
     REST: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
 ):
     token = tl.program_id(0)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     lane = tl.arange(0, HALF)[None, :]
-    low_column, high_column = pair_columns(lane, SIZE, INTERLEAVED)
+    low_column, high_column = pair_columns(lane, SIZE)
     source = x + token.to(tl.int64) * token_stride + head * head_stride
     target = out + token.to(tl.int64) * out_token_stride + head * out_head_stride
     inside = (head < NUM_HEADS) & (lane < SIZE // 2)
@@ -107,9 +104,7 @@ def _rope(
         tl.store(target + column, tl.load(source + column, mask=inside), mask=inside)
 
 
-def rope(
-    out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, interleaved: bool = False
-) -> None:
+def rope(out: torch.Tensor, x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor) -> None:
     """Computes the same as its twin in `kernels.reference.pointwise`."""
     num_tokens, num_heads, head_dim = x.shape
     if num_tokens == 0:
@@ -132,7 +127,6 @@ def rope(
         HEADS=config.heads,
         HALF=half_block(size),
         REST=0 if in_place or size == head_dim else triton.next_power_of_2(head_dim - size),
-        INTERLEAVED=interleaved,
         num_warps=config.num_warps,
         enable_fp_fusion=False,
     )
@@ -237,7 +231,6 @@ def _rope_specimen(capability: int, head_dim: int, size: int) -> Specimen:
             "HEADS": config.heads,
             "HALF": half_block(size),
             "REST": 0 if size == head_dim else triton.next_power_of_2(head_dim - size),
-            "INTERLEAVED": size != head_dim,
         },
         Budget(registers=64),
         config.num_warps,

@@ -69,13 +69,13 @@ def test_keys_and_values_have_the_bits_of_the_twin(stored, num_tokens, kv_heads,
 
 
 SHAPES = [
-    # tokens, heads, kv heads, head size, columns that turn, norm, interleaved
-    (1, 32, 8, 128, 128, False, False),
-    (700, 16, 8, 128, 128, True, False),
-    (64, 14, 2, 64, 64, False, False),
-    (65, 32, 8, 80, 32, False, True),
-    (33, 16, 2, 256, 64, True, False),
-    (128, 32, 32, 96, 96, False, False),
+    # tokens, heads, kv heads, head size, columns that turn, norm
+    (1, 32, 8, 128, 128, False),
+    (700, 16, 8, 128, 128, True),
+    (64, 14, 2, 64, 64, False),
+    (65, 32, 8, 80, 32, False),
+    (33, 16, 2, 256, 64, True),
+    (128, 32, 32, 96, 96, False),
 ]
 
 
@@ -89,7 +89,7 @@ def angles(size: int) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_the_fused_write_equals_its_twin(stored, shape):
     skip_what_the_device_lacks(stored)
-    num_tokens, heads, kv_heads, head_dim, size, normed, interleaved = shape
+    num_tokens, heads, kv_heads, head_dim, size, normed = shape
     width = (heads + 2 * kv_heads) * head_dim
     given = torch.randn((num_tokens, width), device=CUDA, dtype=BF16)
     positions = torch.randint(0, 4096, (num_tokens,), device=CUDA)
@@ -99,7 +99,7 @@ def test_the_fused_write_equals_its_twin(stored, shape):
 
     def write(ops: dispatch.Ops, layer: Layer) -> None:
         qkv, slots = given.clone(), Slots(layer.slots, BLOCK_SIZE)
-        how = (norms, EPS, interleaved, layer.scales)
+        how = (norms, EPS, layer.scales)
         ops.rope_kv_write(layer.kv, qkv, angles(size), positions, slots, *how)
         turned.append(qkv.view(num_tokens, -1, head_dim))
 

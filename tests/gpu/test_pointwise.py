@@ -12,20 +12,17 @@ CUDA = torch.device("cuda")
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    ("heads", "head_dim", "size", "interleaved"),
-    [(32, 128, 128, False), (14, 64, 64, True), (32, 80, 32, False), (16, 256, 64, False)],
-)
+@pytest.mark.parametrize(("heads", "head_dim", "size"), [(32, 128, 128), (14, 64, 64), (32, 80, 32), (16, 256, 64)])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_heads_turn_as_the_twin_turns_them(heads, head_dim, size, interleaved, in_place):
+def test_heads_turn_as_the_twin_turns_them(heads, head_dim, size, in_place):
     x = torch.randn((500, heads, head_dim), device=CUDA, dtype=BF16)
     angle = torch.randn((4096, size // 2), device=CUDA)
     table = torch.cat((angle.cos(), angle.sin()), dim=1)
     positions = torch.randint(0, 4096, (500,), device=CUDA)
     expected = torch.empty_like(x, dtype=torch.float32)
-    dispatch.choose(CUDA, ()).rope(expected, x.float(), table, positions, interleaved)
+    dispatch.choose(CUDA, ()).rope(expected, x.float(), table, positions)
     out = x if in_place else torch.full_like(x, float("nan"))
-    dispatch.choose(CUDA).rope(out, x, table, positions, interleaved)
+    dispatch.choose(CUDA).rope(out, x, table, positions)
     torch.testing.assert_close(out.float(), expected, rtol=2**-8, atol=2**-8)
 
 

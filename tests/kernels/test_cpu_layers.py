@@ -236,7 +236,7 @@ class Case:
 
     def _rotated(self, heads: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
         size = turns.shape[1]
-        turned = rotate(heads[..., :size], turns, False) if size else heads[..., :0]
+        turned = rotate(heads[..., :size], turns) if size else heads[..., :0]
         return torch.cat((turned, heads[..., size:]), dim=-1)
 
 

@@ -72,11 +72,11 @@ def angles(num_positions: int, size: int) -> torch.Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()
 
 
-def turned(head: torch.Tensor, row: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def turned(head: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """One head, `[D]` in float64, angle by angle."""
     out, half = head.clone(), len(row) // 2
     for index in range(half):
-        low, high = (2 * index, 2 * index + 1) if interleaved else (index, index + half)
+        low, high = index, index + half
         cos, sin = row[index].double(), row[half + index].double()
         out[low] = head[low] * cos - head[high] * sin
         out[high] = head[high] * cos + head[low] * sin
@@ -87,15 +87,7 @@ class Step:
     """A fused projection's output, a table and positions."""
 
     def __init__(
-        self,
-        dtype: torch.dtype,
-        heads: int,
-        kv_heads: int,
-        head_dim: int,
-        size: int,
-        normed: bool,
-        interleaved: bool,
-        num_tokens: int = 3,
+        self, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, size: int, normed: bool, num_tokens: int = 3
     ) -> None:
         generator = torch.Generator().manual_seed(head_dim + size)
         width = (heads + 2 * kv_heads) * head_dim
@@ -107,10 +99,10 @@ class Step:
         self.positions = torch.randint(0, 20, (num_tokens,), generator=generator)
         weights = (1 + torch.randn((2, head_dim), generator=generator) / 4).to(dtype)
         self.norms = (weights[0], weights[1]) if normed else None
-        self.interleaved, self.heads, self.kv_heads = interleaved, heads, kv_heads
+        self.heads, self.kv_heads = heads, kv_heads
 
     def run(self, ops: dispatch.Ops, layer: Layer) -> None:
-        how = (self.norms, EPS, self.interleaved, layer.scales)
+        how = (self.norms, EPS, layer.scales)
         ops.rope_kv_write(layer.kv, self.qkv, self.table, self.positions, layer.slots, *how)
         self.guard.check()
         layer.check()
@@ -123,7 +115,7 @@ class Step:
         if self.norms is not None:
             weight = self.norms[0 if head < self.heads else 1].double()
             found = found / (found.square().mean() + EPS).sqrt() * weight
-        return turned(found, self.table[self.positions[token]], self.interleaved)
+        return turned(found, self.table[self.positions[token]])
 
 
 def all_expected(step: Step) -> torch.Tensor:
@@ -202,14 +194,14 @@ def test_the_twin_stores_fp8_within_its_own_rounding():
 
 
 SHAPES = [
-    # heads, kv heads, head size, columns that turn, norm, interleaved
-    (2, 1, 32, 32, False, False),
-    (4, 2, 32, 32, True, False),
-    (3, 3, 16, 16, True, True),
-    (14, 2, 32, 32, False, True),
-    (2, 1, 80, 80, True, False),
-    (2, 1, 80, 32, False, False),
-    (2, 1, 96, 48, True, True),
+    # heads, kv heads, head size, columns that turn, norm
+    (2, 1, 32, 32, False),
+    (4, 2, 32, 32, True),
+    (3, 3, 16, 16, True),
+    (14, 2, 32, 32, False),
+    (2, 1, 80, 80, True),
+    (2, 1, 80, 32, False),
+    (2, 1, 96, 48, True),
 ]
 
 
@@ -229,7 +221,7 @@ def test_queries_and_keys_turn_as_in_float64(ops, dtype, shape):
             assert relative_error(stored, expected[token, heads:]) <= DTYPES[dtype]
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 32, 32, False, False), (3, 2, 80, 32, False, True)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 32, 32, False), (3, 2, 80, 32, False)], ids=str)
 def test_the_fused_kernel_quantizes_to_the_same_bits_as_the_twin(shape):
     layers = [Layer(3, shape[1], shape[2], torch.int8) for _ in range(2)]
     for ops, layer in zip((TWIN, TRITON), layers, strict=True):
@@ -240,7 +232,7 @@ def test_the_fused_kernel_quantizes_to_the_same_bits_as_the_twin(shape):
 
 @BOTH
 def test_a_normed_and_quantized_key_is_within_a_step(ops):
-    step = Step(torch.float32, 2, 2, 80, 32, True, False)
+    step = Step(torch.float32, 2, 2, 80, 32, True)
     layer = Layer(3, 2, 80, torch.int8)
     step.run(ops, layer)
     expected = all_expected(step)[0, 2:]
@@ -249,14 +241,14 @@ def test_a_normed_and_quantized_key_is_within_a_step(ops):
 
 
 def test_a_token_alone_has_the_bits_that_it_has_among_others():
-    shape = (4, 2, 32, 32, True, False)
+    shape = (4, 2, 32, 32, True)
     together, alone = (Layer(3, 2, 32, torch.int8) for _ in range(2))
     step, single = Step(torch.float32, *shape), Step(torch.float32, *shape)
     step.run(TRITON, together)
     for token in range(3):
         own = slice(token, token + 1)
         slots = Slots(alone.slots.slots[own], BLOCK_SIZE)
-        how = (single.norms, EPS, False, alone.scales)
+        how = (single.norms, EPS, alone.scales)
         TRITON.rope_kv_write(alone.kv, single.qkv[own], single.table, single.positions[own], slots, *how)
     assert torch.equal(step.qkv, single.qkv)
     assert torch.equal(together.kv, alone.kv)
@@ -265,7 +257,7 @@ def test_a_token_alone_has_the_bits_that_it_has_among_others():
 
 def test_the_norm_comes_before_the_rotation_and_not_on_values():
     """Weights that differ within a pair of columns would show the other order."""
-    step, layer = Step(torch.float32, 1, 1, 16, 16, True, False), Layer(3, 1, 16, torch.float32)
+    step, layer = Step(torch.float32, 1, 1, 16, 16, True), Layer(3, 1, 16, torch.float32)
     step.run(TWIN, layer)
     assert torch.equal(layer.stored(0)[1, 0], step.before[0, 2].double())
 
@@ -278,10 +270,9 @@ def test_the_norm_comes_before_the_rotation_and_not_on_values():
     head_dim=st.sampled_from([16, 32, 80]),
     half=st.integers(1, 8),
     normed=st.booleans(),
-    interleaved=st.booleans(),
 )
-def test_drawn_shapes(num_tokens, kv_heads, groups, head_dim, half, normed, interleaved):
-    shape = (kv_heads * groups, kv_heads, head_dim, 2 * half, normed, interleaved, num_tokens)
+def test_drawn_shapes(num_tokens, kv_heads, groups, head_dim, half, normed):
+    shape = (kv_heads * groups, kv_heads, head_dim, 2 * half, normed, num_tokens)
     layers = [Layer(num_tokens, kv_heads, head_dim, torch.float32) for _ in range(2)]
     steps = [Step(torch.float32, *shape) for _ in range(2)]
     for ops, step, layer in zip((TWIN, TRITON), steps, layers, strict=True):

@@ -30,11 +30,10 @@ def table_of(num_positions: int, size: int) -> torch.Tensor:
     return torch.cat((angle.cos(), angle.sin()), dim=1).float()
 
 
-def turned(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
+def turned(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """As complex numbers in float64."""
     half = rows.shape[1] // 2
-    low = slice(0, 2 * half, 2) if interleaved else slice(0, half)
-    high = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    low, high = slice(0, half), slice(half, 2 * half)
     out = x.double().clone()
     angle = torch.complex(rows[:, None, :half].double(), rows[:, None, half:].double())
     number = torch.complex(out[..., low], out[..., high]) * angle
@@ -46,17 +45,16 @@ def turned(x: torch.Tensor, rows: torch.Tensor, interleaved: bool) -> torch.Tens
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "size", "interleaved"),
-    [(3, 32, 32, False), (17, 16, 16, True), (2, 80, 80, False), (1, 96, 24, True), (2, 64, 2, False)],
+    ("heads", "head_dim", "size"), [(3, 32, 32), (17, 16, 16), (2, 80, 80), (1, 96, 24), (2, 64, 2)]
 )
-def test_heads_turn_as_complex_numbers_do(ops, dtype, in_place, heads, head_dim, size, interleaved):
+def test_heads_turn_as_complex_numbers_do(ops, dtype, in_place, heads, head_dim, size):
     torch.manual_seed(size)
     x = torch.randn(3, heads + 1, head_dim).to(dtype)[:, :heads]  # a part of something wider
     table, positions = table_of(9, size), torch.tensor([8, 0, 3])
-    expected = turned(x, table[positions], interleaved)
+    expected = turned(x, table[positions])
     guarded = Guarded((3, heads, head_dim), dtype)
     out = x if in_place else guarded.tensor
-    ops.rope(out, x, table, positions, interleaved)
+    ops.rope(out, x, table, positions)
     guarded.check()
     assert relative_error(out, expected) <= DTYPES[dtype]
 

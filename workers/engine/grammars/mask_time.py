@@ -2,7 +2,8 @@
 
 Masks are made between the steps of everybody, so the choices of one tenant must not hold up all others. A usual mask
 takes a tenth of a millisecond; the library's own bounds let a hostile one take 40, and a request may have 128 choices.
-A request that takes too long ends. Masks after guesses are counted apart, because a guess may not end a request.
+A request that takes too long ends. A guess may not end a request, so masks after guesses are made only while there is time
+that the other ones left.
 """
 
 from __future__ import annotations
@@ -25,21 +26,23 @@ class MaskTime:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._drawn = _Excess(clock)
-        self._guessed = _Excess(clock)
+        self._all = _Excess(clock)
+        """The time of masks after guesses is in this one alone."""
 
     def took(self, seconds: float) -> bool:
         """Counts a mask. Returns False if the tenant's masks take too long and this is one of the slow ones."""
+        self._all.add(seconds - EACH_S)
         over_s = self._drawn.add(seconds - EACH_S)
         self._drawn.over_s = min(over_s, AT_ONCE_S)
         return seconds <= EACH_S or over_s <= AT_ONCE_S
 
     def may_guess(self) -> bool:
         """Returns whether a mask may be made after a guess now."""
-        return self._guessed.add(0.0) <= AT_ONCE_S
+        return self._all.add(0.0) <= AT_ONCE_S
 
     def took_guess(self, seconds: float) -> bool:
-        """Counts a mask after a guess. Returns False if such masks take too long."""
-        return self._guessed.add(seconds - EACH_S) <= AT_ONCE_S
+        """Counts a mask after a guess. Returns False if all masks together take too long."""
+        return self._all.add(seconds - EACH_S) <= AT_ONCE_S
 
 
 class _Excess:

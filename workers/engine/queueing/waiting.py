@@ -55,7 +55,7 @@ class Waiting(Protocol):
         ...
 
     def take(self, sequence: Sequence) -> None:
-        """Removes a sequence that is admitted."""
+        """Removes a sequence that is admitted, which `peek` returned last."""
         ...
 
     def remove(self, sequence: Sequence) -> int:
@@ -272,6 +272,8 @@ class WaitingQueue:
         self._by_key: dict[BlockKey, list[Group]] = {}
         self._chosen: TenantQueue | None = None
         self._quantum_left = 0
+        self._is_passing = False
+        """Whether the choice made last left out tenants whose turn it may be. It begins no quantum."""
         self._num_items = 0
 
     def __len__(self) -> int:
@@ -293,6 +295,7 @@ class WaitingQueue:
         self._num_items += 1
 
     def peek(self, waits: Callable[[Group], bool], without: Set[str] = frozenset()) -> Sequence | None:
+        self._is_passing = bool(without)
         chosen = self._chosen if self._chosen is None or self._chosen.tenant not in without else None
         if chosen is not None and self._quantum_left > 0 and not self._is_overtaken(chosen):
             sequence = self._first(chosen, waits)
@@ -316,6 +319,8 @@ class WaitingQueue:
             return
         self._order.served(queue.tenant)
         self._newcomers.discard(queue.tenant)
+        if self._is_passing:
+            return
         if queue is not self._chosen or self._quantum_left <= 0:
             self._chosen, self._quantum_left = queue, self._quantum
         self._quantum_left -= max(1, num_uncached)

@@ -1,8 +1,8 @@
 """Choice of the sequences that may start to run: the preempted ones first, then those that fairness selects, while
 there are blocks and the number of running sequences allows it. The module is pure.
 
-The blocks for a whole uncached prompt are taken here. While a preempted sequence of a tier waits, nothing else of the
-tier enters but what `overtaking` lets pass, and nothing enters in a step that preempted.
+The blocks for a whole uncached prompt are taken here. While the first of a tier finds no room, nothing else of the tier
+enters but what `overtaking` lets pass, and nothing enters in a step that preempted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.engine.queueing.fairness import VirtualCounters
 from workers.engine.queueing.waiting import Group
 from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.scheduling.gangs import num_blocks_of_others
-from workers.engine.scheduling.overtaking import MAX_LOOKED, Overtaking
+from workers.engine.scheduling.overtaking import MAX_LOOKED, MAX_PASSED_BY_ONE, Need, Overtaking
 from workers.engine.scheduling.sequence_queues import TIERS, SequenceQueues
 from workers.engine.scheduling.step_plan import Limits, StepPlan
 from workers.engine.sequences.sequence import Sequence, Status
@@ -48,7 +48,7 @@ class Admission:
         self._deferral = deferral
         self._counters = counters
         self._limits = limits
-        self._overtaking = {tier: Overtaking(block_tables) for tier in TIERS}
+        self._overtaking = {tier: Overtaking(block_tables, limits.max_running) for tier in TIERS}
         self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
         self.is_full = False
         """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
@@ -67,18 +67,7 @@ class Admission:
         if plan.num_preempted == 0 and self._ranks.num_owed:
             sequence = self._next("batch", plan)
             if sequence is not None and not self._try(sequence, plan):
-                if sequence.status is Status.PREEMPTED:
-                    self._pass(sequence, plan, None)
-                elif not self._has_place(sequence, self._running):
-                    self._pass_wide(sequence, plan)
-
-    def _pass_wide(self, head: Sequence, plan: StepPlan) -> None:
-        """Lets a batch sequence of another tenant enter before one that never ran and has too few places.
-        Only those that have places beside it pass, so that it never waits for batch that came after it."""
-        num_taken = sum(s.num_choices for s in self._ranks.running["batch"]) + head.num_choices
-        for sequence in self._behind(head, plan):
-            if num_taken + sequence.num_choices <= self._limits.max_running and self._try(sequence, plan):
-                return
+                self._pass(sequence, plan, None)
 
     def admit(self, plan: StepPlan, tier: Tier, prefills: list[Sequence]) -> None:
         """Admits sequences of a tier and adds those to be computed to `prefills`."""
@@ -114,21 +103,26 @@ class Admission:
         return True
 
     def _pass(self, head: Sequence, plan: StepPlan, crowd: list[Sequence] | None) -> Sequence | None:
-        """Lets a sequence of another tenant enter before a preempted one that does not fit. Returns it, or None if
-        there is none that may. `crowd` are the prompts in prefill if they have the whole step already."""
-        overtaking, running = self._overtaking[head.attempt.message.tier], self._running
-        if head.status is not Status.PREEMPTED or not self._has_place(head, running):
-            return None
-        num_spare = self._spare_blocks(head, len(running) + 1)
+        """Lets a sequence of another tenant enter before one that does not fit. Returns it, or None if there is none
+        that may. `crowd` are the prompts in prefill if they have the whole step already."""
+        overtaking = self._overtaking[head.attempt.message.tier]
+        if overtaking.is_closed(head) or (head.num_choices == 1 and not self._has_place(head, self._running)):
+            return None  # where one place is too many, nobody needs fewer
+        needs = [self._need(head)]
         for sequence in self._behind(head, plan):
-            if overtaking.allows(sequence, head, num_spare):
-                is_late = crowd is not None and self._crowded(sequence, crowd)
-                has_place = self._has_place(sequence, running, head.num_choices)
-                if is_late or not has_place or not self._try(sequence, plan):
+            if all(overtaking.allows(sequence, need) for need in needs):
+                if crowd is not None and self._crowded(sequence, crowd):
                     return None
-                overtaking.passed(sequence, head)
-                return sequence
+                if self._try(sequence, plan):
+                    overtaking.passed(sequence, [need.sequence for need in needs])
+                    return sequence
+                if len(needs) == MAX_PASSED_BY_ONE:
+                    return None
+                needs.append(self._need(sequence))
         return None
+
+    def _need(self, sequence: Sequence) -> Need:
+        return Need(sequence, self._spare_blocks(sequence, self._ranks.num_running + 1), self._num_kept(sequence, []))
 
     def _behind(self, head: Sequence, plan: StepPlan) -> Iterator[Sequence]:
         """Yields the sequences of other tenants that would be next, one of each: some preempted ones, then some that
@@ -194,12 +188,15 @@ class Admission:
     def _running(self) -> list[Sequence]:
         return [s for tier in TIERS for s in self._ranks.running[tier]]
 
-    def _has_place(self, sequence: Sequence, running: list[Sequence], num_others: int = 0) -> bool:
-        """Returns whether there are running slots for the sequence, and for `num_others` more."""
-        num_places = sum(s.num_choices for s in running) + self._block_tables.num_leaving + num_others
-        num_free = self._limits.max_running - num_places
-        kept = min(self._kept_free(sequence, running), self._limits.max_running - sequence.num_choices)
-        return sequence.num_choices <= num_free - kept  # a wide one runs on a worker that has nothing else
+    def _has_place(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Returns whether there are running slots for the sequence."""
+        num_places = sum(s.num_choices for s in running) + self._block_tables.num_leaving
+        return sequence.num_choices <= self._limits.max_running - num_places - self._num_kept(sequence, running)
+
+    def _num_kept(self, sequence: Sequence, running: list[Sequence]) -> int:
+        """Returns the number of running slots that this sequence leaves free. A wide one may have them on a worker that
+        has nothing else."""
+        return min(self._kept_free(sequence, running), self._limits.max_running - sequence.num_choices)
 
     def _try(self, sequence: Sequence, plan: StepPlan) -> bool:
         running = self._running

@@ -1,72 +1,115 @@
-"""Sequences that enter before a preempted one that does not fit yet. The module is pure.
+"""Sequences that enter before one that does not fit yet. The module is pure.
 
-A preempted sequence keeps its place at the head of its tier, and a long one may wait there until many others ended. The
-law, which holds for each tier by itself:
+A sequence that was preempted keeps its place at the head of its tier, and one that never ran is at the head when fairness
+selects it. A long one, or one with many choices, may wait there until many others ended. The law, which holds for each
+sequence that others pass, and in each tier by itself:
 
 1. Only other tenants' sequences pass it, and only those that fit beside it: it and all that passed it, with their leases,
    fit the pool together and have places together. So it never waits for more than what ran before it and what passed it
-   while that ran: when these have ended, it enters before anybody else.
-2. They bring at most `MAX_PASSED` times its own tokens, leases included. Where the first rule is too generous, as with
-   blocks that floors keep, nobody enters any more until it has its blocks.
+   while that ran: when these have ended, it enters. Fairness may select another tenant's before one that never ran.
+2. When they, with their leases, have brought `MAX_PASSED` or `MAX_PASSED_NEW` times its tokens, nobody passes it any more
+   until all of them have ended. If it has no room even then, they are not what it waits for, and the count begins anew.
+   It may wait for interactive work, or for blocks that floors keep.
 
 The first rule alone would let a stream of short requests hold what the pool cannot give twice, and the second one alone
-would let them hold all of it.
+would let them hold all of it. It is backfilling with a reservation, as the EASY scheduler does it (Mu'alem and Feitelson
+2001). Nobody knows here how long a request will run, so what passes is counted instead.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 
 MAX_PASSED = 64
-"""A preempted sequence is passed by at most this multiple of its own tokens."""
+"""Multiple of a preempted sequence's own tokens that may pass it. It had its turn when it entered."""
+MAX_PASSED_NEW = 1
+"""The same multiple for one that never ran, for each of its choices. What passes it takes its tenant's turn."""
 MAX_LOOKED = 16
 """Preempted sequences, and as many that never ran, that are asked whether they fit before it, until one does. Each look
 reads the prefix cache, and a thousand tenants may wait."""
+MAX_PASSED_BY_ONE = 4
+"""Sequences that one may pass: the head, and those next to it that may pass it and find no room. Each try asks the
+prefix cache for blocks, in each step of a worker whose memory is full."""
+
+
+class Need(NamedTuple):
+    """A sequence that finds no room, and what it needs beside its own tokens and choices."""
+
+    sequence: Sequence
+    num_spare: int
+    """Number of blocks that have to stay available when it enters."""
+    num_kept: int
+    """Number of places that it may not take."""
 
 
 @dataclass(slots=True)
 class _Passed:
-    """The attempts that passed one preempted sequence since it was preempted."""
+    """The attempts that passed one sequence while it waited."""
 
     num_tokens: int = 0
-    attempts: dict[Attempt, int] = field(default_factory=dict)
-    """The number of blocks that each was expected to hold with its lease."""
+    """The number of tokens that they brought, until the last of them ended."""
+    attempts: dict[Attempt, tuple[int, int]] = field(default_factory=dict)
+    """The numbers of blocks, with its lease, and of places that each was expected to hold."""
+
+    def forget_ended(self) -> None:
+        if self.attempts:
+            self.attempts = {
+                attempt: expected
+                for attempt, expected in self.attempts.items()
+                if not attempt.end_reason or attempt.residency.num_blocks  # a step in flight may use its blocks
+            }
+            self.num_tokens = self.num_tokens if self.attempts else 0
 
 
 class Overtaking:
-    """The attempts that passed the preempted sequences of one tier, of which the oldest is the head."""
+    """The attempts that passed the waiting sequences of one tier."""
 
-    def __init__(self, block_tables: BlockTables) -> None:
+    def __init__(self, block_tables: BlockTables, max_running: int) -> None:
         self._block_tables = block_tables
+        self._max_running = max_running
         self._passed: dict[Sequence, _Passed] = {}
 
     def tick(self) -> None:
         """Begins a plan. Whoever passed a sequence that waits no more is forgotten."""
-        self._passed = {head: passed for head, passed in self._passed.items() if head.status is Status.PREEMPTED}
+        waits = Status.PREEMPTED, Status.WAITING
+        self._passed = {head: passed for head, passed in self._passed.items() if head.status in waits}
+        for passed in self._passed.values():
+            passed.forget_ended()
 
-    def allows(self, sequence: Sequence, head: Sequence, num_spare: int) -> bool:
-        """Returns whether a sequence may enter before the head, which needs `num_spare` blocks beyond its own."""
-        if sequence.attempt.message.tenant == head.attempt.message.tenant:
+    def is_closed(self, head: Sequence) -> bool:
+        """Returns whether nobody may pass the head for now, because enough others did."""
+        multiple = MAX_PASSED if head.status is Status.PREEMPTED else MAX_PASSED_NEW * head.num_choices
+        passed = self._passed.get(head)
+        return passed is not None and passed.num_tokens >= multiple * len(head.tokens)
+
+    def allows(self, sequence: Sequence, need: Need) -> bool:
+        """Returns whether a sequence may enter before another one."""
+        head = need.sequence
+        if sequence.attempt.message.tenant == head.attempt.message.tenant or self.is_closed(head):
             return False
         passed = self._passed.setdefault(head, _Passed())
-        if passed.num_tokens + _num_tokens(sequence) > MAX_PASSED * len(head.tokens):
+        num_places = sum(number for _, number in passed.attempts.values()) + sequence.num_choices + head.num_choices
+        if num_places + need.num_kept > self._max_running:
             return False
         cache = self._block_tables.cache
-        passed.attempts = {attempt: number for attempt, number in passed.attempts.items() if not attempt.end_reason}
-        num_held = sum(max(number, attempt.residency.num_blocks) for attempt, number in passed.attempts.items())
+        num_held = sum(max(number, attempt.residency.num_blocks) for attempt, (number, _) in passed.attempts.items())
         if head.in_gang:
             num_held += head.attempt.residency.num_blocks  # they are not given back before the head runs
-        num_needed = -(-len(head.tokens) // cache.block_size) + num_spare + self._num_blocks(sequence)
+        num_needed = -(-len(head.tokens) // cache.block_size) + need.num_spare + self._num_blocks(sequence)
         return num_held + num_needed <= cache.num_blocks - 1 - cache.num_pinned
 
-    def passed(self, sequence: Sequence, head: Sequence) -> None:
-        """Records that the sequence entered before the head, which allowed it."""
-        passed, attempt = self._passed[head], sequence.attempt
-        passed.num_tokens += _num_tokens(sequence)
-        passed.attempts[attempt] = passed.attempts.get(attempt, 0) + self._num_blocks(sequence)
+    def passed(self, sequence: Sequence, heads: Iterable[Sequence]) -> None:
+        """Records that the sequence entered before others, which allowed it."""
+        attempt = sequence.attempt
+        for passed in map(self._passed.__getitem__, heads):
+            num_blocks, num_places = passed.attempts.get(attempt, (0, 0))
+            passed.num_tokens += _num_tokens(sequence)
+            passed.attempts[attempt] = num_blocks + self._num_blocks(sequence), num_places + sequence.num_choices
 
     def _num_blocks(self, sequence: Sequence) -> int:
         return -(-_num_tokens(sequence) // self._block_tables.cache.block_size) + sequence.num_choices

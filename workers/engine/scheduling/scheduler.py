@@ -11,10 +11,10 @@ tokens are unknown. The bounds of length, lease and context are known all the sa
 not: then one row too many was planned, and it is dropped (`drop`). `retract` takes back what a failed step did.
 
 The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
-most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Nothing of
-a tier is admitted while a preempted one waits. A plan that lacks blocks while a step is in flight is made again when
-that step is collected. A sequence that has to wait because another one has a row comes to be the first of its tier to
-ask, and then nobody of the tier has one.
+most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Those
+that enter before one that waits for room are bounded, and end. A plan that lacks blocks while a step is in flight is
+made again when that step is collected. A sequence that has to wait because another one has a row comes to be the first
+of its tier to ask, and then nobody of the tier has one.
 """
 
 from __future__ import annotations
