@@ -11,6 +11,7 @@ from gateway.base.errors import ApiError
 from gateway.messages import fields
 from gateway.messages.names import own_name, renamed
 from gateway.messages.request import Reader, Translated, prompt_of, to_chat
+from gateway.schema.tools import read_tools
 from gateway.writers.signatures import signature_of
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -212,6 +213,14 @@ def test_tools_become_functions() -> None:
             },
         }
     ]
+
+
+def test_an_agent_may_have_more_tools_than_openai_takes() -> None:
+    """128 were all. Anthropic has no such bound, and an agent with several MCP servers has more."""
+    tools = [WEATHER | {"name": f"tool_{i}"} for i in range(1024)]
+    assert len(read_tools(chat(tools=tools)["tools"], None, None).functions) == 1024
+    with pytest.raises(ApiError):
+        read_tools(chat(tools=[*tools, WEATHER])["tools"], None, None)
 
 
 @pytest.mark.parametrize(
