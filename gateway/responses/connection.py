@@ -14,7 +14,7 @@ from gateway.base import errors
 
 CREATE = "response.create"
 IMPLIED = {"stream": True, "background": False}
-"""What holds for every message, and the only value that it may give, as the SDK of OpenAI's agents does."""
+"""The values that hold for every message, which it may give, as the SDK of OpenAI's agents does, but not change."""
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 

@@ -115,7 +115,7 @@ def test_a_signature_of_others_carries_no_thought() -> None:
     for signature in ("", "EqQBCgIYAhIM", signature_of("hm", is_shown=True)):
         assert thought_in(signature) == ""
     for signature in ("hg2.%", "hg2.aG", "hg2./w=="):
-        with pytest.raises(ValueError, match="base64|padding|utf-8"):
+        with pytest.raises(ValueError, match=r"base64|padding|utf-8"):
             thought_in(signature)
 
 

@@ -161,7 +161,12 @@ def test_logprobs_are_asked_for_by_include_or_number() -> None:
             "invalid_value",
         ),
         (
-            {"input": [CALL, OUTPUT | {"output": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]}]},
+            {
+                "input": [
+                    CALL,
+                    OUTPUT | {"output": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
+                ]
+            },
             "input[1].output[0].image_url",
             "invalid_value",
         ),
