@@ -193,7 +193,7 @@ OMITTED: Any = {
 async def test_a_thought_that_was_left_out_goes_to_the_template_all_the_same(
     shared_gateway: RunningGateway, stream: bool
 ) -> None:
-    """Every request of `claude -p` was refused."""
+    """A request of Claude Code's with `display: omitted` was refused."""
     async with anthropic.AsyncAnthropic(base_url=shared_gateway.url, api_key=shared_gateway.keys.api_key) as client:
         if stream:
             async with client.messages.stream(**OMITTED) as events:
