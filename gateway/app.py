@@ -24,6 +24,7 @@ from gateway.http import cors, middleware
 from gateway.http.route_table import ROUTES, Route
 from gateway.http.sql import NEWS_OF_TENANTS, NewsOfTenants
 from gateway.idempotency.idempotency import KEYED
+from gateway.idempotency.waits import REPEAT_WAITS, RepeatWaits
 from gateway.intake.intake import INTAKE, Intake
 from gateway.intake.throttle import THROTTLE, AdaptiveThrottle
 from gateway.routes import (
@@ -146,6 +147,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[DETACHED] = Detached()
     app[OBSERVERS] = Observers()
     app[KEYED] = set()
+    app[REPEAT_WAITS] = RepeatWaits()
     app[ESTIMATING] = set()
     app[EXPORTING] = set()
     app[RUNNING] = Running()

@@ -122,6 +122,11 @@ async def _known(conn: AsyncConnection, tenant_id: str, key: str) -> Known | Non
     return None if found is None else Known(found.fingerprint, _stored(found))
 
 
+async def is_running(conn: AsyncConnection, tenant_id: str, key: str) -> bool:
+    """Returns whether a request runs under the key: there is no answer yet."""
+    return await conn.scalar(select(Reply.state).where(_key(tenant_id, key))) == "running"
+
+
 async def _check_room(conn: AsyncConnection, tenant_id: str, now: int) -> None:
     """Raises NoRoom. It reads one index. Several claims at the same moment may pass the check together."""
     query = select(func.count(), func.sum(Reply.num_bytes), func.min(Reply.expires_at)).where(

@@ -17,6 +17,8 @@ from aiohttp import web
 from aiohttp.http import StreamWriter
 
 HOLD_EVERY_S = 5.0
+QUIET_S = 15.0
+"""The time after which an answer that grows without any event gets a ping: its thoughts are not shown, say."""
 HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": ping\n\n"
@@ -75,6 +77,8 @@ class EventStream:
         self._hold = hold
         self._release = release
         self._style = style
+        self._quiet_since: float | None = None
+        """When the first of the pieces came that have made no event so far."""
         self.response: web.StreamResponse | None = None
 
     async def start(self, headers: Mapping[str, str]) -> None:
@@ -95,7 +99,7 @@ class EventStream:
         """Sends JSON events in one write, at once. Returns False if the next ones have to wait for `room`. Needs
         `can_push`.
         """
-        if data := self._style.encode(events):
+        if data := self._or_ping(self._style.encode(events)):
             _at_once(self._writer.write(data, drain=False))
         return not self._request.protocol.writing_paused
 
@@ -114,7 +118,20 @@ class EventStream:
         """Hands bytes to the connection. It waits only if those before have filled the queue."""
         assert self.response is not None
         await self.room()
-        await self._writer.write(data, drain=False)
+        await self._writer.write(self._or_ping(data), drain=False)
+
+    def _or_ping(self, data: bytes) -> bytes:
+        """Returns the data of a piece, or a ping if there have been pieces without any for `QUIET_S`."""
+        if data:
+            self._quiet_since = None
+            return data
+        now = asyncio.get_running_loop().time()
+        if self._quiet_since is None:
+            self._quiet_since = now
+        if now - self._quiet_since < QUIET_S:
+            return data
+        self._quiet_since = now
+        return self._style.silence
 
     async def room(self) -> None:
         """Waits until the client has read, if the queue is full. Raises `ClientStalled`."""

@@ -27,6 +27,7 @@ from gateway.base import errors
 from gateway.base.app_keys import DATABASE, DETACHED, LIFECYCLE, SETTINGS
 from gateway.http import sse
 from gateway.http.auth import PRINCIPAL
+from gateway.idempotency import waits
 from gateway.idempotency.claimed_key import CLAIMED_KEY, ClaimedKey, line_ended
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.idempotency.retries import SDK_RETRY, SdkRetry
@@ -57,8 +58,8 @@ async def once(
     line: tuple[str, int] | None,
     run: Callable[[], Awaitable[web.StreamResponse]],
 ) -> web.StreamResponse:
-    """Calls `run`, unless the request's key has run or is running. `line` is the batch line that the key names. Raises
-    `ApiError`.
+    """Calls `run`, unless the request's key has run or is running; a repeat waits for one that runs. `line` is the batch
+    line that the key names. Raises `ApiError`.
     """
     key = own_key(request) if line is None else idempotency_store.line_key(*line)
     if key is None:
@@ -68,12 +69,16 @@ async def once(
         return await run()
     if line is not None and value.get("stream"):
         raise errors.invalid("A batch line cannot be streamed.", "stream", "unsupported_parameter")
-    task = request.app[DETACHED].spawn(_keyed(request, key, line, run), "keyed request")
-    request[RECORD].settling = task
-    ended: web.StreamResponse | _Replay | errors.ApiError = await asyncio.shield(task)
-    if isinstance(ended, errors.ApiError):
-        raise ended
-    return await _replay(request, ended) if isinstance(ended, _Replay) else ended
+    until = time.monotonic() + waits.MOST_S
+    while True:
+        task = request.app[DETACHED].spawn(_keyed(request, key, line, run), "keyed request")
+        request[RECORD].settling = task
+        ended: web.StreamResponse | _Replay | errors.ApiError = await asyncio.shield(task)
+        if not isinstance(ended, errors.ApiError):
+            return await _replay(request, ended) if isinstance(ended, _Replay) else ended
+        may_wait = line is None and ended.code == "idempotency_in_progress"  # a batch's runner waits by itself
+        if not may_wait or not await waits.ran_out(request, key, until):
+            raise ended
 
 
 def own_key(request: web.Request) -> str | None:

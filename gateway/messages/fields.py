@@ -27,6 +27,11 @@ class Thinking(msgspec.Struct, frozen=True):
     budget_tokens: Bound | None = None
     display: str | None = None
 
+    @property
+    def shows_thoughts(self) -> bool:
+        """Whether the answer has the text of thoughts. `updates` shows notes of progress alone, and none are written."""
+        return self.display in (None, "summarized")
+
 
 class ToolChoice(msgspec.Struct, frozen=True):
     type: str

@@ -14,7 +14,8 @@ import msgspec
 
 from gateway.base import errors
 from gateway.messages.cache_control import check_cache_control
-from gateway.messages.fields import ContextManagement, CountFields, MessagesFields, OutputConfig, OutputFormat, Thinking
+from gateway.messages.edits import clear_thoughts, kept_turns
+from gateway.messages.fields import CountFields, MessagesFields, OutputConfig, OutputFormat, Thinking
 from gateway.messages.tools import chat_choice, chat_tools
 from gateway.messages.turns import turns
 from gateway.schema.switches import THINKING
@@ -69,8 +70,10 @@ def to_chat(fields: MessagesFields, reader: Reader) -> Translated:
 def prompt_of(fields: CountFields, reader: Reader) -> Translated:
     """Returns the part of the chat body that makes the prompt and its form. Raises `ApiError` 400."""
     check_cache_control(fields.cache_control, "")
-    _check_edits(fields.context_management)
+    num_kept = kept_turns(fields.context_management)
     made = turns(fields.system, fields.messages)
+    if num_kept is not None:
+        clear_thoughts(made.messages, num_kept)
     if not made.messages:
         raise errors.invalid("'messages' must have some content.", "messages")
     body: dict[str, Any] = {"model": fields.model, "messages": made.messages}
@@ -93,8 +96,8 @@ def _thinking(wanted: Thinking | None, reader: Reader) -> dict[str, Any]:
         raise _unsupported(message, "thinking.type")
     if wanted.type not in {"enabled", "disabled", "adaptive"}:
         raise errors.invalid("'thinking.type' must be 'enabled', 'disabled' or 'adaptive'.", "thinking.type")
-    if wanted.display not in (None, "summarized"):
-        raise _unsupported("'thinking.display' must be 'summarized': thoughts are always shown.", "thinking.display")
+    if wanted.display not in (None, "summarized", "omitted", "updates"):
+        raise errors.invalid("'thinking.display' must be 'summarized', 'omitted' or 'updates'.", "thinking.display")
     is_on = wanted.type != "disabled"
     budget = (
         {"thinking_token_budget": wanted.budget_tokens} if wanted.type == "enabled" and wanted.budget_tokens else {}
@@ -135,17 +138,9 @@ def _effort(effort: str, reader: Reader) -> dict[str, Any]:
         )
     if "reasoning_effort" in reader.switches:
         return {"reasoning_effort": effort}
-    if effort == DEFAULT_EFFORT:
-        return {}
+    if effort == DEFAULT_EFFORT or not reader.switches.isdisjoint(THINKING):
+        return {}  # `thinking` decides whether the model thinks; how much is its own decision
     raise _unsupported("'output_config.effort' must be 'high': this model has one effort.", "output_config.effort")
-
-
-def _check_edits(context: ContextManagement | None) -> None:
-    """Refuses edits of the context, except the one that keeps all thoughts: nothing is ever removed here."""
-    for index, edit in enumerate((context and context.edits) or ()):
-        if edit.get("type") != "clear_thinking_20251015" or edit.get("keep") != "all":
-            where = f"context_management.edits[{index}]"
-            raise _unsupported(f"'{where}' is not supported: shorten the conversation in your own program.", where)
 
 
 def _end_user(user_id: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from gateway.base import errors
 from gateway.base.errors import ApiError
 from gateway.messages.cache_control import check_cache_control
+from gateway.writers.signatures import thought_in
 
 PARAGRAPH = "\n\n"
 FAILED = "Error: "
@@ -102,13 +103,25 @@ def _add_assistant(made: Turns, content: str | list[Any], where: str) -> None:
         if block["type"] == "text":
             message["content"] += _text(block, place)
         elif block["type"] == "thinking":
-            message["reasoning_content"] = message.get("reasoning_content", "") + _string(block, "thinking", place)
+            message["reasoning_content"] = message.get("reasoning_content", "") + _thought(block, place)
         elif block["type"] == "tool_use":
             message.setdefault("tool_calls", []).append(_call(block, place))
         elif block["type"] == "redacted_thinking":
             raise _unsupported(f"'{place}' is redacted thinking, which only its writer can read: leave it out.", place)
         else:
             raise _refused(block["type"], place, "'text', 'thinking' and 'tool_use'")
+
+
+def _thought(block: Mapping[str, Any], where: str) -> str:
+    """Returns the thought of a block, which its signature carries where the text was left out."""
+    text, signature = _string(block, "thinking", where), block.get("signature")
+    if text or not isinstance(signature, str):
+        return text
+    try:
+        return thought_in(signature)
+    except ValueError:
+        message = f"'{where}.signature' is not as this server wrote it."
+        raise errors.invalid(message, f"{where}.signature") from None
 
 
 def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ import msgspec
 from gateway.base import errors
 
 CREATE = "response.create"
-NEVER = ("stream", "stream_options", "background")
-"""Fields of HTTP: a message over a WebSocket does not have them."""
+IMPLIED = {"stream": True, "background": False}
+"""The values that hold for every message, which it may give, as the SDK of OpenAI's agents does, but not change."""
 _TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _STREAM_ID = re.compile(r"[A-Za-z0-9_.-]{1,256}")
 
@@ -40,12 +40,13 @@ class Connection:
         self._stream_id = _stream_id_of(message)
         if not isinstance(message, dict) or message.get("type") != CREATE:
             raise errors.invalid(f"A message must be an object of the type {CREATE}.", "type")
-        for name in NEVER:
-            if message.get(name) is not None:
-                raise errors.invalid(f"Over a WebSocket there is no {name}.", name, "unsupported_parameter")
+        for name, value in IMPLIED.items():
+            if message.get(name) not in (None, value):
+                only = f"Over a WebSocket '{name}' is {str(value).lower()}."
+                raise errors.invalid(only, name, "unsupported_parameter")
         if message.get("generate") is False:
             raise errors.invalid("Every message generates a response.", "generate", "unsupported_parameter")
-        left_out = ("type", "generate", "stream_id", *NEVER)
+        left_out = ("type", "generate", "stream_id", *IMPLIED)
         body = {name: value for name, value in message.items() if name not in left_out}
         self._asked, self._previous_id = _items(body.get("input")), None
         previous_id = body.get("previous_response_id")

@@ -16,7 +16,7 @@ Unseal = Callable[[str], str]
 """Returns the text of an encrypted content. Raises ValueError if it was not made for this tenant."""
 
 SUMMARY = "Summary of the conversation so far:\n"
-NOT_TEXT = frozenset({"input_image", "input_file", "input_audio", "input_video"})
+NOT_TEXT = frozenset({"input_file", "input_audio", "input_video"})
 
 
 @dataclass
@@ -176,6 +176,8 @@ def _part(part: Any, where: str) -> dict[str, str]:
         return {"type": "text", "text": _string(part.get("text"), f"{where}.text")}
     if kind == "refusal":
         return {"type": "text", "text": _string(part.get("refusal"), f"{where}.refusal")}
+    if kind == "input_image":  # Codex takes a picture out and goes on if the refusal has this form, and no other one
+        raise errors.invalid("The served models read text, and no pictures.", f"{where}.image_url")
     if kind in NOT_TEXT:
         raise errors.invalid("Only text parts are served.", where, "unsupported_parameter")
     raise errors.invalid("A part must be of type 'input_text' or 'output_text'.", f"{where}.type")

@@ -33,6 +33,11 @@ from gateway.schema import query
 from gateway.schema.organization import reply
 from gateway.telemetry.keys import RECORD
 
+MOST_ASKED = 1000
+"""The largest page that Anthropic's clients may ask for."""
+MOST_SHOWN = 100
+"""The largest page that there is. `has_more` says that it was not all, and clients go on by it."""
+
 
 async def create(request: web.Request) -> web.Response:
     """Stores the requests as the input file of a batch, and makes the batch."""
@@ -120,7 +125,7 @@ async def list_all(request: web.Request) -> web.Response:
     after, before = query.text(request.query, "after_id"), query.text(request.query, "before_id")
     if after is not None and before is not None:
         raise errors.invalid("Only one of 'after_id' and 'before_id' can be given.", "before_id")
-    limit = query.limit(request.query, 20, 100)
+    limit = min(query.limit(request.query, 20, MOST_ASKED), MOST_SHOWN)
     async with reading(request) as conn:
         tenant_id = request[PRINCIPAL].tenant_id
         page = await message_batches.list_batches(conn, tenant_id, after=after, before=before, limit=limit)

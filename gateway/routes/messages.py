@@ -38,7 +38,8 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     translated = await common.aside(request, to_chat, fields, reader_of(request, model))
     made = await _told_by_own_names(translated, lambda: chat.plan(request, translated.body, line, fit=True))
     [order] = made.orders
-    writer = MessageWriter(fields.model, order.facts.tier)
+    shows_thoughts = fields.thinking is None or fields.thinking.shows_thoughts
+    writer = MessageWriter(fields.model, order.facts.tier, shows_thoughts=shows_thoughts)
     total, limit = len(order.prompt) + order.max_tokens, common.max_len(request, order.model)
     fills_context = order.max_tokens < fields.max_tokens and total >= limit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,9 +13,10 @@ from gateway.schema.convert import convert
 from gateway.schema.custom_tools import CustomTool, Name, check_size, parameters_of, rules_of
 from gateway.structured.rules import Rules
 
-MAX_TOOLS = 128
+MAX_TOOLS = 1024
+"""The largest number of tools. OpenAI takes 128 and Anthropic any number; agents with many MCP servers have hundreds."""
 MAX_BYTES = 512 * 1024
-"""The largest size of all tools together, as JSON."""
+"""The largest size of all tools together, as JSON. It bounds the work that they are."""
 MAX_DEPTH = 24
 
 Mode = Literal["none", "auto", "required", "named"]
@@ -89,9 +90,11 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, parallel: bool | None) 
     functions = [function for function, _ in given]
     custom = {function.name: tool for function, tool in given if tool is not None}
     names = [function.name for function in functions]
+    seen: set[str] = set()
     for i, name in enumerate(names):
-        if name in names[:i]:
+        if name in seen:
             raise errors.invalid(f"There are two tools with the name '{name}'.", f"tools[{i}].function.name")
+        seen.add(name)
     mode, allowed = _choice(choice, names)
     check_size(custom.values())
     grammars = {
@@ -200,13 +203,13 @@ def _allowed(mode: Mode, tools: Sequence[Any], known: frozenset[str]) -> tuple[M
     return mode, frozenset(names)
 
 
-def _need_tools(names: Sequence[str]) -> None:
+def _need_tools(names: Collection[str]) -> None:
     if not names:
         raise errors.invalid("'tool_choice' needs 'tools'.", "tool_choice")
 
 
 def _known(name: str, known: frozenset[str], where: str) -> str:
-    _need_tools(tuple(known))
+    _need_tools(known)
     if name not in known:
         raise errors.invalid("'tool_choice' names a tool that 'tools' does not have.", where)
     return name

@@ -6,8 +6,6 @@ pure.
 
 from __future__ import annotations
 
-import hashlib
-from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +20,7 @@ from gateway.http.dialects import anthropic_error
 from gateway.http.sse import MESSAGES
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text
 from gateway.writers.partial_json import complete_prefix
-
-SIGNATURE = "hg1."
-"""The begin of each signature, which shows who has made it."""
-_CONTENT = {"text": "text", "thinking": "thinking", "tool_use": "input"}
+from gateway.writers.signatures import signature_of
 
 
 @dataclass
@@ -33,6 +28,8 @@ class _Block:
     """One block of content while it grows."""
 
     start: dict[str, Any]
+    is_shown: bool = True
+    """Whether the client gets the text. A thought may be left out; its signature is there all the same."""
     pieces: list[str] = field(default_factory=list)
 
     @property
@@ -42,15 +39,19 @@ class _Block:
     def built(self) -> dict[str, Any]:
         """Returns the block that a client has after all its events."""
         text = "".join(self.pieces)
-        content = complete_prefix(text) if self.kind == "tool_use" else text
-        signed = {"signature": signature_of(text)} if self.kind == "thinking" else {}
-        return self.start | {_CONTENT[self.kind]: content} | signed
+        if self.kind == "thinking":
+            return self.start | {"thinking": text if self.is_shown else "", "signature": self.signature()}
+        return self.start | ({"input": complete_prefix(text)} if self.kind == "tool_use" else {"text": text})
+
+    def signature(self) -> str:
+        return signature_of("".join(self.pieces), is_shown=self.is_shown)
 
 
 class Blocks:
     """The blocks of one message, from its parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shows_thoughts: bool = True) -> None:
+        self._shows_thoughts = shows_thoughts
         self._blocks: list[_Block] = []
         self._is_open = False
 
@@ -64,7 +65,8 @@ class Blocks:
                     events.append(self._grown(text, {"type": "text_delta", "text": text}))
                 case Reasoning(text):
                     events += self._within({"type": "thinking", "thinking": "", "signature": ""})
-                    events.append(self._grown(text, {"type": "thinking_delta", "thinking": text}))
+                    grown = self._grown(text, {"type": "thinking_delta", "thinking": text})
+                    events += [grown] if self._shows_thoughts else []
                 case CallBegin(_, id, name):
                     events += self._begun({"type": "tool_use", "id": tool_use_id(id), "name": name, "input": {}})
                 case CallArguments(_, text):
@@ -79,8 +81,7 @@ class Blocks:
         block = self._blocks[-1]
         events: list[dict[str, Any]] = []
         if block.kind == "thinking":
-            signature = signature_of("".join(block.pieces))
-            events.append(self._delta({"type": "signature_delta", "signature": signature}))
+            events.append(self._delta({"type": "signature_delta", "signature": block.signature()}))
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
     def content(self) -> list[dict[str, Any]]:
@@ -95,7 +96,7 @@ class Blocks:
 
     def _begun(self, start: dict[str, Any]) -> list[dict[str, Any]]:
         ended = self.end()
-        self._blocks.append(_Block(start))
+        self._blocks.append(_Block(start, self._shows_thoughts))
         self._is_open = True
         return [*ended, {"type": "content_block_start", "index": len(self._blocks) - 1, "content_block": start}]
 
@@ -112,14 +113,15 @@ class MessageWriter:
 
     style = MESSAGES
 
-    def __init__(self, model: str, tier: str, *, fills_context: bool = False) -> None:
+    def __init__(self, model: str, tier: str, *, fills_context: bool = False, shows_thoughts: bool = True) -> None:
         """Takes the model's name as it was asked for. If `fills_context`, an output that ends at its bound has reached
-        the end of the context, and not `max_tokens`; it may be set until the closing.
+        the end of the context, and not `max_tokens`; it may be set until the closing. Unless it `shows_thoughts`, their
+        text is in the signatures alone.
         """
         self._model = model
         self._tier = "batch" if tier == "batch" else "standard"
         self._id = ids.object_id("msg_")
-        self._blocks = Blocks()
+        self._blocks = Blocks(shows_thoughts=shows_thoughts)
         self._stop: dict[str, Any] = {}
         self.fills_context = fills_context
         self.prompt = Usage()
@@ -201,10 +203,3 @@ class MessageWriter:
 def tool_use_id(call_id: str) -> str:
     """Returns the id of a call as Anthropic's API writes it."""
     return f"toolu_{call_id.removeprefix('call_')}"
-
-
-def signature_of(thinking: str) -> str:
-    """Returns the signature of a block of thinking. Clients keep it and send it back; it is not checked, because a
-    thought that was changed is no more than a text of the client's.
-    """
-    return SIGNATURE + b64encode(hashlib.blake2b(thinking.encode(), digest_size=24).digest()).decode()

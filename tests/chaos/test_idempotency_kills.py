@@ -218,8 +218,9 @@ async def test_another_gateway_settles_what_the_dead_one_stored(tmp_path: Path, 
 
 
 async def test_while_the_journal_of_a_dead_gateway_is_not_replayed_its_key_is_taken(
-    tmp_path: Path, redis_url: str
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.idempotency.waits.MOST_S", 1.0)
     body = chat(stream=False)
     async with (
         killed_slot(tmp_path, redis_url, NOT_STORED["behind OPEN"], body) as slot,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from gateway.books.limiter_truth import limiter_equals_books
 from gateway.idempotency import idempotency
 from gateway.idempotency.claimed_key import ClaimedKey
 from gateway.idempotency.idempotency import KEYED
+from gateway.idempotency.waits import REPEAT_WAITS, RepeatWaits
 from gateway.metering.metering import METERING
 
 CHAT = "/v1/chat/completions"
@@ -152,8 +154,9 @@ async def test_what_is_refused_or_fails_is_not_kept(gateway: RunningGateway, wor
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_changes_nothing(
-    gateway: RunningGateway, worker: ScriptedWorker, stream: bool
+    gateway: RunningGateway, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
+    monkeypatch.setattr("gateway.idempotency.waits.MOST_S", 0.0)
     worker.runner.hang()
     body = chat(stream=stream, max_tokens=300)
     leaving = asyncio.create_task(ask(gateway, **body))
@@ -171,6 +174,52 @@ async def test_a_client_that_leaves_changes_nothing(
     assert await endings(gateway) == [("settle", "ok")]
     await gateway.balanced()
     assert not gateway.app[KEYED]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeat_waits_for_the_answer_of_the_request_that_runs(
+    gateway: RunningGateway, worker: ScriptedWorker, stream: bool
+) -> None:
+    """An SDK was told 409 twice within seconds and gave up; the answer came later, and was charged."""
+    worker.runner.hang()
+    body = chat(stream=stream)
+    first = asyncio.create_task(ask(gateway, **body))
+    await until_state(gateway, "running")
+    repeats = [asyncio.create_task(ask(gateway, **body)) for _ in range(2)]
+    waits = gateway.app[REPEAT_WAITS]
+    await until(lambda: waits.num == 2)
+    assert await code(gateway, **chat(max_tokens=21)) == (422, "idempotency_mismatch")
+    repeats.pop().cancel()
+    await until(lambda: waits.num == 1)
+    worker.runner.release()
+    status, answer, headers = await repeats[0]
+    assert (status, answer, headers["idempotent-replayed"]) == (200, (await first)[1], "true")
+    assert waits.num == 0
+    assert await endings(gateway) == [("settle", "ok")]
+
+
+async def test_a_repeat_runs_where_the_request_before_it_fails(gateway: RunningGateway, worker: ScriptedWorker) -> None:
+    worker.runner.hang()
+    first = asyncio.create_task(ask(gateway))
+    await until_state(gateway, "running")
+    repeat = asyncio.create_task(ask(gateway))
+    await until(lambda: gateway.app[REPEAT_WAITS].num == 1)
+    worker.runner.fail_next = RuntimeError("a fault of the model")
+    worker.runner.release()
+    assert (await first)[0] >= 500
+    status, _, headers = await repeat
+    assert (status, "idempotent-replayed" in headers) == (200, False)
+    assert ("settle", "ok") in await endings(gateway)
+
+
+def test_no_tenant_may_wait_more_often_than_there_is_room_for_others() -> None:
+    waits = RepeatWaits(most=8)
+    with ExitStack() as stack:
+        found = [stack.enter_context(waits.place("a")) for _ in range(6)]
+        assert found == [True] * 4 + [False] * 2
+        assert [stack.enter_context(waits.place("b")) for _ in range(3)] == [True, True, False]
+        assert waits.num == 6
+    assert waits.num == 0
 
 
 async def test_a_client_that_leaves_in_mid_stream_finds_the_whole_stream_later(
@@ -275,6 +324,7 @@ async def test_a_key_whose_drop_did_not_reach_sql_is_dropped_by_the_sweep(
         raise OSError
 
     monkeypatch.setattr(ClaimedKey, "drop", fail)
+    monkeypatch.setattr("gateway.idempotency.waits.MOST_S", 0.0)
     assert (await ask(gateway, **chat(max_tokens=-1)))[0] == 400
     assert await code(gateway, **chat(max_tokens=-1)) == (409, "idempotency_in_progress")
     await idempotency.sweep(gateway.app[DATABASE], 0, gateway.app[KEYED])

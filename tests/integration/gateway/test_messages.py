@@ -257,6 +257,22 @@ async def test_an_idempotency_key_gives_the_same_message_again(shared_gateway: R
     assert first == again
 
 
+async def test_a_page_of_batches_may_be_asked_for_as_large_as_anthropics(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than 100 was refused, and the SDK says 1 to 1,000."""
+    monkeypatch.setattr("gateway.routes.message_batches.MOST_SHOWN", 2, raising=False)
+    params: Any = {"model": MODEL, "max_tokens": 4, "messages": HELLO}
+    async with client(shared_gateway) as anthropic_client:
+        batches = anthropic_client.messages.batches
+        made = [(await batches.create(requests=[{"custom_id": "a", "params": params}])).id for _ in range(3)]
+        page = await batches.list(limit=1000)
+        assert ([batch.id for batch in page.data], page.has_more) == (made[:0:-1], True)
+        assert [batch.id async for batch in page] == made[::-1]
+        with pytest.raises(anthropic.BadRequestError):
+            await batches.list(limit=1001)
+
+
 async def test_models_in_the_shape_of_who_asks(shared_gateway: RunningGateway) -> None:
     async with client(shared_gateway) as anthropic_client:
         [model] = [model async for model in anthropic_client.models.list(limit=1)]

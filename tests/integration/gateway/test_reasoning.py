@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 import pytest_asyncio
 from fakes import ScriptedRunner
@@ -177,6 +178,56 @@ async def test_earlier_reasoning_goes_to_the_template(shared_gateway: RunningGat
     turns = [USER, {"role": "assistant", "content": "So.", "reasoning_content": "hm"}, USER]
     await chat(shared_gateway, turns)
     assert "assistant: <think>hm</think>So." in seen[0]
+
+
+OMITTED: Any = {
+    "model": MODEL,
+    "max_tokens": 200,
+    "messages": [USER],
+    "thinking": {"type": "adaptive", "display": "omitted"},
+}
+"""A request of Claude Code's, in which thoughts are to be left out."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_thought_that_was_left_out_goes_to_the_template_all_the_same(
+    shared_gateway: RunningGateway, stream: bool
+) -> None:
+    """A request of Claude Code's with `display: omitted` was refused."""
+    async with anthropic.AsyncAnthropic(base_url=shared_gateway.url, api_key=shared_gateway.keys.api_key) as client:
+        if stream:
+            async with client.messages.stream(**OMITTED) as events:
+                message = await events.get_final_message()
+        else:
+            message = await client.messages.create(**OMITTED)
+        thought, text = message.content
+        assert (thought.type, text.type) == ("thinking", "text")
+        assert (thought.thinking, text.text) == ("", "So.")
+        assert message.usage.output_tokens_details.thinking_tokens == len(THOUGHT.partition("\n\n")[0].encode())
+        seen: list[str] = []
+        RUNNER.says = lambda prompt: seen.append(prompt) or "Ok."  # type: ignore[func-returns-value]
+        await client.messages.create(
+            **OMITTED | {"messages": [USER, {"role": "assistant", "content": message.content}, USER]}
+        )
+    assert "assistant: <think>Because of ü.</think>So." in seen[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ping"),
+    [
+        ("/v1/messages", OMITTED, b'event: ping\ndata: {"type":"ping"}'),
+        ("/v1/chat/completions", {"model": MODEL, "messages": [USER], "include_reasoning": False}, b": ping"),
+    ],
+)
+async def test_thoughts_that_are_not_shown_are_no_silence(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, ping: bytes
+) -> None:
+    """A client or a proxy gave up on a stream in which nothing came while the model thought."""
+    monkeypatch.setattr("gateway.http.sse.QUIET_S", 0.0, raising=False)
+    monkeypatch.setattr(RUNNER, "step_s", 0.02)
+    async with shared_gateway.session() as session, session.post(path, json=body | {"stream": True}) as answer:
+        seen = (await answer.read()).split(b"\n\n")
+    assert seen.count(ping) > 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

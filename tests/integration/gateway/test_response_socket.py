@@ -40,7 +40,8 @@ async def events_of(socket: aiohttp.ClientWebSocketResponse) -> list[dict[str, A
 async def test_each_message_is_a_request_of_its_own(gateway: RunningGateway) -> None:
     async with gateway.session() as session, session.ws_connect(PATH) as socket:
         first = await turn(socket)
-        second = await turn(socket, previous_response_id=first[-1]["response"]["id"], input="and?")
+        id = first[-1]["response"]["id"]
+        second = await turn(socket, previous_response_id=id, input="and?", stream=True, background=False)
     assert [event["sequence_number"] for event in second] == list(range(len(second)))
     ends = [events[-1]["response"] for events in (first, second)]
     assert ends[1]["previous_response_id"] == ends[0]["id"]

@@ -246,7 +246,7 @@ async def test_tools_are_told_in_the_prompt_and_cannot_forge_control_tokens(shar
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name", "invalid_value"),
-        ({"tools": [WEATHER] * 129}, "tools", "invalid_value"),
+        ({"tools": [WEATHER] * 1025}, "tools", "invalid_value"),
         ({"tools": ["x"]}, "tools[0]", "invalid_type"),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": "any"}, "tool_choice", "invalid_value"),

@@ -20,6 +20,7 @@ from gateway.generation.writer import Ending
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text
 from gateway.text.choice import Piece
 from gateway.writers.messages import MessageWriter
+from gateway.writers.signatures import signature_of, thought_in
 
 ENDING = Ending(Usage(5, 3, 2, 7), 2, {"request_id": "req_1"})
 
@@ -92,6 +93,32 @@ def test_a_thought_is_signed_at_its_end() -> None:
     assert content[0]["signature"] == events[5]["delta"]["signature"]
 
 
+def test_a_thought_that_is_left_out_is_in_its_signature_alone() -> None:
+    pieces = pieces_of([Reasoning("h\u00fcm"), Reasoning("m"), Text("a")])
+    events = stream(MessageWriter("m", "interactive", shows_thoughts=False), pieces)
+    assert [event["type"] for event in events[2:7]] == [
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "content_block_start",
+        "content_block_delta",
+    ]
+    assert events[2]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert events[3]["delta"]["type"] == "signature_delta"
+    assert thought_in(events[3]["delta"]["signature"]) == "h\u00fcmm"
+    content = body(MessageWriter("m", "interactive", shows_thoughts=False), pieces)["content"]
+    assert content[0] == {"type": "thinking", "thinking": "", "signature": events[3]["delta"]["signature"]}
+    assert content[1]["text"] == "a"
+
+
+def test_a_signature_of_others_carries_no_thought() -> None:
+    for signature in ("", "EqQBCgIYAhIM", signature_of("hm", is_shown=True)):
+        assert thought_in(signature) == ""
+    for signature in ("hg2.%", "hg2.aG", "hg2./w=="):
+        with pytest.raises(ValueError, match=r"base64|padding|utf-8"):
+            thought_in(signature)
+
+
 def test_calls_have_blocks_of_their_own() -> None:
     parts = [
         Text("I look."),
@@ -143,8 +170,8 @@ PARTS = st.lists(
 )
 
 
-@given(PARTS, st.sampled_from(["stop", "length", "tool_calls"]))
-def test_what_the_client_accumulates_is_the_body(found: list[Any], finish: str) -> None:
+@given(PARTS, st.sampled_from(["stop", "length", "tool_calls"]), st.booleans())
+def test_what_the_client_accumulates_is_the_body(found: list[Any], finish: str, shows_thoughts: bool) -> None:
     parts: list[Part] = []
     for number, part in enumerate(found):
         if isinstance(part, str):
@@ -152,9 +179,9 @@ def test_what_the_client_accumulates_is_the_body(found: list[Any], finish: str) 
             parts += [CallArguments(number, part[3:])] if part[3:] else []
         else:
             parts.append(part)
-    events = stream(MessageWriter("m", "interactive"), pieces_of(parts, finish))
+    events = stream(MessageWriter("m", "interactive", shows_thoughts=shows_thoughts), pieces_of(parts, finish))
     events = [msgspec.json.decode(msgspec.json.encode(event)) for event in events]
-    whole = body(MessageWriter("m", "interactive"), pieces_of(parts, finish))
+    whole = body(MessageWriter("m", "interactive", shows_thoughts=shows_thoughts), pieces_of(parts, finish))
     whole |= {"id": events[0]["message"]["id"], "headgate": None}
     built = accumulated(events) | {"headgate": None}
     built.pop("stop_details", None)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.http import StreamWriter
 
-from gateway.http.sse import EventStream, KeptStream
+from gateway.http.sse import EventStream, EventStyle, KeptStream
 from gateway.routes.response_socket import _Events
 
 
@@ -50,6 +51,21 @@ async def test_a_push_is_one_write_and_says_whether_more_may_follow() -> None:
     assert not stream.push({"c": 3})
     assert not stream.push()
     assert len(request.protocol.transport.written) == 2
+
+
+async def test_pieces_without_events_are_no_silence_for_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thoughts that are not shown came for minutes, and the client heard nothing."""
+    request, style = over_http(), EventStyle(ping={"type": "ping"})
+    stream = EventStream(request, 1.0, style=style)
+    stream.response = web.StreamResponse()
+    monkeypatch.setattr("gateway.http.sse.QUIET_S", 1000.0)
+    stream.push()
+    await stream.send()
+    assert request.protocol.transport.written == []
+    monkeypatch.setattr("gateway.http.sse.QUIET_S", 0.0)
+    stream.push()
+    await stream.send()
+    assert request.protocol.transport.written == [b'17\r\ndata: {"type":"ping"}\n\n\r\n'] * 2
 
 
 def test_a_push_that_would_wait_is_a_fault() -> None:

@@ -11,6 +11,8 @@ from gateway.base.errors import ApiError
 from gateway.messages import fields
 from gateway.messages.names import own_name, renamed
 from gateway.messages.request import Reader, Translated, prompt_of, to_chat
+from gateway.schema.tools import read_tools
+from gateway.writers.signatures import signature_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {
@@ -118,6 +120,51 @@ def test_results_of_calls(result: dict[str, Any], text: str) -> None:
     assert turns({"role": "user", "content": [block]})[0]["content"] == text
 
 
+def test_a_thought_that_was_left_out_comes_back_by_its_signature() -> None:
+    def thought(**block: Any) -> Any:
+        content = [{"type": "thinking", "thinking": "", **block}, *_text("a")]
+        return turns(*HELLO, {"role": "assistant", "content": content})[1]["reasoning_content"]
+
+    assert thought(signature=signature_of("h\u00fcm", is_shown=False)) == "h\u00fcm"
+    assert thought(thinking="mine", signature=signature_of("hm", is_shown=False)) == "mine"
+    for signature in (signature_of("hm", is_shown=True), "EqQBCgIYAhIM", "", None):
+        assert thought(signature=signature) == ""
+    content = [{"type": "thinking", "thinking": "", "signature": "hg2.%"}]
+    told = fault(messages=[*HELLO, {"role": "assistant", "content": content}])
+    assert told.param == "messages[1].content[0].signature"
+
+
+def _thinking(thought: str, *blocks: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"type": "thinking", "thinking": thought, "signature": "s"}, *blocks]}
+
+
+def _kept(keep: Any, *messages: Any) -> list[str]:
+    """Returns the thoughts that the model gets with an edit that keeps these."""
+    edit = {"type": "clear_thinking_20251015"} | ({} if keep is None else {"keep": keep})
+    made = turns(*messages, context_management={"edits": [edit]})
+    return [message["reasoning_content"] for message in made if "reasoning_content" in message]
+
+
+def test_thoughts_of_older_turns_are_cleared() -> None:
+    """Claude Code asks for it after a pause of an hour, and all that it sent from then on was refused."""
+    call = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {}}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1"}, *_text("a reminder")]}
+    messages = [*HELLO, _thinking("a", *_text("x")), *HELLO, _thinking("b", call), result, _thinking("c", *_text("y"))]
+    messages += [*HELLO, {"role": "assistant", "content": "no thought"}, *HELLO]
+    assert _kept({"type": "thinking_turns", "value": 1}, *messages) == ["b", "c"]
+    assert _kept({"type": "thinking_turns", "value": 2}, *messages) == ["a", "b", "c"]
+    for keep in ("all", {"type": "all"}, None):
+        assert _kept(keep, *messages) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "keep", ["none", 1, {"type": "thinking_turns"}, {"type": "thinking_turns", "value": 0}, {"value": 1}, [], True]
+)
+def test_an_edit_that_keeps_something_else_is_refused(keep: Any) -> None:
+    edits = [{"type": "clear_thinking_20251015", "keep": keep}]
+    assert fault(context_management={"edits": edits}).param == "context_management.edits[0].keep"
+
+
 def test_a_last_assistants_turn_is_continued() -> None:
     body = chat(messages=[*HELLO, {"role": "assistant", "content": "The best is ("}])
     assert body["continue_final_message"] is True
@@ -168,6 +215,14 @@ def test_tools_become_functions() -> None:
     ]
 
 
+def test_an_agent_may_have_more_tools_than_openai_takes() -> None:
+    """128 were all. Anthropic has no such bound, and an agent with several MCP servers has more."""
+    tools = [WEATHER | {"name": f"tool_{i}"} for i in range(1024)]
+    assert len(read_tools(chat(tools=tools)["tools"], None, None).functions) == 1024
+    with pytest.raises(ApiError):
+        read_tools(chat(tools=[*tools, WEATHER])["tools"], None, None)
+
+
 @pytest.mark.parametrize(
     ("tool", "param"),
     [
@@ -216,6 +271,8 @@ def test_unknown_choices_are_refused() -> None:
         (Reader(thinks="may"), {"type": "enabled"}, None),
         (Reader(thinks="unknown"), {"type": "adaptive"}, None),
         (Reader(thinks="always"), {"type": "enabled", "budget_tokens": 2048}, None),
+        (THINKER, {"type": "adaptive", "display": "omitted"}, {"enable_thinking": True}),
+        (THINKER, {"type": "adaptive", "display": "updates"}, {"enable_thinking": True}),
     ],
 )
 def test_thinking(reader: Reader, thinking: dict[str, Any], wanted: dict[str, Any] | None) -> None:
@@ -230,7 +287,7 @@ def test_thinking(reader: Reader, thinking: dict[str, Any], wanted: dict[str, An
         (Reader(thinks="unknown"), {"type": "disabled"}, "thinking.type"),
         (Reader(thinks="unknown"), {"type": "enabled", "budget_tokens": 2048}, "thinking.type"),
         (THINKER, {"type": "sometimes"}, "thinking.type"),
-        (THINKER, {"type": "adaptive", "display": "omitted"}, "thinking.display"),
+        (THINKER, {"type": "adaptive", "display": "verbose"}, "thinking.display"),
     ],
 )
 def test_thinking_that_a_model_cannot_do(reader: Reader, thinking: dict[str, Any], param: str) -> None:
@@ -262,6 +319,12 @@ def test_effort() -> None:
     with_effort = Reader(frozenset({"reasoning_effort"}))
     assert chat(with_effort, output_config={"effort": "low"})["reasoning_effort"] == "low"
     assert fault(with_effort, output_config={"effort": "big"}).param == "output_config.effort"
+
+
+@pytest.mark.parametrize("thinking", [None, {"type": "adaptive"}, {"type": "disabled"}])
+def test_a_model_that_thinks_or_not_takes_every_effort(thinking: Any) -> None:
+    body = chat(THINKER, output_config={"effort": "xhigh"}, thinking=thinking)
+    assert body == chat(THINKER, thinking=thinking)
 
 
 @pytest.mark.parametrize(

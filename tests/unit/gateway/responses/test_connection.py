@@ -25,6 +25,13 @@ def test_a_message_is_a_body_that_streams() -> None:
     assert Connection().body_of(message()) == {"model": "m", "input": "hi", "stream": True}
 
 
+def test_a_message_may_say_what_holds_for_all_of_them() -> None:
+    """The SDK of OpenAI's agents says `stream` in each message, and was refused."""
+    options = {"include_obfuscation": False}
+    body = Connection().body_of(message(stream=True, background=False, generate=True, stream_options=options))
+    assert body == {"model": "m", "input": "hi", "stream": True, "stream_options": options}
+
+
 def test_each_event_of_a_turn_has_the_name_that_its_message_gave() -> None:
     """The lanes of OpenAI's clients wait for events with their name, and got none."""
     connection = Connection()
@@ -84,7 +91,8 @@ def test_a_failure_beside_the_chain_leaves_it() -> None:
     [
         ([], "type"),
         ({"type": "response.cancel"}, "type"),
-        (message(stream=True), "stream"),
+        (message(stream=False), "stream"),
+        (message(stream="yes"), "stream"),
         (message(background=True), "background"),
         (message(generate=False), "generate"),
         *((message(stream_id=given), "stream_id") for given in ("", "a b", "a\n", "é", "x" * 257, 7)),

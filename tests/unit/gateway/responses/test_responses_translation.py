@@ -157,6 +157,21 @@ def test_logprobs_are_asked_for_by_include_or_number() -> None:
         ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "input[0].content[0].image_url",
+            "invalid_value",
+        ),
+        (
+            {
+                "input": [
+                    CALL,
+                    OUTPUT | {"output": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
+                ]
+            },
+            "input[1].output[0].image_url",
+            "invalid_value",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input[0].content[0]",
             "unsupported_parameter",
         ),
