@@ -29,9 +29,10 @@ import request_log  # noqa: E402 - the folder of this script
 import usage_queries  # noqa: E402 - as above
 from console_pages import Browser, signed_in  # noqa: E402 - tests/ is on the path only now
 from gateways import PEPPER, RunningGateway, running_gateway  # noqa: E402 - as above
-from sqlalchemy import insert, select  # noqa: E402 - as above
+from sqlalchemy import create_engine, insert, select, text  # noqa: E402 - as above
 
 from accounting.access import api_keys  # noqa: E402 - as above
+from accounting.requests import label_usage  # noqa: E402 - as above
 from accounting.tables.models import Tenant  # noqa: E402 - as above
 from gateway.base.app_keys import DATABASE  # noqa: E402 - as above
 from gateway.cli.embedded import find_server, server_command  # noqa: E402 - as above
@@ -40,6 +41,13 @@ from gateway.console.navigation import screens_of  # noqa: E402 - as above
 DAY_S = 86_400
 NUM_TENANTS = 20
 TENANT_ID = "proj_3"
+LARGE = ("/usage?width=minute&group=key", "/usage/labels")
+"""Pages with many sums that no menu leads to."""
+LABELS = """
+INSERT INTO label_usage (tenant_id, label, day_ms, value, model, currency, num_requests, prompt_tokens, cached_tokens, output_tokens, charge)
+SELECT :tenant, 'end_user', :day_ms, 'user ' || n, 'model-0', 'USD', 3, 3000, 2000, 300, n
+FROM (WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :most) SELECT n FROM s)
+"""
 TARGET_MS = 200
 
 
@@ -53,9 +61,9 @@ async def measure(home: Path, redis_url: str, num_rows: int, num_log_rows: int, 
     async with running_gateway(home, redis_url) as gateway:
         for role, secret in (("operator", gateway.keys.admin_key), ("admin", key)):
             async with signed_in(gateway, secret) as browser:
-                for screen in screens_of(role):
-                    name = f"{role} {screen.path or '/'}"
-                    found[name] = await timed(browser, screen.path, repeats)
+                for path in [*(screen.path for screen in screens_of(role)), *LARGE]:
+                    name = f"{role} {path or '/'}"
+                    found[name] = await timed(browser, path, repeats)
                     print(f"{name:34} " + "  ".join(f"{k} {v}" for k, v in found[name].items()), flush=True)
     return found
 
@@ -66,6 +74,12 @@ def fill(home: Path, num_rows: int, num_log_rows: int) -> None:
     began = time.perf_counter()
     usage_queries.fill(url, num_rows, end - 30 * DAY_S, end)
     request_log.fill(url, num_log_rows, int(time.time() * 1000) - num_log_rows * 100)
+    engine = create_engine(url)
+    with engine.begin() as conn:
+        for day in range(end // DAY_S - 30, end // DAY_S + 1):
+            day_sums = {"tenant": TENANT_ID, "day_ms": day * label_usage.DAY_MS, "most": label_usage.MAX_SUMS}
+            conn.execute(text(LABELS), day_sums)
+    engine.dispose()
     (home / "filled").touch()
     print(f"filled in {time.perf_counter() - began:.0f} s", flush=True)
 

@@ -1,12 +1,15 @@
 """Usage and costs over time, from rollups alone (api.md 6.2). All values are integers; the gateway makes the JSON.
 
-A bucket is aligned to UTC. A bucket that the range cuts at its beginning or end is summed from minutes.
+A bucket is aligned to UTC. A bucket that the range cuts at its beginning or end is summed from minutes. A page has a
+bounded number of results, so it ends before the bucket that has no room in it, and that bucket begins the next page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from sqlalchemy import BigInteger, Row, Select, cast, func, select
@@ -17,8 +20,9 @@ from accounting.billing.residency_sums import ResidencyClass
 from accounting.ledger import embedding_models
 from accounting.ledger.rollups import SECONDS, TABLES, Width
 from accounting.values.errors import InvalidError
-from accounting.values.types import TOKEN_CLASSES, Tier, TokenClass, Usage
+from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Tier, TokenClass, Usage
 
+T = TypeVar("T")
 Dimension = Literal["project_id", "api_key_id", "model", "batch", "service_tier", "line_item"]
 USAGE_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model", "batch", "service_tier")
 EMBEDDING_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "model")
@@ -28,6 +32,10 @@ COST_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), 
 
 MAX_TIME = 2**40
 """A bound far beyond any date, and small enough for every sum of times in BIGINT."""
+MAX_RESULTS = 10_000
+"""The most results of a page that come from requests, and the most that come from kept KV."""
+PIECE_ROWS = 1_000
+"""The rows that become results before other tasks of the loop have their turn."""
 
 # `batch` and `service_tier` are two names of one column.
 USAGE_SUMS = ("num_requests", *TOKEN_CLASSES)
@@ -43,7 +51,8 @@ COLUMNS: dict[Dimension, tuple[str, ...]] = {
 
 
 class ReportQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """One report that was asked for. A filter of None lets everything through."""
+    """One report that was asked for. A filter of None lets everything through, but for what the operator's own tenant
+    used to fill public prefixes: that is of no tenant, so it counts only if `tenant_ids` names it."""
 
     start_time: int
     end_time: int | None = None
@@ -100,32 +109,36 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Usage of all models, or of embeddings: settled requests, each in the bucket of its start."""
+    """Usage of all models, or of embeddings: settled requests, each in the bucket of its start. Raises InvalidError."""
     page = _plan(query, now, USAGE_LIMITS, EMBEDDING_DIMENSIONS if query.of_embeddings else USAGE_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
-    found: dict[int, list[UsageResult | CostResult]] = {}
+    found: dict[int, list[UsageResult]] = defaultdict(list)
     read = _usage_reader(query, columns)
-    for row in await _sums(conn, query, page, columns, USAGE_SUMS):
-        found.setdefault(row[0], []).append(read(row))
+    rows, page = await _sums(conn, query, page, columns, USAGE_SUMS, MAX_RESULTS)
+    async for row in _in_pieces(rows):
+        found[row[0]].append(read(row))
     return _report(query, page, found, now)
 
 
 async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
     """Settled charges and charges for kept KV, split into line items if the query wants it. No key keeps KV, so charges
-    for kept KV are under no key. They are charged by the hour, and stand in the first minute of it."""
+    for kept KV are under no key. They are charged by the hour, and stand in the first minute of it. Raises
+    InvalidError."""
     page = _plan(query, now, COST_LIMITS, COST_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     if query.line_items is not None:
         columns = tuple(dict.fromkeys((*columns, "model", "tier")))
     sums = SPLIT_SUMS if _is_split(query) else ("charge",)
-    rows = await _sums(conn, query, page, (*columns, "currency"), sums)
-    parts = [(row.start, part) for row in rows for part in _cost_parts(query, row._mapping)]
-    if query.key_ids is None:
-        kept = residency_sums.by_bucket(
-            conn, page.start, min(page.end, page.last), SECONDS[query.width], query.tenant_ids
-        )
-        parts += [(one.start, part) async for one in kept for part in _kept_parts(query, one)]
-    return _report(query, page, _added_up(parts), now)
+    most = MAX_RESULTS // (len(TOKEN_CLASSES) if _is_split(query) else 1)
+    rows, page = await _sums(conn, query, page, (*columns, "currency"), sums, most)
+    kept, page = await _kept(conn, query, page)
+    found: dict[int, dict[tuple[Any, ...], CostResult]] = defaultdict(dict)
+    async for row in _in_pieces(rows):
+        if row.start < page.last:
+            _add(found[row.start], _cost_parts(query, row._mapping))
+    async for one in _in_pieces(kept):
+        _add(found[one.start], _kept_parts(query, one))
+    return _report(query, page, {start: list(bucket.values()) for start, bucket in found.items()}, now)
 
 
 def line_item(model: str, token_class: TokenClass | ResidencyClass, tier: Tier) -> str:
@@ -170,7 +183,9 @@ def _plan(
     return _Page(max(start, first), end, first, min(last, end + -end % seconds), last < end)
 
 
-def _report(query: ReportQuery, page: _Page, found: dict[int, list[UsageResult | CostResult]], now: int) -> Report:
+def _report(
+    query: ReportQuery, page: _Page, found: Mapping[int, Sequence[UsageResult | CostResult]], now: int
+) -> Report:
     seconds = SECONDS[query.width]
     buckets = [Bucket(start, start + seconds, found.get(start, ())) for start in range(page.first, page.last, seconds)]
     following = report_pages.write(_fingerprint(query), page.end, page.last) if page.more else None
@@ -182,13 +197,60 @@ def _fingerprint(query: ReportQuery) -> bytes:
 
 
 async def _sums(
-    conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str]
-) -> list[Row[Any]]:
-    """Return one row per bucket and group, in a stable order."""
+    conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str], most: int
+) -> tuple[Sequence[Row[Any]], _Page]:
+    """Return one row per bucket and group in a stable order, and the page as far as `most` rows reach."""
     rows: list[Row[Any]] = []
     for width, start, end in _segments(query.width, page):
-        rows += (await conn.execute(_segment_sums(query, columns, sums, width, start, end))).all()
-    return rows
+        statement = _segment_sums(query, columns, sums, width, start, end).limit(most + 1 - len(rows))
+        rows += (await conn.execute(statement)).all()
+        if len(rows) > most:
+            break
+    page = _with_room(page, [row.start for row in rows[most:]])
+    return [row for row in rows if row[0] < page.last], page
+
+
+async def _kept(
+    conn: AsyncConnection, query: ReportQuery, page: _Page
+) -> tuple[Sequence[residency_sums.Bucket], _Page]:
+    """Return the sums of kept KV, and the page as far as they reach. No key keeps KV."""
+    if query.key_ids is not None:
+        return (), page
+    most = MAX_RESULTS // len(residency_sums.CLASSES)
+    names = {"tenant_id": "project_id" in query.group_by, "model": _is_split(query)}
+    buckets = residency_sums.by_bucket(
+        conn,
+        page.start,
+        min(page.end, page.last),
+        SECONDS[query.width],
+        query.tenant_ids,
+        columns=[name for name, is_asked in names.items() if is_asked],
+        limit=most + 1,
+    )
+    kept = [one async for one in buckets]
+    page = _with_room(page, [one.start for one in kept[most:]])
+    return [one for one in kept if one.start < page.last], page
+
+
+def _with_room(page: _Page, beyond: Sequence[int]) -> _Page:
+    """Return the page without the buckets from the first one on of which a part is `beyond` the bound: the starts of
+    what has no room. Raises InvalidError if that is the page's first bucket."""
+    if not beyond:
+        return page
+    if beyond[0] <= page.first:
+        raise InvalidError(
+            f"One bucket has more than {MAX_RESULTS:,} results. Group by less, or filter, for example by project.",
+            "group_by",
+        )
+    return msgspec.structs.replace(page, last=beyond[0], more=True)
+
+
+async def _in_pieces(rows: Sequence[T]) -> AsyncIterator[T]:
+    """Yield the rows, and let other tasks use the loop between their pieces."""
+    for number, row in enumerate(rows, 1):
+        yield row
+        if number % PIECE_ROWS == 0:
+            await asyncio.sleep(0)
 
 
 def _segments(width: Width, page: _Page) -> Iterator[tuple[Width, int, int]]:
@@ -221,6 +283,8 @@ def _segment_sums(
     for name, values in filters.items():
         if values is not None:
             statement = statement.where(table[name].in_(values))
+    if query.tenant_ids is None:
+        statement = statement.where(table.tenant_id != OPERATOR_TENANT)
     if query.of_embeddings:
         statement = statement.where(table.model.in_(embedding_models.models()))
     if query.batch is not None:
@@ -253,13 +317,10 @@ def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Seque
     return read
 
 
-def _added_up(parts: Iterable[tuple[int, CostResult]]) -> dict[int, list[UsageResult | CostResult]]:
-    found: dict[int, dict[tuple[Any, ...], CostResult]] = {}
-    for start, part in parts:
-        bucket = found.setdefault(start, {})
+def _add(bucket: dict[tuple[Any, ...], CostResult], parts: Iterator[CostResult]) -> None:
+    for part in parts:
         key = (part.tenant_id, part.key_id, part.line_item, part.currency)
         bucket[key] = part if key not in bucket else _added(bucket[key], part)
-    return {start: list(bucket.values()) for start, bucket in found.items()}
 
 
 def _cost_parts(query: ReportQuery, row: Mapping[Any, Any]) -> Iterator[CostResult]:
@@ -277,11 +338,12 @@ def _cost_parts(query: ReportQuery, row: Mapping[Any, Any]) -> Iterator[CostResu
 
 
 def _kept_parts(query: ReportQuery, one: residency_sums.Bucket) -> Iterator[CostResult]:
-    item = line_item(one.model, one.token_class, "interactive")
-    if _is_asked(query, item):
-        tenant_id = one.tenant_id if "project_id" in query.group_by else None
-        whole = CostResult(tenant_id, None, item, one.currency, one.kept.amount, one.kept.byte_hours, "byte_hours")
-        yield _named(query, whole)
+    tenant_id = one.tenant_id if "project_id" in query.group_by else None
+    for token_class, kept in one.kept:
+        item = line_item(one.model, token_class, "interactive")
+        if _is_asked(query, item):
+            whole = CostResult(tenant_id, None, item, one.currency, kept.amount, kept.byte_hours, "byte_hours")
+            yield _named(query, whole)
 
 
 def _is_split(query: ReportQuery) -> bool:

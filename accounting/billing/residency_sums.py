@@ -40,13 +40,19 @@ class Kept(NamedTuple):
 
 
 class Bucket(NamedTuple):
+    """KV that one group kept in one bucket. What the sums are not grouped by is an empty text."""
+
     start: int
     tenant_id: str
     model: str
     price_version: str
     currency: str
-    token_class: ResidencyClass
-    kept: Kept
+    kept: Sequence[tuple[ResidencyClass, Kept]]
+    """The classes that are not empty."""
+
+
+GROUPS = ("tenant_id", "model", "price_version")
+"""Names that the sums of a bucket may be grouped by; they always are by currency."""
 
 
 async def charged(conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]) -> dict[Key, Kept]:
@@ -76,19 +82,27 @@ async def invoiced(conn: AsyncConnection, tenant_id: str) -> dict[Key, Kept]:
 
 
 async def by_bucket(
-    conn: AsyncConnection, start: int, end: int, seconds: int, tenant_ids: Sequence[str] | None = None
+    conn: AsyncConnection,
+    start: int,
+    end: int,
+    seconds: int,
+    tenant_ids: Sequence[str] | None = None,
+    *,
+    columns: Collection[str] = GROUPS,
+    limit: int | None = None,
 ) -> AsyncIterator[Bucket]:
-    """Yield the sums over hours in [start, end), by buckets of `seconds` (whole hours) and by class. Empty ones are
-    left out."""
+    """Yield the sums over hours in [start, end), by buckets of `seconds` (whole hours) and by these columns; the first
+    `limit` at most."""
     table = ResidencyCharge
     bucket = (table.hour - table.hour % seconds).label("bucket")
-    groups = (bucket, table.tenant_id, table.model, table.price_version, table.currency)
+    groups = [bucket, *(getattr(table, name) for name in GROUPS if name in columns), table.currency]
     query = select(*groups, *_sums()).where(table.hour >= start, table.hour < end)
     if tenant_ids is not None:
         query = query.where(table.tenant_id.in_(tenant_ids))
-    for row in await conn.execute(query.group_by(*groups).order_by(*groups)):
-        for token_class, kept in _by_class(row[len(groups) :]):
-            yield Bucket(row.bucket, row.tenant_id, row.model, row.price_version, row.currency, token_class, kept)
+    for row in await conn.execute(query.group_by(*groups).order_by(*groups).limit(limit)):
+        tenant_id, model, price_version = (row._mapping.get(name, "") for name in GROUPS)
+        kept = list(_by_class(row[len(groups) :]))
+        yield Bucket(row.bucket, tenant_id, model, price_version, row.currency, kept)
 
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:

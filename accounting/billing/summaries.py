@@ -51,9 +51,9 @@ async def charges_by_day(
     for currency, day, charge in await conn.execute(query.group_by(RollupDay.currency, RollupDay.bucket)):
         found.setdefault(currency, {})[day] = charge
     mine = None if tenant_id is None else [tenant_id]
-    async for kept in residency_sums.by_bucket(conn, start, end, DAY_S, mine):
-        days = found.setdefault(kept.currency, {})
-        days[kept.start] = days.get(kept.start, 0) + kept.kept.amount
+    async for one in residency_sums.by_bucket(conn, start, end, DAY_S, mine, columns=()):
+        days = found.setdefault(one.currency, {})
+        days[one.start] = days.get(one.start, 0) + sum(kept.amount for _, kept in one.kept)
     return found
 
 

@@ -17,7 +17,7 @@ _BEGINS_A_FORMULA = re.compile(r"(^|[\";,\n])(?=\s*[=+\-@\t\r\x00])")
 
 
 def line(cells: Sequence[Any]) -> str:
-    """Return one record with its line end. Cells are text, integers, decimals or None."""
+    """Return one record with its line end. Cells are text, numbers or None."""
     return lines([cells])
 
 
@@ -28,7 +28,7 @@ def lines(records: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(cell: Any) -> Any:
-    if isinstance(cell, bool) or not isinstance(cell, int | Decimal | str):
+    if isinstance(cell, bool) or not isinstance(cell, int | float | Decimal | str):
         cell = "" if cell is None else str(cell)
     # A NUL ends a text for some readers; others refuse it.
     return _BEGINS_A_FORMULA.sub(r"\1'", cell).replace("\0", "") if isinstance(cell, str) else cell

@@ -182,21 +182,22 @@ async def _kept(conn: AsyncConnection, names: Names, start: int, end: int) -> As
     async for one in residency_sums.by_bucket(conn, start, end, DAY_S):
         period = period_of(one.start)
         rates = await prices.residency_rates(conn, one.price_version, one.model)
-        place = residency_sums.CLASSES.index(one.token_class)
-        price = None if rates is None else _money(rates[place])
-        yield {
-            **_account(names, one.tenant_id, None),
-            **_costs(one.kept.amount, None),
-            **_common(names, one.currency, period, names.invoices.get((one.tenant_id, period))),
-            **_what(one.model, one.token_class, None, one.price_version),
-            **_used_on(one.start, one.token_class),
-            "ContractedUnitPrice": price,
-            "ListUnitPrice": price,
-            "PricingQuantity": Decimal(one.kept.byte_hours).scaleb(-9),
-            "PricingUnit": "GB-Hours",
-            "ConsumedQuantity": one.kept.byte_hours,
-            "ConsumedUnit": "Byte-Hours",
-        }
+        for token_class, kept in one.kept:
+            place = residency_sums.CLASSES.index(token_class)
+            price = None if rates is None else _money(rates[place])
+            yield {
+                **_account(names, one.tenant_id, None),
+                **_costs(kept.amount, None),
+                **_common(names, one.currency, period, names.invoices.get((one.tenant_id, period))),
+                **_what(one.model, token_class, None, one.price_version),
+                **_used_on(one.start, token_class),
+                "ContractedUnitPrice": price,
+                "ListUnitPrice": price,
+                "PricingQuantity": Decimal(kept.byte_hours).scaleb(-9),
+                "PricingUnit": "GB-Hours",
+                "ConsumedQuantity": kept.byte_hours,
+                "ConsumedUnit": "Byte-Hours",
+            }
 
 
 def _used_on(day: int, meter: str) -> dict[str, Any]:

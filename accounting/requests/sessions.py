@@ -11,7 +11,8 @@ from accounting.tables.request_models import RequestLog
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a conversation's requests."""
+    """The sums of a conversation's requests in one currency. Requests that cost nothing because they were refused have
+    none, and count with the others."""
 
     session_id: str
     tenant_id: str
@@ -50,10 +51,13 @@ async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int
     # order of the groups, instead of the newest rows.
     has_session = func.length(log.session_id) > 0
     rows = union_all(*(select(*columns).where(run, has_session) for run in part.runs)).subquery()
-    groups = (rows.c.session_id, rows.c.tenant_id)
+    in_session = func.max(rows.c.currency).over(partition_by=(rows.c.session_id, rows.c.tenant_id))
+    currency = func.coalesce(func.nullif(rows.c.currency, ""), in_session).label("paid_in")
+    rows = select(rows, currency).subquery()
+    groups = (rows.c.session_id, rows.c.tenant_id, rows.c.paid_in)
     last = func.max(rows.c.started_at_ms)
     sums = (func.sum(rows.c[column.name]) for column in columns[4:])
-    query = select(*groups, func.max(rows.c.currency), func.count(), func.min(rows.c.started_at_ms), last, *sums)
+    query = select(*groups, func.count(), func.min(rows.c.started_at_ms), last, *sums)
     query = query.group_by(*groups).order_by(last.desc(), *groups).limit(limit)
     items = [
         Session(

@@ -44,9 +44,17 @@ async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
 
 
 async def list_tenants(
-    conn: AsyncConnection, *, after: str | None = None, limit: int = 20, include_archived: bool = False
+    conn: AsyncConnection,
+    *,
+    after: str | None = None,
+    limit: int = 20,
+    include_archived: bool = False,
+    ids: Collection[str] | None = None,
 ) -> Page[TenantInfo]:
+    """Return one page of the tenants, or of those with these ids. Raises InvalidError."""
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
+    if ids is not None:
+        query = query.where(Tenant.id.in_(ids))
     ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
     page = await newest_first(conn, query, Tenant, after, limit, ever=ever)
     return page.of(_tenant)

@@ -14,6 +14,7 @@ from aiohttp import web
 from gateway.console.tables import Column
 from gateway.console.viewer import Viewer
 
+PROJECTS = "/v1/organization/projects"
 MAX_TENANTS = 100
 _DIGITS = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
@@ -22,22 +23,27 @@ async def tenants(viewer: Viewer) -> Sequence[Mapping[str, Any]]:
     """Returns the newest tenants for a list of suggestions; a tenant's own viewer needs none."""
     if not viewer.sees_all:
         return []
-    found = await viewer.get("/v1/organization/projects", limit=MAX_TENANTS)
+    found = await viewer.get(PROJECTS, limit=MAX_TENANTS)
     return list(found["data"])
 
 
-async def tenant_names(viewer: Viewer) -> Mapping[str, str]:
-    """Returns the names of the newest tenants by their ids."""
-    return names_of(await tenants(viewer))
+async def names_of(viewer: Viewer, ids: Iterable[str | None]) -> Mapping[str, str]:
+    """Returns the names of these tenants by their ids, archived ones included; none for a tenant's own viewer."""
+    wanted = sorted({one for one in ids if one}) if viewer.sees_all else []
+    found: dict[str, str] = {}
+    for start in range(0, len(wanted), MAX_TENANTS):
+        page = await viewer.get(
+            PROJECTS, limit=MAX_TENANTS, include_archived="true", ids=wanted[start : start + MAX_TENANTS]
+        )
+        found |= {one["id"]: one["name"] for one in page["data"]}
+    return found
 
 
-def names_of(tenants: Sequence[Mapping[str, Any]]) -> Mapping[str, str]:
-    return {one["id"]: one["name"] for one in tenants}
-
-
-def named(rows: Iterable[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+async def named(viewer: Viewer, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Returns the rows with the names of their tenants, for the column `TENANT`."""
-    return [{**row, "tenant": names.get(row.get("project_id") or "", row.get("project_id"))} for row in rows]
+    listed = list(rows)
+    names = await names_of(viewer, (row.get("project_id") for row in listed))
+    return [{**row, "tenant": names.get(row.get("project_id") or "", row.get("project_id"))} for row in listed]
 
 
 def tenant_page(row: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, quote
 
 import jinja2
@@ -47,6 +47,8 @@ MAX_OPEN_FORM_BYTES = 16 * 1024
 MAX_FORM_FIELDS = 100
 CELL_BYTES = 32
 """The number of bytes of a body that take as long as one cell of a file."""
+MAX_CELLS_INLINE = 2_000
+"""A page with more cells of tables is rendered off the loop."""
 MAX_PART_CHARS = 256
 """The longest part of a page's path: the name of an object."""
 
@@ -66,6 +68,7 @@ EXPORTING: web.AppKey[set[str]] = web.AppKey("console_exporting", set)
 """The tenants for which a file is made now. Each may have one on a gateway at a time."""
 
 Screen = Callable[[web.Request, Viewer], Awaitable[web.StreamResponse]]
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -125,6 +128,18 @@ def _refused_before(request: web.Request, error: errors.ApiError) -> web.Respons
     return response
 
 
+class LargePage(web.Response):
+    """A page with large tables. It is rendered after the screen has returned, off the loop."""
+
+    def __init__(self, status: int, num_cells: int, render: Callable[[], str]) -> None:
+        super().__init__(status=status, content_type="text/html", charset="utf-8")
+        self.num_cells = num_cells
+        self._render = render
+
+    def made(self) -> bytes:
+        return self._render().encode()
+
+
 def show(
     request: web.Request,
     viewer: Viewer,
@@ -145,8 +160,20 @@ def show(
     wanted = request.query.get("format")
     if wanted and status < 400:
         return File(table or chosen(tables, request.query.get("table")), wanted)
-    table = table or chosen(tables, None)
-    return _page(request, template, status=status, viewer=viewer, table=table, tables=tables, refused=refused, **values)
+    shown = tables.values() if isinstance(tables, Mapping) else tables
+    num_cells = sum(len(one.shown) * len(one.columns) for one in (*shown, *([table] if table else [])))
+    values |= {"table": table or chosen(tables, None), "tables": tables, "refused": refused}
+    if num_cells <= MAX_CELLS_INLINE:
+        return _page(request, template, status=status, viewer=viewer, **values)
+    render = functools.partial(_rendered, request, template, status=status, viewer=viewer, **values)
+    return LargePage(status, num_cells, render)
+
+
+async def in_turn(request: web.Request, num_cells: int, function: Callable[[], T]) -> T:
+    """Runs a function that makes so many cells: off the loop, when it is the tenant's turn, unless they are few."""
+    if num_cells <= MAX_CELLS_INLINE:
+        return function()
+    return await request.app[TEXT_WORK].run(request[TENANT], num_cells * CELL_BYTES, function)
 
 
 def part(request: web.Request, name: str) -> str:
@@ -213,9 +240,8 @@ def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler
             share = request[SHARE] = Share(request.app[INTAKE], viewer.principal)
             with share.held(), _one_file(request, viewer):
                 response = await screen(request, viewer)
-                if isinstance(response, File):
-                    num_bytes = response.num_cells * CELL_BYTES
-                    response.body = await request.app[TEXT_WORK].run(request[TENANT], num_bytes, response.made)
+                if isinstance(response, File | LargePage):
+                    response.body = await in_turn(request, response.num_cells, response.made)
                 return response
         except Refused as refused:
             if refused.status == 401:
@@ -363,7 +389,12 @@ def open_page(request: web.Request, template: str, status: int = 200, **values: 
 def _page(
     request: web.Request, template: str, *, status: int = 200, viewer: Viewer | None, **values: Any
 ) -> web.Response:
-    text = _ENVIRONMENT.get_template(template).render(
+    text = _rendered(request, template, status=status, viewer=viewer, **values)
+    return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")
+
+
+def _rendered(request: web.Request, template: str, *, status: int, viewer: Viewer | None, **values: Any) -> str:
+    return _ENVIRONMENT.get_template(template).render(
         viewer=viewer,
         role_name=viewer and ROLE_NAMES[viewer.role],
         menu=menu_of(viewer.role) if viewer else {},
@@ -374,4 +405,3 @@ def _page(
         status=status,
         **values,
     )
-    return web.Response(status=status, text=text, content_type="text/html", charset="utf-8")

@@ -20,6 +20,8 @@ status that is coloured by what it means, `words` a sentence that is broken into
 FORMATS = ("csv", "parquet")
 MAX_EXPORTED_ROWS = 10_000
 """The rows of a list that one file has at most: they are held in memory."""
+MAX_SHOWN_ROWS = 3_000
+"""The rows of a table on a page: two for each minute of a day. A file has all."""
 NUMBERS: frozenset[Kind] = frozenset(("count", "money", "share", "ms", "moment"))
 
 
@@ -55,6 +57,11 @@ class Table:
     """The values of the query that lead to the next page; empty on the last one."""
     sums: Sequence[Mapping[str, Any]] = ()
     """The rows below, one for each currency. A file lacks them: who adds up its column would count twice."""
+
+    @property
+    def shown(self) -> Sequence[Mapping[str, Any]]:
+        """The rows that a page shows."""
+        return self.rows[:MAX_SHOWN_ROWS]
 
 
 class File(web.Response):
@@ -108,7 +115,7 @@ def _columns_of(table: Table) -> Sequence[Column]:
 def to_csv(table: Table) -> str:
     """Returns CSV with a head line. A text that a spreadsheet could take for a formula is made inert."""
     head = [column.name for column in _columns_of(table)]
-    return csv_text.lines([head, *([_plain(row.get(name)) for name in head] for row in table.rows)])
+    return csv_text.lines([head, *([row.get(name) for name in head] for row in table.rows)])
 
 
 def to_parquet(table: Table) -> bytes:
@@ -136,10 +143,6 @@ def _of_kind(column: Column, row: Mapping[str, Any]) -> Any:
     """Returns a cell for a column of one type: a text that is a number in some rows is a text in all."""
     value = row.get(column.name)
     return value if value is None or column.kind in NUMBERS else str(value)
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if value is not None and not isinstance(value, int | float | str) else value
 
 
 def chosen(tables: Sequence[Table] | Mapping[str, Table], name: str | None) -> Table | None:

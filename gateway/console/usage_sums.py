@@ -140,7 +140,7 @@ class Table:
     @property
     def total(self) -> Sums:
         found = Sums()
-        for sums in self.cells.values():
+        for sums in self.by("time").values():
             found.add(sums)
         return found
 

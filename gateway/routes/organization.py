@@ -36,6 +36,7 @@ async def list_projects(request: web.Request) -> web.Response:
             conn,
             **query.page(request.query),
             include_archived=query.boolean(request.query, "include_archived") or False,
+            ids=query.array(request.query, "ids"),
         )
     return reply(shapes.page_of(page, shapes.project))
 

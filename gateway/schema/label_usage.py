@@ -15,6 +15,8 @@ from gateway.schema.query import Query
 
 NUM_DAYS = 30
 """The days that are summed where no start is named."""
+MAX_DAYS = 31
+"""The days that one request sums: a tenant may have thousands of sums a day."""
 MAX_SECONDS = 2**38
 NUM_VALUES_BY_DAY = 4
 """The values that have sums of their own by day; the others are one sum."""
@@ -27,11 +29,14 @@ def filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> LabelFilter:
     if label != END_USER and label.removeprefix(METADATA) in {label, ""}:
         raise errors.invalid(f"'label' must be '{END_USER}', or '{METADATA}' and the name of a field.", "label")
     until_ms = _milliseconds(asked, "end_time", now_ms + 1)
+    since_ms = _milliseconds(asked, "start_time", max(0, until_ms - NUM_DAYS * DAY_MS))
+    if -(-until_ms // DAY_MS) - since_ms // DAY_MS > MAX_DAYS:
+        raise errors.invalid(f"'start_time' and 'end_time' must be at most {MAX_DAYS} days apart.", "start_time")
     return LabelFilter(
         label=label,
         tenant_id=query.text(asked, "project_id") if tenant_id is None else tenant_id,
         model=query.text(asked, "model"),
-        since_ms=_milliseconds(asked, "start_time", until_ms - NUM_DAYS * DAY_MS),
+        since_ms=since_ms,
         until_ms=until_ms,
     )
 
@@ -63,8 +68,9 @@ def sums(found: Sequence[LabelSum], labels: Sequence[str], days: Sequence[LabelD
 
 
 def largest(found: Sequence[LabelSum]) -> Sequence[str]:
-    """Returns the values with the highest charge, which `by_day` tells one by one."""
-    return list(dict.fromkeys(one.value for one in found))[:NUM_VALUES_BY_DAY]
+    """Returns the values with the highest charge, which `by_day` tells one by one. What is beyond the bound of values is
+    no value, and so is among the others."""
+    return list(dict.fromkeys(one.value for one in found if one.value))[:NUM_VALUES_BY_DAY]
 
 
 def _day(one: LabelDay) -> dict[str, Any]:

@@ -34,6 +34,7 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     caps = {one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]}
     now = time.time()
     tables = [_limits(found, windows), *([_spenders(found)] if viewer.sees_all else [])]
+    first = next(iter(found["caps"]), None)
     return pages.show(
         request,
         viewer,
@@ -42,8 +43,8 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         month_caps=caps,
         months={one["currency"]: _month_chart(found, one, caps[one["currency"]], now) for one in found["spending"]},
         charts={one["currency"]: _spending_chart(one) for one in found["spending"]},
-        first=next(iter(found["caps"]), None),
-        names=await choices.tenant_names(viewer),
+        first=first,
+        names=await choices.names_of(viewer, [first["project_id"]] if first else []),
         since=spans.written(found["failures"]["since"]),
         name_of=_name_of,
         tables=tables,

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from sqlalchemy import event
+
 from accounting.anomalies import end_users
 from accounting.database.db import Database
 from accounting.requests import label_usage, request_log, request_log_pruning
@@ -111,6 +113,23 @@ async def test_a_client_that_invents_values_fills_its_own_day_and_loses_no_amoun
     assert found["user 3"] == 200, "a sum that exists goes on"
     assert await charges(db, tenant_id="proj_b") == {"maria": 100}
     assert await charges(db, since_ms=T0_MS + DAY_MS) == {"maria": 100}
+
+
+async def test_the_sums_of_a_day_are_counted_without_the_other_days(db: Database) -> None:
+    """A tenant may have two thousand sums on each of ninety days, and postings wait for the transaction that counts."""
+    statements: list[tuple[str, Any]] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: Any) -> None:
+        statements.append((statement, parameters))
+
+    async with db.write() as conn:
+        event.listen(conn.sync_connection, "before_cursor_execute", note)
+        await label_usage.note(conn, [row(1, end_user="maria")])
+        event.remove(conn.sync_connection, "before_cursor_execute", note)
+        [(counts, parameters)] = [one for one in statements if "count(*)" in one[0]]
+        if db.dialect == "sqlite":
+            plan = [one[3] for one in await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {counts}", parameters)]
+            assert all("tenant_id=? AND day_ms=?" in step for step in plan), plan
 
 
 async def test_old_days_are_deleted_with_the_log(db: Database) -> None:

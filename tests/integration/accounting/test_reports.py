@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 from money import NOON_MS, RATES, posting
 
@@ -8,7 +9,7 @@ from accounting.billing.reports import ReportQuery
 from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.values.errors import InvalidError
-from accounting.values.types import Usage
+from accounting.values.types import OPERATOR_TENANT, Usage
 
 NOON = NOON_MS // 1000
 DAY, HOUR = 86_400, 3_600
@@ -236,3 +237,56 @@ async def test_pages_have_the_documented_sizes(conn, width, default, most):
     assert len((await usage(conn, 0, NOON, width=width, limit=most)).buckets) == most
     with pytest.raises(InvalidError):
         await usage(conn, 0, NOON, width=width, limit=most + 1)
+
+
+async def every_page(report, conn, **options) -> tuple[list[tuple[int, list]], int]:
+    """The buckets of all pages, as (start, results), and the number of pages."""
+    buckets, page, number = [], None, 0
+    while number == 0 or page is not None:
+        query = ReportQuery(start_time=MIDNIGHT, end_time=NOON + 2 * DAY, page=page, **options)
+        found = await report(conn, query, NOON + 9 * DAY)
+        buckets += [(bucket.start_time, list(bucket.results)) for bucket in found.buckets]
+        page, number = found.next_page, number + 1
+    return buckets, number
+
+
+@pytest.mark.parametrize(
+    ("report", "group", "most"),
+    [
+        (reports.usage, ("project_id", "model"), 2),
+        (reports.costs, ("project_id", "api_key_id"), 1),
+        (reports.costs, ("project_id", "line_item"), 8),
+    ],
+)
+async def test_a_page_ends_before_the_bucket_that_has_no_room_in_it(posted, monkeypatch, report, group, most):
+    asked = {"group_by": group, "width": "1m", "limit": 1440}
+    whole, num_whole_pages = await every_page(report, posted, **asked)
+    monkeypatch.setattr(reports, "MAX_RESULTS", most, raising=False)
+    pieces, num_pages = await every_page(report, posted, **asked)
+    assert pieces == whole
+    assert num_pages > num_whole_pages
+    query = ReportQuery(start_time=MIDNIGHT, end_time=NOON + 2 * DAY, **asked)
+    first = await report(posted, query, NOON + 9 * DAY)
+    assert 0 < sum(len(bucket.results) for bucket in first.buckets) <= most
+
+
+@pytest.mark.parametrize("report", [reports.usage, reports.costs])
+async def test_a_bucket_with_more_results_than_a_page_is_refused(posted, monkeypatch, report):
+    monkeypatch.setattr(reports, "MAX_RESULTS", 1, raising=False)
+    query = ReportQuery(start_time=MIDNIGHT, end_time=NOON + DAY, group_by=("project_id",))
+    with pytest.raises(InvalidError, match="more than 1 results") as refused:
+        await report(posted, query, NOON + DAY)
+    assert refused.value.param == "group_by"
+    alone = await report(posted, msgspec.structs.replace(query, tenant_ids=("proj_a",)), NOON + DAY)
+    assert [len(bucket.results) for bucket in alone.buckets] == [1, 0]
+
+
+async def test_what_filled_public_prefixes_counts_only_for_who_asks_for_it(posted):
+    fill = posting("req_7", Usage(0, 7, 0, 0), opened_at_ms=NOON_MS, tenant_id=OPERATOR_TENANT, key_id="")
+    await request_postings.post(posted, 0, 2, [fill])
+    span = {"start": MIDNIGHT, "end": MIDNIGHT + DAY}
+    assert totals(await usage(posted, **span)) == [(-12 * HOUR, 5)]
+    by_tenant = await costs(posted, **span, group_by=("project_id",))
+    assert {r.tenant_id for r in by_tenant.buckets[0].results} == {"proj_a", "proj_b"}
+    named = await usage(posted, **span, tenant_ids=(OPERATOR_TENANT,), group_by=("project_id",))
+    assert [(r.tenant_id, r.usage.total) for r in named.buckets[0].results] == [(OPERATOR_TENANT, 7)]

@@ -276,6 +276,26 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
     assert await listed(tenant_id="proj_a") == ([late, ("talk", "proj_a", 2, 6, 60, 6)], T0_MS + 2000)
 
 
+async def test_a_session_has_an_entry_for_each_currency_and_refusals_are_in_one_of_them(db: Database) -> None:
+    await write(
+        db,
+        row(1, session_id="talk", currency="EUR", charge=5),
+        row(2, session_id="talk", currency="USD", charge=7),
+        failed(3, session_id="talk", currency=""),
+        row(4, session_id="dollars", charge=9),
+        failed(5, session_id="dollars", currency=""),
+        failed(6, session_id="refused", currency=""),
+    )
+    async with db.read() as conn:
+        found = await sessions.list_sessions(conn, RequestFilter(tenant_id="proj_a"), 10)
+    assert [(one.session_id, one.currency, one.num_requests, one.charge) for one in found.items] == [
+        ("refused", "", 1, 0),
+        ("dollars", "USD", 2, 9),
+        ("talk", "USD", 2, 7),
+        ("talk", "EUR", 1, 5),
+    ]
+
+
 async def test_sums_of_sessions_read_the_newest_rows_and_no_index_of_all(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -231,6 +231,18 @@ async def test_costs_have_it_as_line_items_of_their_own(db, tenant):
     assert not any(b.results for b in (*of_a_key.buckets, *of_others.buckets))
 
 
+async def test_a_page_of_costs_has_a_bounded_number_of_them(db, tenant, monkeypatch):
+    await note(db, *(reading(tenant, START + n * HOUR_S, pinned=2 * GB_HOUR) for n in range(4)))
+    await charge(db, due_ms(START + 3 * HOUR_S))
+    monkeypatch.setattr(reports, "MAX_RESULTS", 4, raising=False)
+    asked = ReportQuery(start_time=START, end_time=START + 5 * HOUR_S, width="1h", group_by=("line_item",))
+    async with db.read() as conn:
+        first = await reports.costs(conn, asked, START)
+        rest = await reports.costs(conn, msgspec.structs.replace(asked, page=first.next_page), START)
+    assert [len(b.results) for b in first.buckets] == [2, 2]
+    assert [len(b.results) for b in rest.buckets] == [2, 2, 0]
+
+
 async def test_a_range_has_the_hours_that_begin_in_it(db, tenant):
     await note(db, *(reading(tenant, START + n * HOUR_S) for n in range(3)))
     await charge(db, due_ms(START + 2 * HOUR_S))

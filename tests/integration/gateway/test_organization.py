@@ -40,6 +40,8 @@ async def test_a_projects_life(organization):
     assert made.id not in listed
     everything = [p.id async for p in organization.projects.list(include_archived=True)]
     assert made.id in everything
+    named = await organization.projects.list(include_archived=True, extra_query={"ids": [made.id, "proj_none"]})
+    assert [project.id for project in named.data] == [made.id]
     with pytest.raises(openai.ConflictError):
         await organization.projects.update(made.id, name="again")
 

@@ -13,6 +13,7 @@ from accounting.prices import pricing
 from accounting.requests import request_postings
 from accounting.values.types import Usage
 from gateway.base.app_keys import DATABASE
+from gateway.routes import common
 from gateway.schema.money import decimal
 
 NOON = NOON_MS // 1000
@@ -121,6 +122,19 @@ async def test_a_tenant_key_sees_its_own_tenant_whatever_it_asks_for(gateway):
                 (bucket,) = (await answer.json())["data"]
                 results = [(r["project_id"], r["num_model_requests"]) for r in bucket["results"]]
                 assert results == [(gateway.keys.tenant_id, 2)]
+
+
+async def test_a_long_page_is_written_off_the_loop_and_is_the_same(gateway, monkeypatch):
+    params = {"start_time": MIDNIGHT, "end_time": MIDNIGHT + 86_400, "group_by": "project_id"}
+
+    async def read(path):
+        async with gateway.session(gateway.keys.admin_key) as session, session.get(path, params=params) as answer:
+            return {**(await answer.json()), "as_of": 0}
+
+    paths = ("/v1/organization/usage/completions", "/v1/organization/usage/embeddings", "/v1/organization/costs")
+    near = [await read(path) for path in paths]
+    monkeypatch.setattr(common, "INLINE_ENTRIES", 0)
+    assert [await read(path) for path in paths] == near
 
 
 async def test_a_tenants_page_does_not_fit_the_operator(gateway):

@@ -21,7 +21,7 @@ def test_what_a_formula_begins_with_gets_a_quote(first, before):
     assert record[0].replace("'", "", 1) == (before + first + "1").replace("\0", "")
 
 
-@pytest.mark.parametrize("number", [-5, 0, 2**53, Decimal("-1.5"), Decimal(-1).scaleb(-6)])
+@pytest.mark.parametrize("number", [-5, 0, 2**53, Decimal("-1.5"), Decimal(-1).scaleb(-6), -0.25, 0.4])
 def test_numbers_are_untouched_and_unquoted(number):
     assert csv_text.line([number]) == f"{number}\r\n"
 

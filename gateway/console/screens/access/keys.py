@@ -35,8 +35,11 @@ PAGE_ROWS = 100
 async def list_keys(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     tenant_id = _tenant_of(request, viewer)
     tenants = await choices.tenants(viewer)
-    table = None if tenant_id or not viewer.sees_all else Table("tenants", _TENANTS, tenants, _NO_TENANT)
-    if tenant_id and _reads(viewer):
+    table = None
+    if viewer.sees_all and not tenant_id:
+        listed = await viewer.listed(choices.PROJECTS, PAGE_ROWS)
+        table = Table("tenants", _TENANTS, listed["data"], _NO_TENANT, next_page(listed))
+    elif tenant_id and _reads(viewer):
         found = await viewer.listed(viewer.own("keys"), PAGE_ROWS, project_id=tenant_id)
         rows = [{**one, "state": state_of(one, time.time())} for one in found["data"]]
         table = Table("keys", _COLUMNS, [_row(one) for one in rows], _EMPTY, next_page(found))

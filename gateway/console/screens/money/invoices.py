@@ -68,7 +68,7 @@ async def close_period(request: web.Request, viewer: Viewer) -> web.StreamRespon
     except Refused as refused:
         return await list_invoices(request, viewer, refused.message, form)
     if left := made.get("refused"):
-        names = choices.names_of(await choices.tenants(viewer))
+        names = await choices.names_of(viewer, (one["project_id"] for one in left))
         of_each = [f"{names.get(one['project_id'], one['project_id'])}: {one['message']}" for one in left]
         return await list_invoices(
             request, viewer, " ".join((f"{len(made['data'])} invoices were made.", *of_each)), form
@@ -108,7 +108,7 @@ async def list_invoices(
     of_tenant = {"project_id": asked.get("project_id")}
     given = await viewer.listed(viewer.own("credits"), PAGE_ROWS, AFTER_CREDIT, table="credits", **of_tenant)
     tenants = await choices.tenants(viewer)
-    credits = choices.named(given["data"], choices.names_of(tenants))
+    credits = await choices.named(viewer, given["data"])
     tables = [_invoices(found, viewer), _credits(credits, viewer, next_page(given, AFTER_CREDIT))]
     return pages.show(
         request,

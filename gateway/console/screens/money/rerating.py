@@ -27,21 +27,20 @@ async def show_month(request: web.Request, viewer: Viewer) -> web.StreamResponse
     form = {name: request.query.get(name, "").strip() for name in FIELDS}
     form["period"] = form["period"] or periods.period_of(int(time.time()))
     versions = [one["id"] for one in (await viewer.get(SHEETS, limit=PAGE_ROWS))["data"]]
-    names = await choices.tenants(viewer)
     found, message = None, ""
     if form["sheet"]:
         try:
             found = await _read(viewer, form)
         except Refused as refused:
             message = f"There is no version {form['sheet']}." if refused.status == 404 else refused.message
-    tables = [] if found is None else _tables(found, form, choices.names_of(names))
+    tables = [] if found is None else await _tables(viewer, found, form)
     return pages.show(
         request,
         viewer,
         "rerating.html",
         form=form,
         versions=versions,
-        tenants=names,
+        tenants=await choices.tenants(viewer),
         found=found,
         message=message,
         tables=tables,
@@ -58,8 +57,8 @@ async def _read(viewer: Viewer, form: Mapping[str, str]) -> Mapping[str, Any]:
     return await viewer.listed(path, PAGE_ROWS, **asked)
 
 
-def _tables(found: Mapping[str, Any], form: Mapping[str, str], names: Mapping[str, str]) -> Sequence[Table]:
-    tenants = choices.named([{**row, "currency": found["currency"]} for row in found["data"]], names)
+async def _tables(viewer: Viewer, found: Mapping[str, Any], form: Mapping[str, str]) -> Sequence[Table]:
+    tenants = await choices.named(viewer, ({**row, "currency": found["currency"]} for row in found["data"]))
     models = [{**row, "currency": found["currency"]} for row in found["models"]]
     empty = "Nobody used anything in this month in the currency of this sheet."
     name = f"{form['period']}-by-{found['price_version'].replace('@', '-')}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +23,11 @@ from gateway.console.viewer import Viewer
 MEASURES: Sequence[Measure] = ("cost", "tokens", "requests")
 FILTERS = ("project_id", "api_key_id", "model", "tier")
 COST_DIMENSIONS: Mapping[str, str] = {"tenant": "project_id", "key": "api_key_id"}
+MAX_PAGES = 4
+"""The pages of the API, of up to 10,000 results each, that a page sums up."""
+RESULT_CELLS = 10
+"""The number of cells that take as long as the sums of one result."""
+_Buckets = Sequence[Mapping[str, Any]]
 EMPTY = "Nothing was used in this time. Send a request with an API key, or choose another time."
 
 
@@ -36,11 +42,9 @@ async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse
     groups = [name for name in GROUPS if viewer.sees_all or name != "tenant"]
     if group not in groups or measure not in MEASURES:
         raise errors.invalid("This grouping is not known.", "group")
-    sums = await _sums(viewer, span, group, choices.asked(request, FILTERS))
-    currency = _currency(sums, asked.get("currency", ""))
-    total = sums.total
-    names = await choices.tenant_names(viewer) if group == "tenant" else {}
-    tables = [_by_group(sums, group, names, request.rel_url), _by_time(sums, span, request.rel_url)]
+    sums, num_cells = await _sums(viewer, span, group, choices.asked(request, FILTERS))
+    names = await choices.names_of(viewer, {name for _, name in sums.cells}) if group == "tenant" else {}
+    values = await pages.in_turn(request, num_cells, lambda: _values(request, span, group, measure, sums, names))
     return pages.show(
         request,
         viewer,
@@ -50,44 +54,72 @@ async def show_usage(request: web.Request, viewer: Viewer) -> web.StreamResponse
         measure=measure,
         groups=groups,
         measures=MEASURES,
-        currency=currency,
-        currencies=sums.currencies,
         filters=[name for name in FILTERS if viewer.sees_all or name != "project_id"],
-        bars=_bars(sums, span, measure, currency, names),
-        targets=[_into(request.rel_url, span, start) for start in span.starts],
-        totals=total.counts,
-        costs=[(each, total.amount(each)) for each in sums.currencies or [currency]],
         written=spans.written,
-        tables=tables,
+        **values,
     )
 
 
-async def _sums(viewer: Viewer, span: Span, group: Group, filters: Mapping[str, str]) -> SumsTable:
-    """Returns the sums of the span by time and group, from two calls of the API."""
+def _values(
+    request: web.Request, span: Span, group: Group, measure: Measure, sums: SumsTable, names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns what the page shows of the sums."""
+    currency, here = _currency(sums, request.query.get("currency", "")), request.rel_url
+    total = sums.total
+    return {
+        "currency": currency,
+        "currencies": sums.currencies,
+        "bars": _bars(sums, span, measure, currency, names),
+        "targets": [_into(here, span, start) for start in span.starts],
+        "totals": total.counts,
+        "costs": [(each, total.amount(each)) for each in sums.currencies or [currency]],
+        "tables": [_by_group(sums, group, names, here), _by_time(sums, span, here)],
+    }
+
+
+async def _sums(viewer: Viewer, span: Span, group: Group, filters: Mapping[str, str]) -> tuple[SumsTable, int]:
+    """Returns the sums of the span by time and group from two reports of the API, and the number of cells that take as
+    long as they. Raises `ApiError` 400 for too many.
+    """
     width, most = spans.API_WIDTHS[span.width], spans.MOST[span.width]
-    common = {"start_time": span.start, "end_time": span.end, "bucket_width": width, "limit": most}
+    common: dict[str, Any] = {"start_time": span.start, "end_time": span.end, "bucket_width": width, "limit": most}
     common |= {f"{name}s": filters[name] for name in ("project_id", "api_key_id") if name in filters}
     tier, model = filters.get("tier"), filters.get("model")
     batch = {"batch": "true", "default": "false"}.get(tier or "")
     dimension = GROUPS[group]
-    used, cost = await asyncio.gather(
-        viewer.get(
-            "/v1/organization/usage/completions",
-            **common,
-            models=model,
-            batch=batch,
-            group_by=[] if dimension is None else [dimension],
-        ),
-        viewer.get("/v1/organization/costs", **common, group_by=_cost_groups(group, filters)),
-    )
-    sums = SumsTable(group)
-    sums.add_usage(used["data"])
+    groups = [] if dimension is None else [dimension]
+    sums, turn = SumsTable(group), asyncio.Lock()
 
     def is_asked(item: Item) -> bool:
         return model in {None, item.model} and tier in {None, item.tier}
 
-    sums.add_costs(cost["data"], is_asked)
-    return sums
+    used = {"group_by": groups, "models": model, "batch": batch}
+    cost = {"group_by": _cost_groups(group, filters)}
+    cells = await asyncio.gather(
+        _each_page(viewer, "/v1/organization/usage/completions", common | used, sums.add_usage, turn),
+        _each_page(viewer, "/v1/organization/costs", common | cost, partial(sums.add_costs, is_asked=is_asked), turn),
+    )
+    return sums, sum(cells)
+
+
+async def _each_page(
+    viewer: Viewer, path: str, query: Mapping[str, Any], add: Callable[[_Buckets], None], turn: asyncio.Lock
+) -> int:
+    """Adds up the pages of a report, one at a time, and returns the number of cells that take as long. Raises `ApiError`
+    400 if there are more than `MAX_PAGES`.
+    """
+    num_cells, page = 0, None
+    for _ in range(MAX_PAGES):
+        found = await viewer.get(path, page=page, **query)
+        page_cells = RESULT_CELLS * sum(len(bucket["results"]) for bucket in found["data"])
+        async with turn:
+            await pages.in_turn(viewer.request, page_cells, partial(add, found["data"]))
+        num_cells, page = num_cells + page_cells, found["next_page"]
+        if page is None:
+            return num_cells
+    raise errors.invalid(
+        "These are too many sums for one page. Choose a shorter time, wider bars, another group or a filter.", "start"
+    )
 
 
 def _cost_groups(group: Group, filters: Mapping[str, str]) -> Sequence[str]:

@@ -59,8 +59,9 @@ def _bars(found: Mapping[str, Any], span: Span) -> charts.Bars | None:
     totals = Counter[str]()
     for one in found["days"]:
         if one["currency"] == currency and one["start_time"] in days:
-            name = one["value"] or BEYOND
-            days[one["start_time"]][name] = one["charge_micro_units"]
+            name, parts = one["value"] or BEYOND, days[one["start_time"]]
+            # A client may name a value as the rest is named here.
+            parts[name] = parts.get(name, 0) + one["charge_micro_units"]
             totals[name] += one["charge_micro_units"]
     names = sorted(totals, key=lambda name: (name == BEYOND, -totals[name]))
     labelled = [

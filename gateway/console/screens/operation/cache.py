@@ -22,11 +22,9 @@ KINDS = {"system": "System message of a chat", "text": "Start of a prompt for /v
 
 async def show_cache(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     found = await viewer.get("/admin/v1/cache", hours=request.query.get("hours"))
-    names = await choices.tenant_names(viewer)
+    tenants = await choices.named(viewer, map(_tenant, found["tenants"]))
     tables = {
-        "tenants": Table(
-            "cache-tenants", _TENANT_COLUMNS, choices.named(map(_tenant, found["tenants"]), names), _NO_TENANTS
-        ),
+        "tenants": Table("cache-tenants", _TENANT_COLUMNS, tenants, _NO_TENANTS),
         "workers": Table("cache-workers", _WORKER_COLUMNS, [_worker(one) for one in found["workers"]], _NO_WORKERS),
         "prefixes": Table("cache-prefixes", _PREFIX_COLUMNS, [_prefix(one) for one in found["prefixes"]], _NO_PREFIXES),
     }

@@ -18,10 +18,10 @@ NUM_BARS = 20
 async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     asked = choices.asked(request, ("minutes", "tier"))
     found = await viewer.get("/admin/v1/fairness", **asked)
-    names = await choices.tenant_names(viewer)
-    refusals = choices.named(found["refusals"], names)
+    tenants = await choices.named(viewer, found["tenants"])
+    refusals = await choices.named(viewer, found["refusals"])
     tables = {
-        "shares": Table("fairness", _SHARES, choices.named(found["tenants"], names), _NOBODY),
+        "shares": Table("fairness", _SHARES, tenants, _NOBODY),
         "refusals": Table("refusals", _REFUSALS, refusals, "Nobody was refused in these minutes."),
     }
     shares = [share for one in found["tenants"] for share in (one["promised_share"], one["received_share"])]
@@ -32,14 +32,14 @@ async def show_fairness(request: web.Request, viewer: Viewer) -> web.StreamRespo
         found=found,
         tiers=TIERS,
         tables=tables,
-        bars=[_bars(one, names, max(shares)) for one in found["tenants"][:NUM_BARS]],
+        bars=[_bars(one, max(shares)) for one in tenants[:NUM_BARS]],
     )
 
 
-def _bars(one: Mapping[str, Any], names: Mapping[str, str], longest: float) -> Mapping[str, Any]:
+def _bars(one: Mapping[str, Any], longest: float) -> Mapping[str, Any]:
     return {
         "project_id": one["project_id"],
-        "name": names.get(one["project_id"], one["project_id"]),
+        "name": one["tenant"],
         "received": one["received_share"],
         "promised": one["promised_share"],
         "received_line": charts.line_of([("received", one["received_share"])], longest),

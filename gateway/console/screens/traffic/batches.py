@@ -38,7 +38,7 @@ async def list_batches(
     asked = choices.asked(request, _filters(viewer))
     found = await viewer.listed(viewer.own("batches"), PAGE_ROWS, **asked)
     tenants = await choices.tenants(viewer)
-    rows = choices.named(map(_row, found["data"]), choices.names_of(tenants))
+    rows = await choices.named(viewer, map(_row, found["data"]))
     empty = _EMPTY if not asked and not viewer.sees_all else _NONE
     return pages.show(
         request,

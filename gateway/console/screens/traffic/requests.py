@@ -41,7 +41,7 @@ async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamRespo
     try:
         asked = _asked(request)
         found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, **asked)
-        rows = choices.named(map(row_of, found["data"]), choices.names_of(tenants))
+        rows = await choices.named(viewer, map(row_of, found["data"]))
         table = Table("requests", columns, rows, _EMPTY, next_page(found))
         chart = None if request.query.get("format") else await _volume(viewer, asked)
     except (Refused, errors.ApiError) as refusal:

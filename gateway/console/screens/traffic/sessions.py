@@ -24,7 +24,7 @@ async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamRespo
     asked = choices.asked(request, ("project_id", "model"))
     found = await viewer.get(viewer.own("sessions"), limit=PAGE_ROWS, **asked)
     tenants = await choices.tenants(viewer)
-    rows = choices.named(map(_session, found["data"]), choices.names_of(tenants))
+    rows = await choices.named(viewer, map(_session, found["data"]))
     return pages.show(
         request,
         viewer,

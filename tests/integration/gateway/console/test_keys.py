@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from html import unescape
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from gateways import PEPPER, RunningGateway
 from accounting.access import api_keys
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import DATABASE
+from gateway.console import choices
+from gateway.console.screens.access import keys
 from gateway.console.screens.access.keys import SCOPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,6 +37,25 @@ async def works(gateway: RunningGateway, key: str) -> bool:
 def value_in(text: str) -> str:
     [value] = re.findall(r"hg_live_\w{10}_\w{43}_\w{6}", text)
     return str(value)
+
+
+async def test_every_tenant_is_on_a_page_of_the_list(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {(await shared_gateway.new_tenant(f"listed {number}"))[0] for number in range(3)}
+    monkeypatch.setattr(choices, "MAX_TENANTS", 1)
+    monkeypatch.setattr(keys, "PAGE_ROWS", 2)
+    seen: set[str] = set()
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        address: str | None = "/keys"
+        while address is not None:
+            page = await operator.get(address)
+            seen |= set(re.findall(r"/keys\?project_id=(proj_\w+)", page.text))
+            found = re.search(r'rel="next" href="/console([^"]+)"', page.text)
+            address = unescape(found[1]) if found else None
+        file = await operator.get("/keys?format=csv")
+    assert made <= seen
+    assert all(tenant in file.text for tenant in made)
 
 
 async def test_the_screen_knows_every_scope() -> None:

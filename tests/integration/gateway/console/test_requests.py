@@ -292,3 +292,21 @@ async def test_a_request_leads_to_the_lines_of_its_invoice_or_of_the_draft(share
         page = await tenant.get(f"/requests/{request_id}")
         assert f'href="/console/invoices/{number}#lines"' in page.text
         assert 'id="lines"' in (await tenant.get(f"/invoices/{number}")).text
+
+
+async def test_an_empty_part_of_the_list_leads_on_to_what_follows(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, key = await shared_gateway.new_tenant("sparse")
+    wanted = await add(shared_gateway, 70_001, tenant_id=tenant, duration_ms=9000)
+    for number in (70_002, 70_003):
+        await add(shared_gateway, number, tenant_id=tenant, duration_ms=5)
+    monkeypatch.setattr(request_log, "MAX_SCANNED_ROWS", 1)
+    async with signed_in(shared_gateway, key) as browser:
+        address = "/requests?min_duration_ms=8000"
+        for _ in range(2):
+            page = await browser.get(address)
+            assert "Nothing was found in this part of the list." in page.words
+            [found] = re.findall(r'rel="next" href="/console([^"]+)"', page.text)
+            address = unescape(found)
+        assert wanted in (await browser.get(address)).text

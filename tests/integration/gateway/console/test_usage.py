@@ -12,8 +12,10 @@ from console_pages import signed_in
 from console_world import spend
 from markupsafe import Markup
 
-from gateway.console import spans
+from accounting.billing import reports
+from gateway.console import choices, pages, spans, tables
 from gateway.console.formats import amount, money
+from gateway.console.screens.money import usage
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROBE = "<script>alert(1)</script>%22'"
@@ -85,6 +87,51 @@ async def test_each_currency_has_a_sum_of_its_own(shared_gateway):
             (tenants["USD"], str(charge), "USD"),
             (tenants["JPY"], str(yen), "JPY"),
         }
+
+
+async def test_a_page_sums_up_several_pages_of_the_api_and_says_when_there_are_too_many(shared_gateway, monkeypatch):
+    tenant, key = await shared_gateway.new_tenant("long report")
+    charge = sum([await spend(shared_gateway, tenant, days_ago=200 + n) for n in range(3)])
+    now = int(time.time())
+    days = f"start={spans.written(now - 203 * 86_400)}&end={spans.written(now - 199 * 86_400)}"
+    monkeypatch.setattr(reports, "MAX_RESULTS", 4, raising=False)
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get(f"/usage?{days}")
+        assert f"Cost {Markup(amount(charge, 'USD')).striptags()}" in page.words
+        assert "Requests 3" in page.words
+        monkeypatch.setattr(usage, "MAX_PAGES", 2)
+        page = await browser.get(f"/usage?{days}")
+        assert page.status == 400
+        assert "too many sums for one page" in page.words
+
+
+async def test_a_large_page_is_rendered_off_the_loop_and_is_the_same(shared_gateway, monkeypatch):
+    tenant, key = await shared_gateway.new_tenant("large page")
+    for key_id in ("key_1", "key_2"):
+        await spend(shared_gateway, tenant, key_id=key_id)
+    async with signed_in(shared_gateway, key) as browser:
+        small = await browser.get("/usage?group=key")
+        monkeypatch.setattr(pages, "MAX_CELLS_INLINE", 0)
+        large = await browser.get("/usage?group=key")
+        assert (large.status, large.words) == (200, small.words)
+        for name in ("content-type", "content-security-policy", "cache-control"):
+            assert large.headers[name] == small.headers[name]
+        monkeypatch.setattr(tables, "MAX_SHOWN_ROWS", 1)
+        cut = await browser.get("/usage?group=key")
+        assert "1 of 2 rows Export all rows" in cut.words
+        file = await browser.get("/usage?group=key&format=csv")
+        assert len(file.text.splitlines()) == 3
+
+
+async def test_tenants_have_their_names_however_many_there_are(shared_gateway, monkeypatch):
+    made = [(await shared_gateway.new_tenant(name))[0] for name in ("of old", "of late")]
+    for tenant in made:
+        await spend(shared_gateway, tenant)
+    monkeypatch.setattr(choices, "MAX_TENANTS", 1)
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get("/usage?group=tenant")
+        for tenant, name in zip(made, ("of old", "of late"), strict=True):
+            assert f"{tenant} {name}" in page.words
 
 
 async def test_what_is_typed_stays_text_and_what_cannot_be_is_a_sentence(shared_gateway):

@@ -76,6 +76,16 @@ async def test_wrong_queries_are_refused_by_name(shared_gateway: RunningGateway)
     assert (await labels(shared_gateway, key, order="asc"))[0] == 400
 
 
+async def test_a_month_of_days_is_summed_at_a_time(shared_gateway: RunningGateway) -> None:
+    key, day, first = shared_gateway.keys.api_key, 86_400, 20_000 * 86_400
+    status, answer = await labels(shared_gateway, key, start_time=0, by_day="true")
+    assert (status, answer["error"]["param"]) == (400, "start_time")
+    for num_seconds, expected in ((31 * day, 200), (31 * day + 1, 400)):
+        status, _ = await labels(shared_gateway, key, start_time=first, end_time=first + num_seconds)
+        assert status == expected
+    assert (await labels(shared_gateway, key))[0] == (await labels(shared_gateway, key, end_time=day))[0] == 200
+
+
 async def test_the_page_shows_hostile_values_as_text_and_exports_them_inert(shared_gateway: RunningGateway) -> None:
     _, key = await shared_gateway.new_tenant("hostile labels", ["chat", "usage:read"])
     await ask(shared_gateway, key, user=FORMULA, metadata={PROBE: PROBE})
