@@ -84,6 +84,9 @@ class Journal:
         self.on_records: Callable[[], None] = lambda: None
         """Called in the loop when records are on their way to the disk."""
         self._waiting: list[Done] = []
+        self._is_sync_wanted = False
+        self._sync_at: float | None = None
+        """The moment at which OPENs must be synced for which no ending has come. The writer owns it."""
         self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
         self._writing = threading.Lock()
@@ -173,11 +176,14 @@ class Journal:
     def _write_all(self) -> None:
         while True:
             with self._arrived:
-                self._arrived.wait_for(lambda: self._queue or self._closing)
+                self._arrived.wait_for(lambda: self._queue or self._closing, self._sync_in_s())
                 batch = list(self._queue)
                 self._queue.clear()
             if not batch:
-                return
+                if self._closing:
+                    return
+                self._want_sync()
+                continue
             try:
                 with self._writing:
                     if self._failure is not None:
@@ -200,8 +206,21 @@ class Journal:
                     self._open.pop(entry.request_id, None)
             self._waiting += [e.done for e in batch if e.durable]
             self._unsynced_seq = self._log.chain.next_seq - 1
-            self._written.notify()
+            if self._sync_at is None:
+                self._sync_at = time.monotonic() + OPEN_SYNC_S
+            if self._waiting or self._sync_in_s() == 0.0:
+                self._want_sync()
         self._tell([e.done for e in batch if not e.durable], None)
+
+    def _sync_in_s(self) -> float | None:
+        """Returns the seconds until OPENs must be synced for which no ending has come, or None if there are none."""
+        return None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
+
+    def _want_sync(self) -> None:
+        self._sync_at = None
+        with self._written:
+            self._is_sync_wanted = True
+            self._written.notify()
 
     def _rotate(self) -> None:
         """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
@@ -232,12 +251,10 @@ class Journal:
     def _sync_all(self) -> None:
         while True:
             with self._written:
-                self._written.wait_for(lambda: self._is_behind() or self._writer_ended)
-                if not self._is_behind():
+                self._written.wait_for(lambda: self._is_sync_wanted or self._writer_ended)
+                if not self._is_behind() and self._writer_ended:
                     return
-                if not self._waiting and not self._closing:
-                    # There are only OPENs: wait briefly for other records.
-                    self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
+                self._is_sync_wanted = False
                 seq, waiting, file = self._unsynced_seq, self._waiting, self._log.file
                 self._waiting = []
                 if self._synced_seq >= seq:  # a rotation synced them
