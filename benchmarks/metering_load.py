@@ -84,7 +84,7 @@ class Load:
                     await asyncio.sleep(0.01)
                 opened, posting = self.request()
                 await journal.open(opened)
-                await metered.admission.record(posting)
+                await metered.admission.endings.record(posting)
 
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 
@@ -94,7 +94,7 @@ class Load:
 
         async def write() -> None:
             for _ in left:
-                await metered.admission.record(self.request()[1])
+                await metered.admission.endings.record(self.request()[1])
 
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 
@@ -136,7 +136,7 @@ class Arriving:
         opened, posting = self.load.request()
         await self.metered.journal.open(opened)
         began = time.perf_counter()
-        await self.metered.admission.record(posting)
+        await self.metered.admission.endings.record(posting)
         durable = time.perf_counter()
         self.settle_s.append(durable - began)
         if self.with_lag:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -101,28 +102,32 @@ async def ask_sql(
 
 
 class Detached:
-    """Owns tasks that must outlive a client that has gone: settlements, aborts. They are awaited at the end."""
+    """Owns work that must outlive a client that has gone: settlements, aborts. It is awaited at the end."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._work: set[asyncio.Future[Any]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
+        self.keep(task, name)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("detached_task_failed", exc_info=error, extra={"task": task.get_name()})
+    def keep(self, work: asyncio.Future[Any], name: str) -> None:
+        """Owns work that has begun."""
+        self._work.add(work)
+        work.add_done_callback(partial(self._done, name))
+
+    def _done(self, name: str, work: asyncio.Future[Any]) -> None:
+        self._work.discard(work)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            logger.error("detached_task_failed", exc_info=error, extra={"task": name})
 
     async def join(self, timeout_s: float) -> None:
-        """Waits for all tasks, those too that begin meanwhile, then cancels those that are not done in time."""
+        """Waits for all of it, what begins meanwhile too, then cancels what is not done in time."""
         until = time.monotonic() + timeout_s
-        while self._tasks and (left_s := until - time.monotonic()) > 0:
-            await asyncio.wait(self._tasks, timeout=left_s)
-        if late := list(self._tasks):
+        while self._work and (left_s := until - time.monotonic()) > 0:
+            await asyncio.wait(self._work, timeout=left_s)
+        if late := list(self._work):
             for task in late:
                 task.cancel()
             await asyncio.wait(late)

@@ -20,7 +20,8 @@ from gateway.base import errors
 from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
 from gateway.limiter.rules import BudgetUse
-from gateway.metering.admission import Admitted, Settled
+from gateway.metering.admission import Admitted
+from gateway.metering.endings import Noted, Settled
 from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.links import failures
@@ -389,10 +390,10 @@ class Generation:
         """Returns the ending if the answer could not be stored."""
         return self.admitted.unstored(self._bought)
 
-    async def end(self, posting: Posting) -> Settled:
-        """Ends the request durably."""
+    def end(self, posting: Posting, noted: Noted | None = None) -> asyncio.Future[Settled]:
+        """Ends the request durably, as `Admitted.end` does."""
         self.is_over = True
-        return await self.admitted.end(posting)
+        return self.admitted.end(posting, noted)
 
     def leave(self) -> None:
         """Keeps the request from being ended until `end` comes, or the next start of this gateway."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.limiter.limit_replies import scope_of
 from gateway.limiter.rules import BudgetUse
-from gateway.metering.admission import Settled
+from gateway.metering.endings import Settled
 from gateway.text.volatile import VolatilePart, to_blame
 from workers.protocol.messages import CacheReport, Failed, Finished, TimelineEvent
 

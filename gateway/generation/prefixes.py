@@ -199,7 +199,7 @@ class Filler:
             generation.note(final)
         except BaseException:
             generation.begin_abort()
-            self._admission.detach(generation.abandon("internal"))
+            self._admission.endings.detach(generation.abandon("internal"))
             raise
         finally:
             generation.close()

@@ -23,7 +23,7 @@ from gateway.generation.writer import Ending, Writer
 from gateway.http.sse import CONTENT_TYPE, EventStream, KeptStream
 from gateway.idempotency.claimed_key import CLAIMED_KEY
 from gateway.idempotency.retries import RETRIES, SDK_RETRY
-from gateway.metering.admission import Settled
+from gateway.metering.endings import Settled
 from gateway.schema.sampling import SamplingFields
 from gateway.telemetry.keys import RECORD
 

@@ -28,7 +28,8 @@ from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
 from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
-from gateway.metering.admission import Admission, Reserved, Settled
+from gateway.metering.admission import Admission, Reserved
+from gateway.metering.endings import Settled
 from gateway.metering.settlement import unstored
 from gateway.routing.links.fleet import Fleet
 from gateway.routing.links.link import Event, Mailbox
@@ -237,9 +238,14 @@ class GenerationGroup:
         `ApiError` if it could not be stored.
         """
         self._record.mark("finished")
-        work = self._settle(postings, answer, content_type)
-        self._record.settling = self._engine.detached.spawn(work, "settle a request")
-        await asyncio.shield(self._record.settling)
+        if self._key is None and len(postings) == 1:  # a task would take as long as all the rest
+            settling: asyncio.Future[Any] = self.generations[0].end(postings[0], lambda settled: self._note([settled]))
+            self._engine.detached.keep(settling, "settle a request")
+        else:
+            work = self._settle(postings, answer, content_type)
+            settling = self._engine.detached.spawn(work, "settle a request")
+        self._record.settling = settling
+        await asyncio.shield(settling)
         if self._key is not None and not self._key.is_stored:
             raise not_stored(self._orders[0].facts.batch_id is not None)
 
@@ -258,13 +264,13 @@ class GenerationGroup:
                 if not isinstance(error, SQLAlchemyError | OSError):
                     raise
                 raise errors.unavailable("database_unavailable", "The answer cannot be stored now.") from error
-        if len(postings) == 1:
-            self.settled = [await self.generations[0].end(postings[0])]
-        else:
-            pairs = zip(self.generations, postings, strict=True)
-            self.settled = list(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
+        pairs = zip(self.generations, postings, strict=True)
+        self._note(await asyncio.gather(*(generation.end(posting) for generation, posting in pairs)))
+
+    def _note(self, settled: list[Settled]) -> None:
+        self.settled = settled
         self._record.mark("settled")
-        self._fill_record(self.settled, self.usage)
+        self._fill_record(settled, self.usage)
         if self._ended is not None and self._record.num_retries:
             _ = self._engine.detached.spawn(self._tell(self._ended), "tell of an ending")
 

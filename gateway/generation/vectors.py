@@ -23,7 +23,7 @@ from gateway.generation.headgate_object import headgate_of
 from gateway.generation.reply import Work, ended_of, settle
 from gateway.generation.stream import GENERATION, GenerationGroup
 from gateway.idempotency.claimed_key import CLAIMED_KEY
-from gateway.metering.admission import Settled
+from gateway.metering.endings import Settled
 from gateway.telemetry.keys import RECORD
 
 Encoding = Literal["float", "base64"]

@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,11 +41,15 @@ class JournalPoisoned(Exception):
     """A write or sync failed: this record may or may not be on the disk."""
 
 
+Done = Callable[[JournalPoisoned | None], None]
+"""Called in the loop once a record is where it has to be, or with the failure."""
+
+
 class _Entry(NamedTuple):
     kind: Kind
     payload: bytes
     request_id: str
-    done: asyncio.Future[None]
+    done: Done
     durable: bool
 
 
@@ -78,7 +83,10 @@ class Journal:
         self._arrived = threading.Condition()
         self.on_records: Callable[[], None] = lambda: None
         """Called in the loop when records are on their way to the disk."""
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting: list[Done] = []
+        self._is_sync_wanted = False
+        self._sync_at: float | None = None
+        """The moment at which OPENs must be synced for which no ending has come. The writer owns it."""
         self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
         self._writing = threading.Lock()
@@ -113,10 +121,21 @@ class Journal:
 
     async def end(self, posting: Posting) -> None:
         """Writes an ending durably, before the client sees the end of its reply."""
+        written: asyncio.Future[None] = self._loop.create_future()
+        self.begin_end(posting, partial(_resolve, written))
+        await written
+
+    def begin_end(self, posting: Posting, done: Done) -> None:
+        """Writes an ending durably, and wakes no task: `done` is called in the loop. Raises JournalPoisoned."""
         kind = Kind.SETTLE if posting.kind == "settle" else Kind.VOID
         began = time.perf_counter()
-        await self._append(kind, journal_records.encode(posting), posting.request_id, durable=True)
-        self._committed(time.perf_counter() - began)
+
+        def told(failure: JournalPoisoned | None) -> None:
+            if failure is None:
+                self._committed(time.perf_counter() - began)
+            done(failure)
+
+        self._hand_in(_Entry(kind, journal_records.encode(posting), posting.request_id, told, True))
 
     def forget(self, request_id: str) -> None:
         """Forgets a request that was ended without this journal, because the journal had failed."""
@@ -133,13 +152,16 @@ class Journal:
         await asyncio.to_thread(self._stop)
 
     async def _append(self, kind: Kind, payload: bytes, request_id: str, *, durable: bool) -> None:
+        written: asyncio.Future[None] = self._loop.create_future()
+        self._hand_in(_Entry(kind, payload, request_id, partial(_resolve, written), durable))
+        await written
+
+    def _hand_in(self, entry: _Entry) -> None:
         if self._failure is not None or self._closing:
             raise JournalPoisoned("journal is not writable") from self._failure
-        done: asyncio.Future[None] = self._loop.create_future()
-        self._handed_in.append(_Entry(kind, payload, request_id, done, durable))
+        self._handed_in.append(entry)
         if len(self._handed_in) == 1:
             self._loop.call_soon(self._wake_writer)
-        await done
 
     def _wake_writer(self) -> None:
         """Hands the writer what came in one turn of the loop, so that it wakes once for all of it."""
@@ -154,11 +176,14 @@ class Journal:
     def _write_all(self) -> None:
         while True:
             with self._arrived:
-                self._arrived.wait_for(lambda: self._queue or self._closing)
+                self._arrived.wait_for(lambda: self._queue or self._closing, self._sync_in_s())
                 batch = list(self._queue)
                 self._queue.clear()
             if not batch:
-                return
+                if self._closing:
+                    return
+                self._want_sync()
+                continue
             try:
                 with self._writing:
                     if self._failure is not None:
@@ -181,8 +206,21 @@ class Journal:
                     self._open.pop(entry.request_id, None)
             self._waiting += [e.done for e in batch if e.durable]
             self._unsynced_seq = self._log.chain.next_seq - 1
-            self._written.notify()
+            if self._sync_at is None:
+                self._sync_at = time.monotonic() + OPEN_SYNC_S
+            if self._waiting or self._sync_in_s() == 0.0:
+                self._want_sync()
         self._tell([e.done for e in batch if not e.durable], None)
+
+    def _sync_in_s(self) -> float | None:
+        """Returns the seconds until OPENs must be synced for which no ending has come, or None if there are none."""
+        return None if self._sync_at is None else max(0.0, self._sync_at - time.monotonic())
+
+    def _want_sync(self) -> None:
+        self._sync_at = None
+        with self._written:
+            self._is_sync_wanted = True
+            self._written.notify()
 
     def _rotate(self) -> None:
         """Begins a new segment. The syncer's lock is held, because no sync may fall between the two files."""
@@ -213,12 +251,10 @@ class Journal:
     def _sync_all(self) -> None:
         while True:
             with self._written:
-                self._written.wait_for(lambda: self._is_behind() or self._writer_ended)
-                if not self._is_behind():
+                self._written.wait_for(lambda: self._is_sync_wanted or self._writer_ended)
+                if not self._is_behind() and self._writer_ended:
                     return
-                if not self._waiting and not self._closing:
-                    # There are only OPENs: wait briefly for other records.
-                    self._written.wait_for(lambda: self._waiting or self._closing, OPEN_SYNC_S)
+                self._is_sync_wanted = False
                 seq, waiting, file = self._unsynced_seq, self._waiting, self._log.file
                 self._waiting = []
                 if self._synced_seq >= seq:  # a rotation synced them
@@ -244,7 +280,7 @@ class Journal:
 
     # Both
 
-    def _poison(self, failure: OSError, waiting: Iterable[asyncio.Future[None]]) -> None:
+    def _poison(self, failure: OSError, waiting: Iterable[Done]) -> None:
         with self._written:
             first = self._failure is None
             self._failure = self._failure or failure
@@ -252,11 +288,11 @@ class Journal:
             self._waiting = []
         if first:
             logger.critical("journal %s is poisoned: %s", self.directory, failure)
-        self._tell([done for done in waiting if done is not None], failure)
+        self._tell(waiting, failure)
 
-    def _tell(self, done: list[asyncio.Future[None]], failure: OSError | None) -> None:
+    def _tell(self, done: list[Done], failure: OSError | None) -> None:
         if done:
-            self._loop.call_soon_threadsafe(_resolve, done, failure)
+            self._loop.call_soon_threadsafe(_call, done, failure)
 
     def _revive(self) -> bool:
         with self._writing:
@@ -345,13 +381,22 @@ def _unended(left: Left) -> dict[str, Opened]:
     return running
 
 
-def _resolve(futures: list[asyncio.Future[None]], failure: OSError | None) -> None:
-    for future in futures:
-        if future.done():  # its waiter was cancelled
-            continue
-        if failure is None:
-            future.set_result(None)
-        else:
+def _call(waiting: list[Done], failure: OSError | None) -> None:
+    for done in waiting:
+        poisoned = None
+        if failure is not None:
             poisoned = JournalPoisoned(str(failure))
             poisoned.__cause__ = failure
-            future.set_exception(poisoned)
+        try:
+            done(poisoned)
+        except Exception:  # the fault of one request keeps no other from its ending
+            logger.exception("what follows a record failed")
+
+
+def _resolve(written: asyncio.Future[None], failure: JournalPoisoned | None) -> None:
+    if written.done():  # its waiter was cancelled
+        return
+    if failure is None:
+        written.set_result(None)
+    else:
+        written.set_exception(failure)

@@ -120,9 +120,9 @@ class Incidents:
 
     async def epoch(self, tenant_id: str) -> int:
         """Returns the tenant's epoch. There is a round trip only after a loss. Raises LimiterUnavailable."""
-        if not self._is_current():
+        if not self.is_current:
             async with self._noticing:
-                if not self._is_current():
+                if not self.is_current:
                     await self.follow()
         return self._epochs.of(tenant_id)
 
@@ -198,7 +198,9 @@ class Incidents:
         """Returns the tenant's epoch as last learned."""
         return self._epochs.of(tenant_id)
 
-    def _is_current(self) -> bool:
+    @property
+    def is_current(self) -> bool:
+        """Whether every loss of Redis' data is known, as far as this gateway can tell without asking."""
         return bool(self._life) and self._link.life == self._life
 
     async def _list(self) -> None:

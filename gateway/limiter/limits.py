@@ -7,8 +7,9 @@ rates (a ladder has its costs with it), no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import msgspec
 from accounting.database.db import Database
 from accounting.values.budget_types import Budget
 from accounting.values.errors import InvalidError
-from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, NotSent, RedisLink
+from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUnavailable, NotSent, RedisLink, Script
 from gateway.limiter.incidents import Incidents
 from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
@@ -215,14 +216,23 @@ class Limiter:
         """Ends a request with its cost. This never fails: an ending that Redis does not confirm now is repeated until
         it does.
         """
-        args = {"cost": cost, "input": input_tokens, "output": output_tokens}
-        await self._end("settle", holder, args)
+        self.owe_settle(holder, cost, input_tokens, output_tokens)
+        await self.pay(holder.request_id)
 
     async def release(self, holder: LimitSubject, *, never_admitted: bool = False) -> None:
         """Ends a request without a cost, as reliably as `settle`. If `never_admitted` is set, it does not count as a
         request either.
         """
-        await self._end("release", holder, {"never_admitted": never_admitted})
+        self.owe_release(holder, never_admitted=never_admitted)
+        await self.pay(holder.request_id)
+
+    def owe_settle(self, holder: LimitSubject, cost: int, input_tokens: int, output_tokens: int) -> None:
+        """Begins what `settle` does. One of `pay` and `pay_together` sends it."""
+        self._owe("settle", holder, {"cost": cost, "input": input_tokens, "output": output_tokens})
+
+    def owe_release(self, holder: LimitSubject, *, never_admitted: bool = False) -> None:
+        """Begins what `release` does, as `owe_settle` does for `settle`."""
+        self._owe("release", holder, {"never_admitted": never_admitted})
 
     async def peek(self, holder: LimitSubject) -> UsageSnapshot:
         """Reads the sums. Raises LimiterUnavailable."""
@@ -256,10 +266,48 @@ class Limiter:
             return  # repeated later
         self.open_reservations.owed.pop(request_id, None)
 
-    async def _end(self, ending: Ending, holder: LimitSubject, args: dict[str, Any]) -> None:
+    def pay_together(self, request_ids: Iterable[str]) -> Coroutine[Any, Any, None]:
+        """Sends Redis these endings at once, in one round trip. What it returns must be awaited: it sees them through."""
+        sent: list[tuple[LimitSubject, int, Script | None]] = []
+        for request_id in request_ids:
+            owed = self.open_reservations.owed.get(request_id)
+            if owed is None:  # paid meanwhile
+                continue
+            holder, epoch, script = owed.holder, self.incidents.of(owed.holder.tenant_id), None
+            if self.incidents.is_current:
+                try:
+                    script = self._begin(owed.ending, holder, holder.windows, epoch, {"id": request_id, **owed.args})
+                except NotSent:  # repeated later
+                    break
+            sent.append((holder, epoch, script))
+        return self._see_through(sent)
+
+    async def _see_through(self, sent: list[tuple[LimitSubject, int, Script | None]]) -> None:
+        """Pays anew where the state of a tenant has to be read or built first."""
+        anew = [
+            holder.request_id
+            for holder, epoch, script in sent
+            if script is None or not await self._confirmed(holder, epoch, script)
+        ]
+        if anew:
+            await asyncio.gather(*(self.pay(request_id) for request_id in anew))
+
+    async def _confirmed(self, holder: LimitSubject, epoch: int, script: Script) -> bool:
+        """Whether an ending needs no other way: it has come, or it is repeated later."""
+        try:
+            answer = await script()
+        except LifeChanged:
+            return False
+        except LimiterUnavailable:
+            return True
+        if answer[0] not in ("ok", "none") or not self.incidents.is_in_force(holder.tenant_id, epoch):
+            return False
+        self.open_reservations.owed.pop(holder.request_id, None)
+        return True
+
+    def _owe(self, ending: Ending, holder: LimitSubject, args: dict[str, Any]) -> None:
         self.open_reservations.held.pop(holder.request_id, None)
         self.open_reservations.owed[holder.request_id] = PendingEnding(ending, holder, args)
-        await self.pay(holder.request_id)
 
     async def _run(self, script: str, holder: LimitSubject, windows: Iterable[str], ask: dict[str, Any]) -> list[Any]:
         """Runs one script call. A tenant's state that is lost or belongs to another epoch is rebuilt first. An answer
@@ -269,7 +317,7 @@ class Limiter:
         for number in range(TRIES):
             try:
                 epoch = await self.incidents.epoch(tenant_id)
-                answer = await self._call(script, holder, windows, epoch, ask)
+                answer = await self._begin(script, holder, windows, epoch, ask)()
             except LifeChanged:
                 continue
             except NotSent as reason:
@@ -288,13 +336,13 @@ class Limiter:
                 raise LimiterUnavailable(str(reason)) from reason
         raise LimiterUnavailable("limiter state does not settle")
 
-    async def _call(
+    def _begin(
         self, script: str, holder: LimitSubject, windows: Iterable[str], epoch: int, ask: dict[str, Any]
-    ) -> list[Any]:
+    ) -> Script:
         keys = script_keys(holder.tenant_id, holder.request_id, windows)
         now: Argument = "" if self._now_ms is None else self._now_ms()
         body = msgspec.json.encode({"epoch": epoch, **ask})
-        return await self._link.script(script, keys, (now, body))
+        return self._link.begin_script(script, keys, (now, body))
 
 
 def limiter_link(

@@ -1,24 +1,22 @@
 """The one module that accepts a request; if a later step fails, it undoes in reverse order what the earlier ones took.
 
 Order: metering works → the price is known → limits and first lease (`Reserved`) → journal OPEN, which names the version
-of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. Work that
-must happen even if the caller goes runs in separate tasks, which `drain` awaits. It knows prices only as integers
-handed on; no HTTP bodies, no frames, no text.
+of the worker's weights. `Admitted` has the second half: exactly one of `settle` and `void` ends a request. What must
+happen even if the caller goes is done by `endings.py`. It knows prices only as integers handed on; no HTTP bodies, no
+frames, no text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
 from accounting.prices import pricing
-from accounting.requests import request_postings
 from accounting.values.clock import now_ms as _now_ms
 from accounting.values.types import BoughtAttempt, Opened, Outcome, Posting, Price, Principal, RequestFacts, Tier, Usage
 from gateway.base.errors import ApiError, database_unavailable, disk_full, price_unknown, unavailable
@@ -27,19 +25,13 @@ from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter import limit_replies
 from gateway.limiter.limits import Ladder, Limiter, ReservationEnded, Verdict
 from gateway.limiter.rules import BudgetUse, LimitSubject, Subjects
+from gateway.metering.endings import Endings, Noted, Settled
 from gateway.metering.leases import Extension, Lease, ladder
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache, PricesUnknown
 from gateway.metering.settlement import decide, unstored
 
 log = logging.getLogger(__name__)
-
-REPEATS_S = (0.0, *[1.0] * 30)
-"""The waits after each time that neither the journal nor SQL took an ending, while its client waits."""
-LATE_EVERY_S = 5.0
-"""The wait before each later try."""
-
-T = TypeVar("T")
 
 
 class Backlog(Protocol):
@@ -63,18 +55,6 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
     """
 
 
-class Settled(msgspec.Struct, frozen=True):
-    charge_micro_units: int
-    currency: str
-    price_version: str
-    usage: Usage
-    """The usage that was billed."""
-
-    @classmethod
-    def of(cls, posting: Posting) -> Settled:
-        return cls(posting.charge.total, posting.currency, posting.price_version, posting.usage)
-
-
 class Admission:
     def __init__(
         self,
@@ -90,11 +70,9 @@ class Admission:
         self._metrics = metrics
         self.limiter = limiter
         self._prices = prices
-        self._database = database
+        self.endings = Endings(journal, limiter, database, metrics)
         self._backlog = backlog
         self._subjects = Subjects()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._is_ending = False
 
     async def admit(self, ask: AdmissionRequest, root: str) -> Admitted:
         """Admits a request for a worker with this root. If it raises ApiError (429, 503) or is cancelled, it leaves
@@ -126,59 +104,12 @@ class Admission:
         """Counts one request of the rate limit that runs nothing. Returns the limiter's headers; raises `ApiError`."""
         holder = LimitSubject.of(request_id, principal, model, "interactive", now_ms=_now_ms())
         verdict = await self._take(holder, model, 0, 0, [])
-        self.detach(self.limiter.release(holder))
+        self.endings.detach(self.limiter.release(holder))
         return limit_replies.headers(holder, verdict)
 
-    def detach(self, work: Coroutine[Any, Any, object]) -> None:
-        """Runs work to its end in a task, whether the caller stays or not."""
-        _ = self._task(work)
-
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs work as `detach` does, and waits for the result."""
-        return await asyncio.shield(self._task(work))
-
     async def drain(self) -> None:
-        """Waits until every ending that began is written. What nothing takes is left to the next start."""
-        self._is_ending = True
-        while self._tasks:
-            await asyncio.wait(self._tasks)
-
-    async def record(self, posting: Posting) -> None:
-        """Makes a posting durable: in the journal, or, if that has failed, in SQL at once. If neither takes it, both are
-        asked again for half a minute. Raises what SQL raised last, SQLAlchemyError or OSError.
-        """
-        for wait_s in REPEATS_S:
-            try:
-                await self._record(posting)
-                return
-            except (SQLAlchemyError, OSError) as reason:
-                log.warning("neither the journal nor SQL takes an ending: %s", reason)
-            await self.journal.revive()
-            await asyncio.sleep(wait_s)
-        await self._record(posting)
-
-    async def record_late(self, posting: Posting) -> bool:
-        """Repeats an ending that `record` gave up. Returns False if nothing has taken it when the gateway ends."""
-        while True:
-            await asyncio.sleep(LATE_EVERY_S)
-            try:
-                await self._record(posting)
-                return True
-            except (SQLAlchemyError, OSError):
-                if self._is_ending:
-                    return False
-
-    async def _record(self, posting: Posting) -> None:
-        try:
-            await self.journal.end(posting)
-        except JournalPoisoned:
-            async with self._database.write() as conn:
-                refused = await request_postings.post_unshipped(conn, [posting])
-            self.journal.forget(posting.request_id)
-            if refused:
-                self._metrics.refused()
-                return
-        self._metrics.charged(posting)
+        """Waits until every ending that began is written, as `Endings.drain` does."""
+        await self.endings.drain()
 
     def _check_metering(self) -> None:
         if not self.journal.is_writable:
@@ -226,7 +157,7 @@ class Admission:
             verdict = await self.limiter.reserve(holder, num_prompt_tokens, cost, rungs)
         except BaseException as reason:
             if not isinstance(reason, NotSent):  # the reply may be lost although the reservation was made
-                self.detach(self.limiter.release(holder, never_admitted=True))
+                self.endings.detach(self.limiter.release(holder, never_admitted=True))
             if not isinstance(reason, LimiterUnavailable | ReservationEnded):
                 raise
             log.warning("limiter_unavailable", extra={"reason": str(reason)})
@@ -242,17 +173,6 @@ class Admission:
             least = rungs[-1][0] if rungs else 0
             raise limit_replies.refused(holder, verdict, model, num_prompt_tokens, least, endpoint, currency)
         return verdict
-
-    def _task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (failure := task.exception()) is not None:
-            log.error("an ending failed", exc_info=failure)
 
 
 class Reserved(msgspec.Struct, frozen=True):
@@ -287,17 +207,17 @@ class Reserved(msgspec.Struct, frozen=True):
             raise admission.cannot_write() from reason
         except BaseException:
             # The OPEN is written nevertheless, so it gets its ending like any other.
-            admission.detach(self._undo(opened))
+            admission.endings.detach(self._undo(opened))
             raise
         return Admitted(admission, opened, self._holder, self._price, self._lease, self._headers)
 
     def release(self) -> None:
         """Gives everything back: the request does not even count as one."""
-        self._admission.detach(self._admission.limiter.release(self._holder, never_admitted=True))
+        self._admission.endings.detach(self._admission.limiter.release(self._holder, never_admitted=True))
 
     async def _undo(self, opened: Opened) -> None:
         await self._admission.limiter.release(self._holder, never_admitted=True)
-        await self._admission.record(opened.void("client_gone", "worker_crash", _now_ms()))
+        await self._admission.endings.record(opened.void("client_gone", "worker_crash", _now_ms()))
 
 
 class Admitted:
@@ -375,10 +295,12 @@ class Admitted:
         """Returns the ending of a request whose answer could not be stored under its idempotency key: nobody pays."""
         return self.posting(unstored(self._opened), Usage(), False, bought=bought)
 
-    async def end(self, posting: Posting) -> Settled:
-        """Ends the request durably. If the caller is cancelled meanwhile, the ending still happens."""
+    def end(self, posting: Posting, noted: Noted | None = None) -> asyncio.Future[Settled]:
+        """Ends the request durably, whatever becomes of the future. `noted` is called in the loop before the future has its
+        result. The future raises what `noted` and `Endings.record` raise.
+        """
         self._end_once()
-        return await self._admission.finish(self._record(posting))
+        return self._admission.endings.end(self._holder, posting, noted)
 
     async def settle(
         self,
@@ -402,26 +324,3 @@ class Admitted:
         if self._has_ended:
             raise RuntimeError(f"{self._opened.request_id} has ended already")
         self._has_ended = True
-
-    async def _record(self, posting: Posting) -> Settled:
-        then = self._give_back
-        try:
-            await self._admission.record(posting)
-        except (SQLAlchemyError, OSError):  # a ledger may get the charge all the same: the reservation is held
-            then = self._record_late
-            raise
-        finally:
-            self._admission.detach(then(posting))
-        return Settled.of(posting)
-
-    async def _record_late(self, posting: Posting) -> None:
-        if await self._admission.record_late(posting):
-            await self._give_back(posting)
-
-    async def _give_back(self, posting: Posting) -> None:
-        billed, limiter = posting.usage, self._admission.limiter
-        if posting.kind == "void":
-            await limiter.release(self._holder)
-        else:
-            counted = billed.cache_write + billed.uncached
-            await limiter.settle(self._holder, posting.charge.total, counted, billed.output)

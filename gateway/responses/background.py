@@ -29,7 +29,7 @@ from gateway.base import errors, ids
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.generation.reply import AnswerPlan, ending_of
 from gateway.generation.stream import GENERATION, GenerationGroup
-from gateway.metering.admission import Settled
+from gateway.metering.endings import Settled
 from gateway.responses import store
 from gateway.responses.texts import ResponseTexts
 from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING

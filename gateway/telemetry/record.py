@@ -138,7 +138,7 @@ class RequestRecord:
     """The same trace and the span of the worker's work, which the worker is sent."""
     is_waiting: bool = False
     """The stream was opened before its first text, so that no proxy takes the connection for dead."""
-    settling: asyncio.Task[Any] | None = None
+    settling: asyncio.Future[Any] | None = None
     """A settlement that outlives the request; the observers wait for it."""
     marks: list[tuple[Mark, int]] = field(default_factory=list)
     """Pairs (name, nanoseconds since acceptance)."""

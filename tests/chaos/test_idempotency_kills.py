@@ -28,20 +28,23 @@ from accounting.database.db import Database
 CHAT = "/v1/chat/completions"
 KEY = {"idempotency-key": "mine"}
 STARTED = """
-import functools, importlib, os, runpy, signal
+import functools, importlib, inspect, os, runpy, signal
 
 def arm(place):
-    # `before` or `after`, then module:name, or module:class:name; each is a coroutine function.
+    # `before` or `after`, then module:name, or module:class:name: a coroutine function, or, for `before`, any other.
     when, module, *names = place.split(":")
     owner = functools.reduce(getattr, names[:-1], importlib.import_module(module))
     real = getattr(owner, names[-1])
 
+    def killed(*args, **kwargs):
+        os.kill(os.getpid(), signal.SIGKILL)
+
     async def dying(*args, **kwargs):
         if when == "after":
             await real(*args, **kwargs)
-        os.kill(os.getpid(), signal.SIGKILL)
+        killed()
 
-    setattr(owner, names[-1], dying)
+    setattr(owner, names[-1], dying if inspect.iscoroutinefunction(real) else killed)
 
 if place := os.environ.get("DIE_AT"):
     arm(place)
@@ -58,8 +61,8 @@ NOT_STORED = {
 }
 STORED = {
     "behind the stored answer": "after:gateway.idempotency.claimed_key:ClaimedKey:store",
-    "before SETTLE": "before:gateway.journal.journal:Journal:end",
-    "behind SETTLE": "after:gateway.journal.journal:Journal:end",
+    "before SETTLE": "before:gateway.journal.journal:Journal:begin_end",
+    "behind SETTLE": "before:gateway.metering.endings:Endings:_give_back",
     "before the ledger's commit": "after:accounting.requests.request_postings:post",
     "behind the ledger's commit": "after:gateway.journal.poster:Poster:_post",
 }

@@ -7,7 +7,8 @@ messages like any other: the owner of the connection sends them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from workers.protocol.frames import FrameReader, encode
 from workers.protocol.messages import Message
@@ -21,8 +22,8 @@ counts."""
 
 
 class Connection:
-    """A connection. Any task of the loop may send; exactly one may iterate, and it awaits nothing between two groups of
-    messages, because the peer's silence is counted meanwhile."""
+    """A connection. Any task of the loop may send; exactly one may listen or iterate, and then awaits nothing between two groups
+    of messages, because the peer's silence is counted meanwhile."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -54,12 +55,63 @@ class Connection:
         finally:
             silence.stop()
 
+    async def listen(self, handle: Callable[[list[Message]], None]) -> None:
+        """Call `handle` with messages, grouped as they arrive, until the iterator would end. It is called where they are read, and no
+        task is woken for them. Raises `FrameError`, and what `handle` raises.
+        """
+        listener = _Listener(self._frames, handle, Silence(SILENCE_S, self.abort))
+        try:
+            data = await self._reader.read(READ_BYTES)  # more than the reader holds
+            listener.take_over(self._writer.transport)
+            listener.data_received(data)
+            if not self._reader.at_eof() or listener.ended.done():
+                await listener.ended
+        except ConnectionError:
+            return
+        finally:
+            listener.stop()
+
     def close(self) -> None:
         self._writer.close()
 
     def abort(self) -> None:
         """Close at once and drop the queued bytes. It is for a peer that no longer reads."""
         self._writer.transport.abort()
+
+
+class _Listener(asyncio.Protocol):
+    """Reads frames in place of a stream's reader, whose task each piece wakes."""
+
+    def __init__(self, frames: FrameReader, handle: Callable[[list[Message]], None], silence: Silence) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._frames = frames
+        self._handle = handle
+        self._silence = silence
+        self._transport: Any = None
+        self._opener: Any = None
+
+    def take_over(self, transport: Any) -> None:
+        self._transport, self._opener = transport, transport.get_protocol()
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended.done():
+            return
+        self._silence.heard()
+        try:
+            if messages := self._frames.feed(data):
+                self._handle(messages)
+        except Exception as fault:  # noqa: BLE001 - whoever listens raises it
+            self.ended.set_exception(fault)
+            self._transport.abort()
+
+    def connection_lost(self, reason: Exception | None) -> None:
+        self._opener.connection_lost(reason)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def stop(self) -> None:
+        self._silence.stop()
 
 
 async def dial(address: str) -> Connection:

@@ -310,12 +310,14 @@ class WorkerLink:
 
     async def _listen(self, connection: Connection) -> None:
         try:
-            async for messages in connection:
-                for message in messages:
-                    self._on_message(message)
+            await connection.listen(self._on_messages)
         except FrameError as error:
             logger.warning("worker_sent_garbage", extra={"worker": self.registration.worker, "why": str(error)})
         logger.info("worker_link_lost", extra={"worker": self.registration.worker})
+
+    def _on_messages(self, messages: list[Message]) -> None:
+        for message in messages:
+            self._on_message(message)
 
     def _on_message(self, message: Message) -> None:
         match message:

@@ -22,6 +22,7 @@ from accounting.tenants import tenants
 from accounting.values.types import Limits, Posting, Usage
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.generation.stream import GENERATION
+from gateway.journal.journal import Done, JournalPoisoned
 from gateway.metering.metering import METERING
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.record import RequestRecord
@@ -94,7 +95,10 @@ async def test_an_ending_that_cannot_be_written_keeps_no_other_prompt_from_its_o
     tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch
 ) -> None:
     admission = bare_gateway.app[METERING].admission
-    record, num_asked = admission.record, 0
+    record, num_asked = admission.endings.record, 0
+
+    def take_none(posting: Posting, done: Done) -> None:
+        raise JournalPoisoned
 
     async def fail_first(posting: Posting) -> None:
         nonlocal num_asked
@@ -103,7 +107,8 @@ async def test_an_ending_that_cannot_be_written_keeps_no_other_prompt_from_its_o
             raise OSError
         await record(posting)
 
-    monkeypatch.setattr(admission, "record", fail_first)
+    monkeypatch.setattr(admission.journal, "begin_end", take_none)
+    monkeypatch.setattr(admission.endings, "record", fail_first)
     async with slow(tmp_path, redis_url) as worker:
         await bare_gateway.workers(1)
         async with bare_gateway.session() as session:

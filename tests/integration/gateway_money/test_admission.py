@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import redis.asyncio
 from prometheus_client import CollectorRegistry
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
@@ -22,6 +23,7 @@ from gateway.base.errors import ApiError
 from gateway.journal import journal_records
 from gateway.journal.reader import Reader
 from gateway.metering.admission import AdmissionRequest
+from gateway.metering.endings import Settled
 from gateway.metering.metering import Metering, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from workers.protocol.journal import Kind
@@ -167,6 +169,48 @@ async def test_a_cancelled_settle_is_recorded_all_the_same(metered: Metering, as
     assert metered.limiter.num_held == 0
 
 
+async def test_an_ending_that_nobody_waits_for_is_written_and_given_back(metered: Metering, ask) -> None:
+    admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
+    ended = admitted.end(admitted.posting("ok", Usage(0, 0, 100, 5), True))
+    ended.cancel()
+    await metered.admission.drain()
+    assert [p.kind for p in recorded(metered)] == ["settle"]
+    assert (metered.limiter.num_held, metered.limiter.num_owed, await tokens_used(metered)) == (0, 0, 105)
+
+
+async def test_what_an_ending_is_noted_with_may_fail(metered: Metering, ask) -> None:
+    admitted = await metered.admission.admit(ask(1), "r")
+
+    def fail(_: Settled) -> None:
+        raise LookupError("a fault")
+
+    with pytest.raises(LookupError):
+        await admitted.end(admitted.posting("ok", Usage(0, 0, 100, 5), True), fail)
+    await metered.admission.drain()
+    assert [p.kind for p in recorded(metered)] == ["settle"]
+    assert (metered.limiter.num_held, metered.limiter.num_owed) == (0, 0)
+
+
+@pytest.mark.parametrize("loss", [["FLUSHALL"], ["SCRIPT", "FLUSH"], ["CLIENT", "KILL", "TYPE", "normal"]])
+async def test_endings_of_one_turn_reach_a_redis_that_has_lost_something(
+    sqlite_books, own_redis, tmp_path: Path, ask, loss: list[str]
+) -> None:
+    async with running(sqlite_books, own_redis.url, tmp_path / "journal") as metered:
+        limits = Limits(tokens_per_minute=10_000)
+        admitted = [await metered.admission.admit(ask(number, tenant=limits), "r") for number in range(5)]
+        async with redis.asyncio.Redis.from_url(own_redis.url) as other:
+            await other.execute_command(*loss, *(["SKIPME", "yes"] if loss[0] == "CLIENT" else []))
+        await asyncio.gather(*(one.settle("ok", Usage(0, 0, 100, 5), True) for one in admitted))
+        await metered.admission.drain()
+        for _ in range(60):
+            if metered.limiter.num_owed == 0:
+                break
+            await asyncio.sleep(0.1)
+        assert (metered.limiter.num_held, metered.limiter.num_owed) == (0, 0)
+        assert int(await metered.link.command("HGET", "hg:{t:proj_1}:s", "n")) == 0
+        assert await tokens_used(metered) == 5 * 105
+
+
 async def test_an_admission_cancelled_at_any_moment_leaves_nothing(metered: Metering, ask) -> None:
     """Cancelled after 0, 1, 2, ... turns of the loop, until it is too late to cancel."""
     for turns in range(400):
@@ -229,11 +273,11 @@ async def test_an_ending_that_sql_refuses_while_the_journal_is_poisoned_is_count
         admitted = await metered.admission.admit(ask(1), "r")
         metered.journal._sync = sync
         posting = admitted.posting("ok", Usage(0, 0, 100, 5), True)
-        await metered.admission.record(msgspec.structs.replace(posting, reserved=2**63))  # no BIGINT holds it
+        await metered.admission.endings.record(msgspec.structs.replace(posting, reserved=2**63))  # no BIGINT holds it
         assert registry.get_sample_value("headgate_refused_postings_total") == 1
         page = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
         assert "headgate_charge_micro_units_total" not in page
-        await metered.admission.record(posting)
+        await metered.admission.endings.record(posting)
         assert registry.get_sample_value("headgate_refused_postings_total") == 1
         page = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
         assert page["headgate_charge_micro_units_total"] == 450
@@ -276,9 +320,9 @@ class Refusing:
 
     def __init__(self, metered: Metering, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_syncs = self.num_transactions = 0
-        self._write = metered.admission._database.write
+        self._write = metered.admission.endings._database.write
         metered.journal._sync = metered.journal._log._sync = self._sync
-        monkeypatch.setattr(metered.admission._database, "write", self.write)
+        monkeypatch.setattr(metered.admission.endings._database, "write", self.write)
 
     def _sync(self, descriptor: int) -> None:
         if self.num_syncs:
@@ -314,8 +358,8 @@ async def tokens_used(metered: Metering) -> int:
 
 async def untaken(metered: Metering, ask, monkeypatch) -> Refusing:
     """A request of 105 tokens whose ending was taken by nothing in the time that its client waits."""
-    monkeypatch.setattr("gateway.metering.admission.REPEATS_S", (0.0,))
-    monkeypatch.setattr("gateway.metering.admission.LATE_EVERY_S", 0.01)
+    monkeypatch.setattr("gateway.metering.endings.REPEATS_S", (0.0,))
+    monkeypatch.setattr("gateway.metering.endings.LATE_EVERY_S", 0.01)
     refusing = Refusing(metered, monkeypatch)
     admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
     refusing.num_syncs = refusing.num_transactions = 1 << 30

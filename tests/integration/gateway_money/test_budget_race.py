@@ -285,7 +285,7 @@ async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(boo
         dying = gateways[0]
         charged_one = await dying.admission.admit(ask(principal, 1), "r")
         await dying.admission.admit(ask(principal, 2), "r")
-        dying.limiter.settle = _unheard  # Redis never learns of it
+        dying.limiter.owe_settle = _unheard  # Redis never learns of it
         await charged_one.settle("ok", Usage(0, 0, PROMPT, 100), True)
         await dying.shipper.caught_up()
         [(used, held)] = await money(gateways[1], principal)
@@ -299,7 +299,7 @@ async def test_a_process_that_dies_leaves_nothing_held_and_its_charges_count(boo
             dying.limiter.open_reservations.held.clear()
 
 
-async def _unheard(*_: object) -> None:
+def _unheard(*_: object) -> None:
     return None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 
 import pytest
+import redis.asyncio
 
 from gateway.base.redis_link import BREAKER_FAILURES, LimiterUnavailable
 from gateway.base.settings import GatewaySettings
@@ -34,3 +36,28 @@ async def test_b1_one_that_hangs_is_not_waited_for_by_everybody(own_redis, timeo
     assert not link.is_open
     own_redis.send(signal.SIGCONT)
     await link.close()
+
+
+async def test_a_connection_that_redis_closed_while_it_was_idle_is_opened_anew(own_redis) -> None:
+    """The next call was sent on it, and counted as a failure of Redis."""
+    link = limiter_link(own_redis.url)
+    await link.command("PING")
+    async with redis.asyncio.Redis.from_url(own_redis.url) as other:
+        await other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    await asyncio.sleep(0.1)
+    assert await link.command("ECHO", b"x" * 1_000_000) == b"x" * 1_000_000
+    assert not link._failures
+    await link.close()
+
+
+async def test_what_is_not_redis_is_not_believed(tmp_path: Path) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_unix_server(answer, tmp_path / "socket")
+    link = limiter_link(f"unix://{tmp_path / 'socket'}", timeout_s=0.2)
+    with pytest.raises(LimiterUnavailable):
+        await link.command("PING")
+    await link.close()
+    server.close()

@@ -19,7 +19,7 @@ from accounting.tables.models import Tenant
 from accounting.values import clock
 from accounting.values.budget_types import Budget, Quota
 from accounting.values.types import Charge, Limits, Principal, RequestFacts, Usage
-from gateway.base import ids
+from gateway.base import ids, redis_link
 from gateway.base.errors import ApiError
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter, Verdict, limiter_link
@@ -98,20 +98,20 @@ async def make_tenants(database: Database, now_ms: int) -> list[str]:
 def counted(database: Database, link: RedisLink) -> Iterator[dict[str, int]]:
     """SQL statements, and Redis round trips of anything but `reserve`: how many requests' own calls share one, time says."""
     found = {"statements": 0, "round_trips": 0}
-    send, engine = link._pipeline, database._writers.sync_engine
+    ask, engine = redis_link._Wire.ask, database._writers.sync_engine
     own = ("EVALSHA", link._sha["reserve"])
 
     def note_statement(*_: object) -> None:
         found["statements"] += 1
 
-    async def note_round_trip(commands):
+    def note_round_trip(wire, commands, answered):
         found["round_trips"] += any(command[:2] != own for command in commands)
-        return await send(commands)
+        ask(wire, commands, answered)
 
     event.listen(engine, "before_cursor_execute", note_statement)
-    link._pipeline = note_round_trip
+    redis_link._Wire.ask = note_round_trip
     yield found
-    link._pipeline = send
+    redis_link._Wire.ask = ask
     event.remove(engine, "before_cursor_execute", note_statement)
 
 

@@ -96,6 +96,17 @@ async def test_an_open_alone_reaches_the_disk_within_milliseconds(tmp_path: Path
     await journal.close()
 
 
+async def test_opens_that_keep_coming_reach_the_disk_without_an_ending(tmp_path: Path, opened) -> None:
+    journal = await open_journal(tmp_path, 0)
+    behind = 0
+    for number in range(100):
+        await journal.open(opened(number))
+        await asyncio.sleep(0.002)
+        behind = max(behind, journal._log.chain.next_seq - 1 - journal.durable_seq)
+    assert behind < 50
+    await journal.close()
+
+
 async def test_a_slot_has_one_owner(tmp_path: Path) -> None:
     journal = await open_journal(tmp_path, 0)
     with pytest.raises(SlotTaken):
