@@ -199,14 +199,15 @@ def _fingerprint(query: ReportQuery) -> bytes:
 async def _sums(
     conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str], most: int
 ) -> tuple[Sequence[Row[Any]], _Page]:
-    """Return one row per bucket and group in a stable order, and the page as far as `most` rows reach."""
+    """Return one row per bucket and group in a stable order, and the page as far as `most` rows reach, or, if its first
+    bucket has more, `MAX_RESULTS` rows."""
     rows: list[Row[Any]] = []
     for width, start, end in _segments(query.width, page):
-        statement = _segment_sums(query, columns, sums, width, start, end).limit(most + 1 - len(rows))
+        statement = _segment_sums(query, columns, sums, width, start, end).limit(MAX_RESULTS + 1 - len(rows))
         rows += (await conn.execute(statement)).all()
-        if len(rows) > most:
+        if len(rows) > MAX_RESULTS:
             break
-    page = _with_room(page, [row.start for row in rows[most:]])
+    page = _with_room(page, [row.start for row in rows], most)
     return [row for row in rows if row[0] < page.last], page
 
 
@@ -225,24 +226,23 @@ async def _kept(
         SECONDS[query.width],
         query.tenant_ids,
         columns=[name for name, is_asked in names.items() if is_asked],
-        limit=most + 1,
+        limit=MAX_RESULTS + 1,
     )
     kept = [one async for one in buckets]
-    page = _with_room(page, [one.start for one in kept[most:]])
+    page = _with_room(page, [one.start for one in kept], most)
     return [one for one in kept if one.start < page.last], page
 
 
-def _with_room(page: _Page, beyond: Sequence[int]) -> _Page:
-    """Return the page without the buckets from the first one on of which a part is `beyond` the bound: the starts of
-    what has no room. Raises InvalidError if that is the page's first bucket."""
-    if not beyond:
-        return page
-    if beyond[0] <= page.first:
+def _with_room(page: _Page, starts: Sequence[int], most: int) -> _Page:
+    """Return the page without the buckets of which a part is beyond the first `most` rows, whose `starts` are given. The
+    page's first bucket may have more. Raises InvalidError if it has more than `MAX_RESULTS`."""
+    if starts[MAX_RESULTS:] and starts[MAX_RESULTS] <= page.first:
         raise InvalidError(
-            f"One bucket has more than {MAX_RESULTS:,} results. Group by less, or filter, for example by project.",
+            f"One bucket has more than {MAX_RESULTS:,} sums. Group by less, or filter, for example by project.",
             "group_by",
         )
-    return msgspec.structs.replace(page, last=beyond[0], more=True)
+    beyond = next((start for start in starts[most:] if start > page.first), None)
+    return page if beyond is None else msgspec.structs.replace(page, last=beyond, more=True)
 
 
 async def _in_pieces(rows: Sequence[T]) -> AsyncIterator[T]:

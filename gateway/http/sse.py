@@ -7,6 +7,7 @@ worker is asked to park the sequence; after the write timeout the connection is 
 from __future__ import annotations
 
 import asyncio
+import time
 import zlib
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
@@ -77,8 +78,8 @@ class EventStream:
         self._hold = hold
         self._release = release
         self._style = style
-        self._quiet_since: float | None = None
-        """When the first of the pieces came that have made no event so far."""
+        self._quiet_since = time.monotonic()
+        """When the last event was written."""
         self.response: web.StreamResponse | None = None
 
     async def start(self, headers: Mapping[str, str]) -> None:
@@ -121,17 +122,12 @@ class EventStream:
         await self._writer.write(self._or_ping(data), drain=False)
 
     def _or_ping(self, data: bytes) -> bytes:
-        """Returns the data of a piece, or a ping if there have been pieces without any for `QUIET_S`."""
-        if data:
-            self._quiet_since = None
-            return data
-        now = asyncio.get_running_loop().time()
-        if self._quiet_since is None:
-            self._quiet_since = now
-        if now - self._quiet_since < QUIET_S:
+        """Returns the data of a piece, or a ping if it has none and nothing was written for `QUIET_S`."""
+        now = time.monotonic()
+        if not data and now - self._quiet_since < QUIET_S:
             return data
         self._quiet_since = now
-        return self._style.silence
+        return data or self._style.silence
 
     async def room(self) -> None:
         """Waits until the client has read, if the queue is full. Raises `ClientStalled`."""

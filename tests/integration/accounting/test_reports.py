@@ -274,11 +274,21 @@ async def test_a_page_ends_before_the_bucket_that_has_no_room_in_it(posted, monk
 async def test_a_bucket_with_more_results_than_a_page_is_refused(posted, monkeypatch, report):
     monkeypatch.setattr(reports, "MAX_RESULTS", 1, raising=False)
     query = ReportQuery(start_time=MIDNIGHT, end_time=NOON + DAY, group_by=("project_id",))
-    with pytest.raises(InvalidError, match="more than 1 results") as refused:
+    with pytest.raises(InvalidError, match="more than 1 sums") as refused:
         await report(posted, query, NOON + DAY)
     assert refused.value.param == "group_by"
     alone = await report(posted, msgspec.structs.replace(query, tenant_ids=("proj_a",)), NOON + DAY)
     assert [len(bucket.results) for bucket in alone.buckets] == [1, 0]
+
+
+async def test_a_first_bucket_of_many_line_items_is_no_more_than_its_sums(posted, monkeypatch):
+    """Each sum could be one of four line items, and most of them are not."""
+    asked = ReportQuery(start_time=MIDNIGHT, end_time=NOON + DAY, group_by=("project_id", "line_item"))
+    whole = await reports.costs(posted, asked, NOON + DAY)
+    monkeypatch.setattr(reports, "MAX_RESULTS", 4)
+    first = await reports.costs(posted, asked, NOON + DAY)
+    assert first.buckets[0].results == whole.buckets[0].results
+    assert len({(one.tenant_id, one.line_item) for one in first.buckets[0].results}) > 1
 
 
 async def test_what_filled_public_prefixes_counts_only_for_who_asks_for_it(posted):
