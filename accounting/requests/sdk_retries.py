@@ -54,7 +54,9 @@ async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_
     query = select(Attempt.__table__).where(
         Attempt.key_id == key_id, Attempt.fingerprint == fingerprint, Attempt.attempt_id != retry_id
     )
-    rows = (await conn.execute(query.order_by(Attempt.ended_at_ms).with_for_update())).all()
+    # All who lock attempts do so in the order of their ids.
+    locked = await conn.execute(query.order_by(Attempt.request_id).with_for_update())
+    rows = sorted(locked, key=lambda row: row.ended_at_ms)
     replaced = {row.attempt_id for row in rows if row.replaced_by is not None}
     waiting = [
         row.attempt_id for row in rows if row.replaced_by is None and row.ended_at_ms >= started_at_ms - WITHIN_MS
@@ -86,7 +88,6 @@ async def move(conn: AsyncConnection) -> list[str]:
     request_ids = [own for own, repeat in pairs if own in settled and repeat in settled][:MAX_AT_ONCE]
     if not request_ids:
         return []
-    # The writer of the request log locks attempts in this order, too.
     chosen = select(Attempt.request_id).where(among(conn, Attempt.request_id, request_ids))
     await conn.execute(chosen.order_by(Attempt.request_id).with_for_update())
     moved = await request_postings.reverse(conn, request_ids, "sdk_retry")

@@ -136,18 +136,26 @@ def _kept(directory: Path) -> tuple[list[EngineRecord], bool]:
     except SlotTaken:
         return _ended_in(directory), True
     try:
-        return _records_of(directory), False
+        crashed = _crashed_in(directory)
     finally:
-        os.close(lock)
+        os.close(lock)  # its worker may want to start
+    return [*_ended_in(directory), *crashed], False
 
 
 def _records_of(directory: Path) -> list[EngineRecord]:
     """Returns a record for each attempt of a journal that nobody owns, acknowledged or not. One that ran ends with its
     last counts, as if its process had been killed. Damaged segments are set aside; the others' beginnings stand.
     """
-    left = replay(recover(directory))
-    crashed = [left.crashed(number, 0) for number in left.open]
+    crashed = _crashed_in(directory)  # it repairs the segments that are read next
     return [*_ended_in(directory), *crashed]
+
+
+def _crashed_in(directory: Path) -> list[EngineRecord]:
+    """Returns a record for each attempt that ran when its process was killed, in a journal that nobody owns. Damaged
+    segments are set aside.
+    """
+    left = replay(recover(directory))
+    return [left.crashed(number, 0) for number in left.open]
 
 
 def _ended_in(directory: Path) -> list[EngineRecord]:

@@ -131,9 +131,9 @@ class Journal:
         began = time.perf_counter()
 
         def told(failure: JournalPoisoned | None) -> None:
+            done(failure)
             if failure is None:
                 self._committed(time.perf_counter() - began)
-            done(failure)
 
         self._hand_in(_Entry(kind, journal_records.encode(posting), posting.request_id, told, True))
 

@@ -153,13 +153,18 @@ class Endings:
 
     def _on_answer(self, ending: _Ending, failure: JournalPoisoned | None) -> None:
         self._num_unwritten -= 1
-        if failure is None:
-            self._metrics.charged(ending.posting)
+        try:
+            if failure is not None:
+                self.detach(self._record_otherwise(ending))
+                return
             self._give_back(ending)
-            ending.conclude()
+            self._metrics.charged(ending.posting)
+        except Exception as fault:  # noqa: BLE001 - whoever waits hears of it
+            ending.fail(fault)
         else:
-            self.detach(self._record_otherwise(ending))
-        self._look_if_quiet()
+            ending.conclude()
+        finally:
+            self._look_if_quiet()
 
     async def _record_otherwise(self, ending: _Ending) -> None:
         """Ends a request although the journal has failed."""

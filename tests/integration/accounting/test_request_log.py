@@ -282,7 +282,7 @@ async def test_a_session_has_an_entry_for_each_currency_and_refusals_are_in_one_
         row(1, session_id="talk", currency="EUR", charge=5),
         row(2, session_id="talk", currency="USD", charge=7),
         failed(3, session_id="talk", currency=""),
-        row(4, session_id="dollars", charge=9),
+        row(4, session_id="dollars", currency="USD", charge=9),
         failed(5, session_id="dollars", currency=""),
         failed(6, session_id="refused", currency=""),
     )

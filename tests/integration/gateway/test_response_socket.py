@@ -75,7 +75,7 @@ async def test_events_name_the_lane_that_asked(gateway: RunningGateway) -> None:
             await socket.send_json(ASKED | {"stream_id": lane})
         for lane in ("a", "b", None):
             assert {event.get("stream_id") for event in await events_of(socket)} == {lane}
-        for refused in ({"model": "unknown"}, {"stream": True}):
+        for refused in ({"model": "unknown"}, {"stream": False}):
             (error,) = await turn(socket, stream_id="a", **refused)
             assert ResponseWsError.model_validate(error).stream_id == "a"
         (error,) = await turn(socket, stream_id="a b")

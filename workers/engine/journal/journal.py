@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 KEPT_SEGMENTS = 8
 LOOK_EVERY_S = 1.0
 """Seconds between two checks of a full disk."""
+TAKEN_S = 5.0
+"""The time for which a start waits for its slot."""
 UNWRITTEN = 2**32
 """More record numbers than a process sends in its life while its disk accepts none of them."""
 
@@ -63,7 +65,7 @@ class EngineJournal:
         self._clock = clock
         self._look_at = 0.0
         try:
-            lock = take_slot(directory)
+            lock = _take_slot(directory)
             left = recover(directory)
         except SlotTaken:
             raise StartError(f"Another process holds {directory}: is this slot running already?") from None
@@ -217,6 +219,18 @@ class EngineJournal:
         for number in list(self._state.open):
             self._end(number, self._state.crashed(number, self._log.chain.next_seq))
         self.flush()
+
+
+def _take_slot(directory: Path) -> int:
+    """Returns the slot's lock. A replay of the journal may have it for some seconds. Raises SlotTaken, OSError."""
+    until = time.monotonic() + TAKEN_S
+    while True:
+        try:
+            return take_slot(directory)
+        except SlotTaken:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
 
 
 def _counts(number: int, attempt: Attempt) -> Counts:

@@ -7,7 +7,7 @@ import threading
 from console_pages import signed_in
 
 from gateway.base.app_keys import LIFECYCLE
-from gateway.console import tables
+from gateway.console import pages, tables
 from gateway.console.pages import MAX_FORM_BYTES, MAX_OPEN_FORM_BYTES
 from gateway.intake.intake import INTAKE
 from gateway.telemetry.keys import OBSERVERS
@@ -87,6 +87,7 @@ async def test_a_file_is_made_off_the_loop(gateway, monkeypatch):
         return "made"
 
     monkeypatch.setattr(tables, "to_csv", to_csv)
+    monkeypatch.setattr(pages, "MAX_CELLS_INLINE", -1)
     async with signed_in(gateway) as browser:
         page = await browser.get("/requests?format=csv")
         assert (page.status, page.text) == (200, "made")
