@@ -6,7 +6,7 @@
     python benchmarks/telemetry.py --part none                # switches nothing: what the measurement itself errs by
 
 One gateway, as `headgate up` starts it, with a worker that draws letters instead of computing, has telemetry switched on
-and off in turns of about two seconds. On, it traces a tenth of the requests, sends the spans to a receiver in a process
+and off in turns of some seconds. On, it traces a tenth of the requests, sends the spans to a receiver in a process
 of its own, and writes the request log; off, its observers of ended requests lack these two. Everything else is the same
 in both, the access log and the counting of metrics included. So both sides have the same memory, the same cores and the
 same neighbours.
@@ -424,7 +424,9 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=80, help="of a load's turns together; there are eight at least"
     )
-    parser.add_argument("--turn-s", type=float, default=2.0)
+    parser.add_argument(
+        "--turn-s", type=float, default=6.0, help="each ends with a transaction and a body of spans more"
+    )
     parser.add_argument("--output", type=Path, help="JSON; other figures stay in it")
     told = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))

@@ -1,16 +1,14 @@
-"""A planned span with its ids, as the queue holds it and an exporter takes it."""
+"""A planned span with its ids, as an exporter takes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from opentelemetry.trace import SpanContext, TraceFlags
+from opentelemetry.trace import SpanContext
 
 from gateway.telemetry import names
 from gateway.telemetry.spans import PlannedSpan
-
-_SAMPLED = SpanContext(1, 1, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 class MadeSpan(NamedTuple):
@@ -21,13 +19,6 @@ class MadeSpan(NamedTuple):
     """The parent's span. It is 0 where there is none."""
     is_parent_remote: bool = False
     links: Sequence[SpanContext] = ()
-
-    @property
-    def context(self) -> SpanContext:
-        """The SDK's queue reads this, because it takes nothing that is not sampled. All spans show it the same one: making
-        one takes longer than all else of a span.
-        """
-        return _SAMPLED
 
     @property
     def attributes(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
@@ -26,7 +27,7 @@ from opentelemetry.trace import SpanContext
 from gateway.telemetry import spans
 from gateway.telemetry.made_span import Exporter
 from gateway.telemetry.record import RequestRecord
-from gateway.telemetry.span_export import SpanExport, TraceIds, parse
+from gateway.telemetry.span_export import SpanExport, SpanTree, TraceIds, parse
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -132,7 +133,8 @@ class Tracing:
         assert self._out is not None
         parent = self._continued(record)
         client = None if parent else parse(record.traceparent)
-        if not self._out.send(spans.plan(record), TraceIds.of(record), parent, [client] if client else []):
+        links = [client] if client else []
+        if not self._out.send(SpanTree(partial(spans.plan, record), TraceIds.of(record), parent, links)):
             return
         if record.settled_mono_ns is None:
             return
@@ -149,7 +151,7 @@ class Tracing:
         _, shipped_ns = self._rounds[bisect_left(self._rounds, (record.settled_mono_ns, 0))]
         ids = TraceIds.of(record)
         server = SpanContext(ids.trace_id, ids.server, is_remote=True)
-        _ = out.send(spans.ship(record, shipped_ns), ids, server)
+        _ = out.send(SpanTree(partial(spans.ship, record, shipped_ns), ids, server))
 
 
 def _trace_id(started_ns: int) -> int:
