@@ -34,8 +34,8 @@ EVERY_S = 1.5
 """A transaction costs as much as fifty rows of it, so rows are not written as they come."""
 BATCH_ROWS = 500
 """The rows of one transaction. On SQLite the ledger's writer waits for it, about 10 ms, so it is short."""
-MADE_TOGETHER = 200
-"""The rows that are made at one time. The loop waits for it, about 2 ms."""
+MADE_TOGETHER = 50
+"""The rows that are made at one time. The loop waits for it, about 1 ms."""
 MAX_WAITING_ROWS = 20_000
 CLOSE_S = 3.0
 MAX_CHARS = 256
