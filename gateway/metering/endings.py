@@ -176,7 +176,7 @@ class Endings:
             # A ledger may get the charge all the same: until then the reservation is held.
             if await self.record_late(ending.posting):
                 self._give_back(ending)
-        except Exception as fault:
+        except Exception as fault:  # whoever waits hears of it, and so does the log
             self._give_back(ending)
             ending.fail(fault)
             raise

@@ -176,7 +176,7 @@ def _part(part: Any, where: str) -> dict[str, str]:
         return {"type": "text", "text": _string(part.get("text"), f"{where}.text")}
     if kind == "refusal":
         return {"type": "text", "text": _string(part.get("refusal"), f"{where}.refusal")}
-    if kind == "input_image":  # Codex takes a picture out and goes on if the refusal has this form, and no other one
+    if kind == "input_image":  # agents know by this form that a picture was refused, and not the conversation
         raise errors.invalid("The served models read text, and no pictures.", f"{where}.image_url")
     if kind in NOT_TEXT:
         raise errors.invalid("Only text parts are served.", where, "unsupported_parameter")

@@ -172,9 +172,20 @@ async def test_a_budget_needs_an_end_of_one_token(shared_gateway: RunningGateway
     assert (answer.status, error["param"], error["code"]) == (400, "reasoning_budget", "unsupported_parameter")
 
 
-async def test_earlier_reasoning_goes_to_the_template(shared_gateway: RunningGateway) -> None:
+def heard_prompts() -> list[str]:
+    """The prompts that the model reads from now on, each of which it answers with the same word."""
     seen: list[str] = []
-    RUNNER.says = lambda prompt: seen.append(prompt) or "Ok."  # type: ignore[func-returns-value]
+
+    def says(prompt: str) -> str:
+        seen.append(prompt)
+        return "Ok."
+
+    RUNNER.says = says
+    return seen
+
+
+async def test_earlier_reasoning_goes_to_the_template(shared_gateway: RunningGateway) -> None:
+    seen = heard_prompts()
     turns = [USER, {"role": "assistant", "content": "So.", "reasoning_content": "hm"}, USER]
     await chat(shared_gateway, turns)
     assert "assistant: <think>hm</think>So." in seen[0]
@@ -204,8 +215,7 @@ async def test_a_thought_that_was_left_out_goes_to_the_template_all_the_same(
         assert (thought.type, text.type) == ("thinking", "text")
         assert (thought.thinking, text.text) == ("", "So.")
         assert message.usage.output_tokens_details.thinking_tokens == len(THOUGHT.partition("\n\n")[0].encode())
-        seen: list[str] = []
-        RUNNER.says = lambda prompt: seen.append(prompt) or "Ok."  # type: ignore[func-returns-value]
+        seen = heard_prompts()
         await client.messages.create(
             **OMITTED | {"messages": [USER, {"role": "assistant", "content": message.content}, USER]}
         )
