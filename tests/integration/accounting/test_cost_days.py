@@ -29,6 +29,14 @@ FIRST = TODAY - 20 * DAY_S
 COUNTS = {f"{kind}_{name}": 1 for kind in ("stated", "judged") for name in TOKEN_CLASSES}
 
 
+@pytest.fixture(autouse=True)
+def days_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The days are counted from the day on which a test runs: midnight may pass after this file was imported."""
+    passed_s = clock.now_ms() // 1000 // DAY_S * DAY_S - TODAY
+    for name in ("TODAY", "FIRST", "OLD", "LATE"):
+        monkeypatch.setitem(globals(), name, globals()[name] + passed_s)
+
+
 async def call(conn: Any, number: int, day: int, cost: int, **changes: Any) -> None:
     values = {
         "request_id": f"req_{number}",

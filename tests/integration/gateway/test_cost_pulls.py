@@ -36,6 +36,14 @@ FIRST, OLD, LATE = TODAY - 15 * DAY_S, TODAY - 9 * DAY_S, TODAY - DAY_S
 PATH = "/admin/v1/upstreams/mock/costs"
 
 
+@pytest.fixture(autouse=True)
+def days_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The days are counted from the day on which a test runs: midnight may pass after this file was imported."""
+    passed_s = clock.now_ms() // 1000 // DAY_S * DAY_S - TODAY
+    for name in ("TODAY", "FIRST", "OLD", "LATE"):
+        monkeypatch.setitem(globals(), name, globals()[name] + passed_s)
+
+
 @pytest.fixture
 async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[CostProvider]:
     monkeypatch.setenv("PROVIDER_ADMIN_KEY", ADMIN_KEY)
