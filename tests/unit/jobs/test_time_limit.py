@@ -19,23 +19,23 @@ from workers.jobs.base.time_limit import TimeLimit, excused_until
 
 def write(limit):
     for _ in range(8):
-        time.sleep(0.1)
+        time.sleep(0.15)
         limit.progress()
 
-with TimeLimit(0.4, Path(sys.argv[1])) as limit:
+with TimeLimit(1.0, Path(sys.argv[1])) as limit:
     thread = threading.Thread(target=write, args=(limit,))
     thread.start()
     thread.join()
     limit.progress(5)
     print(excused_until(Path(sys.argv[1])) - time.time() > 4)
-    time.sleep(0.6)
+    time.sleep(1.2)
     print("written", flush=True)
     if sys.argv[2] == "hangs":
         limit.progress()
         time.sleep(20)
 limit.progress()  # a thread of the work that is over
 print(excused_until(Path(sys.argv[1])))
-time.sleep(0.5)
+time.sleep(1.2)
 """
 
 
