@@ -244,7 +244,8 @@ def slopes(readings: list[dict[str, Any]], part: int) -> dict[str, dict[str, flo
     return found
 
 
-async def measure(ready: dict[str, Any], home: Path, told: argparse.Namespace) -> dict[str, Any]:
+async def measure(ready: dict[str, Any], home: Path, told: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
+    """The figures until now, after each part: what a long run has seen is kept when it is stopped."""
     keys = await tenants(ready)
     rates = [await send(ready, keys, told.warm_up, told.concurrency)]
     readings = [await at_rest(ready, home, until_few_keys=not told.hurry)]
@@ -253,12 +254,29 @@ async def measure(ready: dict[str, Any], home: Path, told: argparse.Namespace) -
         rates.append(await send(ready, keys, part, told.concurrency))
         is_last = number == told.parts - 1
         readings.append(await at_rest(ready, home, until_few_keys=is_last and not told.hurry))
-        print(json.dumps(slopes(readings[-2:], part)), rates, file=sys.stderr, flush=True)
-    return {
-        "requests_per_s": [round(rate, 1) for rate in rates],
-        "slopes": slopes(readings, part),
-        "readings": readings,
-    }
+        yield {
+            "requests_per_part": part,
+            "requests_per_s": [round(rate, 1) for rate in rates],
+            "slopes": slopes(readings, part),
+            "readings": readings,
+        }
+
+
+async def run(ready: dict[str, Any], home: Path, told: argparse.Namespace) -> None:
+    async for figures in measure(ready, home, told):
+        print(table(figures), file=sys.stderr, flush=True)
+        if told.output is not None:
+            keep(figures, told)
+    print(table(figures))
+
+
+def keep(figures: dict[str, Any], told: argparse.Namespace) -> None:
+    known = json.loads(told.output.read_text()) if told.output.exists() else {}
+    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version(), "date": date}
+    command = " ".join(["benchmarks/memory.py", *sys.argv[1:]])
+    known[told.database] = {"command": command, "machine": machine, **figures}
+    told.output.write_text(json.dumps(known, indent=2) + "\n")
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -291,18 +309,7 @@ def main() -> None:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "home"
         url = stack.enter_context(postgresql()) if told.database == "postgresql" else None
         ready = stack.enter_context(serving(home, {"HEADGATE_DATABASE_URL": url} if url else {}))
-        figures = uvloop.run(measure(ready, home, told))
-    print(table(figures))
-    if told.output is not None:
-        known = json.loads(told.output.read_text()) if told.output.exists() else {}
-        date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        machine = {"cores": os.cpu_count(), "cpu": cpu_name(), "python": platform.python_version(), "date": date}
-        known[told.database] = {
-            "command": " ".join(["benchmarks/memory.py", *sys.argv[1:]]),
-            "machine": machine,
-            **figures,
-        }
-        told.output.write_text(json.dumps(known, indent=2) + "\n")
+        uvloop.run(run(ready, home, told))
 
 
 if __name__ == "__main__":
