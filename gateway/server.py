@@ -114,6 +114,8 @@ async def _reload_when_asked(app: web.Application, asked: asyncio.Event) -> None
             await serve_models(app)
         except SettingsError as error:
             logger.error("models_not_read", extra={"why": str(error)})
+        except Exception:  # a fault of one reading must not make this gateway deaf to the next signal
+            logger.exception("models_not_read")
         else:
             logger.info("models_read", extra={"models": list(app[MODELS].ids)})
 

@@ -111,7 +111,7 @@ class Bookkeeping:
         await ask_sql(EVERY_S, lambda: self.once(clock.now_ms()))
 
     async def once(self, now_ms: int) -> None:
-        until_ms = now_ms - QUIET_MS
+        until_ms = max(now_ms - QUIET_MS, self._checked_until_ms)  # a clock that steps back brings no span twice
         async with self._database.read() as conn:
             is_any = await books.any_ended(conn, self._checked_until_ms, until_ms)
         await self._count_write_offs(self._checked_until_ms, until_ms)

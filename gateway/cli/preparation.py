@@ -10,14 +10,12 @@ import sys
 from collections.abc import Collection, Sequence
 
 import msgspec
-from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.lifecycle.bootstrap import Credentials, bootstrap
 from accounting.prices import price_lists, prices
 from accounting.values import clock
-from accounting.values.errors import AccountingError
 from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner
@@ -27,9 +25,6 @@ from gateway.generation import model_files
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
 from workers.process.forked import give_back
-
-FAULTS = (AccountingError, SQLAlchemyError)
-"""Errors of a database or of what is in it."""
 
 
 class Preparation:

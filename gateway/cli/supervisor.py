@@ -28,6 +28,8 @@ from gateway.base.home import HomeError
 from workers.process import turns
 from workers.process.forked import Forked, die_with_parent, ending, fork, may_fork
 
+LAST_BYTES = 64 * 1024
+"""The end of a log in which the last line is searched: logs grow without end."""
 BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
@@ -101,7 +103,7 @@ class Child:
     def _last(self) -> str:
         try:
             with self.log.open("rb") as file:
-                file.seek(self.log_start)
+                file.seek(max(self.log_start, os.fstat(file.fileno()).st_size - LAST_BYTES))
                 lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
         except OSError:  # somebody deleted the log, for example
             return ""

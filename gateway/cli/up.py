@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from gateway.base.home import Home, HomeError, write_private
-from gateway.base.settings import SettingsError
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.faults import sentence
@@ -216,7 +215,6 @@ class Up:
 
     async def _reload_when_asked(self) -> None:
         """Serves the models that the settings name now, after each signal for it. A fault is said, and what it left."""
-        faults: tuple[type[Exception], ...] = (HomeError, SettingsError, OSError, *_faults_of_a_database())
         while True:
             await self.reload_asked.wait()
             self.reload_asked.clear()
@@ -226,7 +224,7 @@ class Up:
                 gone = await self._publish()
                 reached = "The models are published, but the change is not complete"
                 await self._complete(gone)
-            except faults as error:
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end what is served either
                 fault = f"{reached}: {sentence(error)[0]}"
                 self._say([fault])
             outcome = {"error": fault, "models": [model.id for model in self.models], "began_at": began_at}
@@ -398,11 +396,6 @@ class Up:
 async def run(options: Options) -> None:
     watch_without_threads()
     await Up(options).run()
-
-
-def _faults_of_a_database() -> tuple[type[Exception], ...]:
-    faults: tuple[type[Exception], ...] = importlib.import_module(PREPARATION).FAULTS
-    return faults
 
 
 def _metrics_at(sock: socket.socket) -> str:

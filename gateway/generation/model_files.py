@@ -62,18 +62,20 @@ def load(name: str, source: ModelSource) -> ServedModel:
         tokenizer = ModelTokenizer.load(directory, template.source if template else "", num_rows)
         syntax = _syntax(template, source)
         created = int((directory / "config.json").stat().st_mtime)
-    except (OSError, ValueError, KeyError) as error:
+        context = _context(text_config)
+        defaults = _defaults(directory / "generation_config.json")
+        end_ids = _end_ids(directory / "generation_config.json", config, text_config)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # somebody else wrote these files
         raise SettingsError(f"Cannot serve the model {name} from {directory}: {error}.") from None
-    context = _context(text_config)
     return ServedModel(
         id=name,
         tokenizer=tokenizer,
         template=template,
         max_model_len=min(context, source.max_model_len or context),
         max_output_tokens=source.max_output_tokens,
-        defaults=_defaults(directory / "generation_config.json"),
+        defaults=defaults,
         created=created,
-        end_ids=_end_ids(directory / "generation_config.json", config, text_config),
+        end_ids=end_ids,
         syntax=syntax,
         aliases=source.aliases,
         fallbacks=source.fallbacks,

@@ -115,5 +115,6 @@ def translated() -> Iterator[None]:
         if "NUL" not in str(error.orig):
             raise
         raise errors.invalid("A text must not contain a null character.") from None
-    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
+    except (exc.OperationalError, exc.InternalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
+        # InternalError: PostgreSQL takes no writes, because it is a standby, or was one until now.
         raise errors.unavailable("database_unavailable", "The database cannot be asked now.") from error

@@ -19,7 +19,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 from sqlalchemy import exc
 
-from accounting.database.db import Database, first_line
+from accounting.database.db import Database, first_line, is_rows_fault
 from accounting.requests import label_usage, request_log
 from accounting.requests.request_log import LoggedRequest
 from accounting.values import timelines
@@ -43,8 +43,6 @@ MAX_METADATA_CHARS = 2048
 
 _AT = itemgetter(1)
 """The time of a packed event."""
-_AWAY = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError)
-"""Errors of a database that does not answer. For others the same rows would fail again."""
 
 
 class RequestLogWriter:
@@ -91,10 +89,10 @@ class RequestLogWriter:
             batch = list(islice(self._waiting, BATCH_ROWS))
             try:
                 await uninterrupted(self._add(batch))
-            except _AWAY as error:
-                self._note_away(error)
-                return
-            except exc.SQLAlchemyError as error:
+            except (exc.SQLAlchemyError, OSError) as error:
+                if isinstance(error, OSError) or not is_rows_fault(error):
+                    self._note_away(error)
+                    return
                 logger.error("request_log_refused", extra={"reason": first_line(error), "num_rows": len(batch)})
                 self._drop(len(batch), "refused")
             else:

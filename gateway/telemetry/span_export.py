@@ -5,6 +5,7 @@ the collector does not take, is dropped and counted.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from gateway.telemetry.made_span import Exporter, MadeSpan
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.spans import Kind, PlannedSpan
+
+logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 512
 """Trees that wait: one of each request, of some eight spans, and one of its shipping."""
@@ -133,7 +136,7 @@ class _Counted(SpanExporter):
 
     def export(self, trees: Sequence[Any]) -> SpanExportResult:
         self.num_taken += len(trees)
-        spans = [span for tree in trees for span in tree.made()]
+        spans = [span for tree in trees for span in self._made(tree)]
         is_taken = False
         try:
             is_taken = self._inner.export(spans)
@@ -141,6 +144,15 @@ class _Counted(SpanExporter):
             if not is_taken:
                 self.num_lost += len(spans)
         return SpanExportResult.SUCCESS if is_taken else SpanExportResult.FAILURE
+
+    def _made(self, tree: Any) -> list[Any]:
+        """Returns a tree's spans. One that cannot be planned is lost alone."""
+        try:
+            return list(tree.made())
+        except Exception:
+            logger.exception("spans_not_planned")
+            self.num_lost += 1
+            return []
 
     def shutdown(self) -> None:
         self._inner.close()

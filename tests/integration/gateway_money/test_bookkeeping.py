@@ -101,6 +101,17 @@ async def test_a_limiter_that_drifted_is_an_alarm_until_it_agrees(books, registr
     assert registry.get_sample_value("headgate_books_ok") == 1
 
 
+async def test_a_clock_that_steps_back_counts_no_write_off_twice(books, keeper, registry):
+    await post(books, "req_1", Usage(16, 32, 5, 110))
+    counted = []
+    for now_ms in (NOON_MS + QUIET_MS + 1, NOON_MS - 3_600_000, NOON_MS + QUIET_MS + 60_000):
+        await keeper.once(now_ms)
+        samples = [one for family in registry.collect() for one in family.samples]
+        counted.append(sum(one.value for one in samples if one.name == "headgate_writeoff_tokens_total"))
+    assert counted[0] > 0
+    assert counted == counted[:1] * 3
+
+
 async def test_a_day_that_is_over_is_sealed_once_by_whoever_comes_first(books, registry):
     await post(books, "req_1", Usage(16, 32, 5, 100))
     keepers = [Bookkeeping(books, CollectorRegistry(), closes=False) for _ in range(3)]

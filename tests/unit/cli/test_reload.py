@@ -31,6 +31,7 @@ FAULTS = [
     DatabaseUnreachable("The database cannot be used."),
     OperationalError("SELECT 1", {}, Exception("server closed the connection")),
     OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+    ValueError("a fault of ours"),
 ]
 
 

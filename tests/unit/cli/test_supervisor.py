@@ -13,6 +13,7 @@ import sys
 import pytest
 
 from gateway.base.home import write_private
+from gateway.cli import supervisor as module
 from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor
 from workers.process.forked import ending
 
@@ -145,6 +146,15 @@ asyncio.run(main())
             return True
 
     await until(gone)
+
+
+def test_the_last_line_is_searched_in_the_end_of_a_log_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LAST_BYTES", 64)
+    log = tmp_path / "worker-0.log"
+    log.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\n")
+    assert Child(Spec("worker", "worker-0", [], {}), log).last_line() == "last"
+    log.write_bytes(b"last\n" + b"\n" * 100)
+    assert Child(Spec("worker", "worker-0", [], {}), log).last_line() == "it wrote nothing to its log"
 
 
 def test_the_last_record_of_a_child_is_that_of_its_present_process(tmp_path):

@@ -38,6 +38,28 @@ def test_a_wrappers_context_and_end_tokens_are_found(directory):
     assert load("m", source(directory)).max_model_len == 64
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("generation_config.json", '{"eos_token_id": "</s>"}'),
+        ("generation_config.json", '{"temperature": "hot"}'),
+        ("generation_config.json", '{"temperature": 0.'),
+        ("generation_config.json", "[]"),
+        ("config.json", '{"max_position_embeddings": "many"}'),
+        ("config.json", '{"max_position_embeddings": [1]}'),
+        ("config.json", '{"text_config": [1]}'),
+        ("config.json", '{"vocab_size": "many"}'),
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer_config.json", '{"chat_template": 1}'),
+        ("tokenizer.json", "{}"),
+    ],
+)
+def test_a_file_that_is_wrong_is_the_models_fault_and_named(directory, name, content):
+    (directory / name).write_text(content)
+    with pytest.raises(SettingsError, match="Cannot serve the model m from"):
+        load("m", source(directory))
+
+
 def test_an_added_token_that_the_model_has_no_row_for_is_outside_of_the_vocabulary(directory):
     whole = load("m", source(directory)).tokenizer.vocab_size
     change(directory / "config.json", vocab_size=whole + 64)

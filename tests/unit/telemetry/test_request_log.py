@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from load import stretched
 from prometheus_client import CollectorRegistry
-from sqlalchemy.exc import DataError, OperationalError
+from sqlalchemy.exc import DataError, InternalError, OperationalError
 
 from accounting.requests import request_log
 from accounting.requests.request_log import LoggedRequest
@@ -201,7 +201,15 @@ async def test_a_full_writer_drops_and_counts_and_one_tenant_cannot_fill_it(
     assert dropped(registry, "full") == 450
 
 
-@pytest.mark.parametrize("fault", [OperationalError("away", None, Exception("x")), OSError("x"), TimeoutError()])
+AWAY = [
+    OperationalError("away", None, Exception("x")),
+    InternalError("cannot execute INSERT in a read-only transaction", None, Exception("x")),
+    OSError("x"),
+    TimeoutError(),
+]
+
+
+@pytest.mark.parametrize("fault", AWAY, ids=lambda fault: type(fault).__name__)
 async def test_rows_wait_while_sql_is_away(sql: Sql, registry: CollectorRegistry, fault: Exception) -> None:
     log = writer(sql, registry)
     log.observe(record(1))

@@ -3,6 +3,7 @@ follows when SQL has the ending."""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,25 @@ async def test_spans_that_the_collector_refuses_are_counted(receiver: Receiver) 
     traces.observe(ended())
     await traces.close()
     assert traces.num_dropped == dropped(traces) == SPANS_EACH
+
+
+async def test_a_request_whose_spans_cannot_be_planned_costs_no_other_its_own(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, num_asked = span_export.SpanTree.made, itertools.count()
+
+    def broken(tree: span_export.SpanTree) -> Iterator[MadeSpan]:
+        if next(num_asked) == 1:
+            raise ValueError("a fault of ours")
+        return made(tree)
+
+    monkeypatch.setattr(span_export.SpanTree, "made", broken)
+    traces = Tracing(1.0, (), receiver)
+    for number in range(3):
+        traces.observe(ended(number))
+    await traces.close()
+    assert len(receiver.spans) == 2 * SPANS_EACH
+    assert traces.num_dropped == 1
 
 
 async def test_a_collector_that_hangs_costs_spans_and_no_request_waits(receiver: Receiver) -> None:
