@@ -38,6 +38,7 @@ from workers.protocol.counts import (
     TokenUsage,
 )
 from workers.protocol.messages import (
+    GATHERED_TOKENS,
     PROTOCOL_VERSION,
     Cancel,
     Finished,
@@ -76,6 +77,8 @@ class CheapWorker:
         self._redis_url = redis_url
         self._process = str(uuid.uuid4())
         self._running: dict[str, tuple[Connection, asyncio.StreamWriter, GenerateRequest, int]] = {}
+        self._gathered: dict[str, int] = {}
+        """The number of tokens that wait to be sent with others, by request id."""
         self._records: list[EngineRecord] = []
         self._unanswered = False
         self._links: set[Connection] = set()
@@ -135,6 +138,7 @@ class CheapWorker:
                 self._arrived.set()
             case Cancel():
                 self._running.pop(message.request_id, None)
+                self._gathered.pop(message.request_id, None)
             case EngineAck():
                 self._unanswered = False
 
@@ -147,12 +151,18 @@ class CheapWorker:
             ended: list[tuple[Connection, Finished]] = []
             for name, (link, writer, request, number) in list(self._running.items()):
                 is_last = number + 1 >= request.max_tokens
+                num_gathered = self._gathered.pop(name, 0)
+                if request.gather and number and not is_last and num_gathered < GATHERED_TOKENS - 1:
+                    self._gathered[name] = num_gathered + 1
+                    self._running[name] = (link, writer, request, number + 1)
+                    continue
+                first = number - num_gathered
                 delta = TokenDelta(
                     name,
                     request.attempt,
                     0,
-                    number,
-                    (WORDS[number % len(WORDS)],),
+                    first,
+                    tuple(WORDS[i % len(WORDS)] for i in range(first, number + 1)),
                     finish="length" if is_last else None,
                     prompt=None if number else PromptCounts(uncached=len(request.prompt)),
                 )

@@ -136,6 +136,7 @@ class Trace:
             cache_write=arrival["cache_write"],
             lease_bound=min(total, arrival["first_lease"]) if total else 0,
             deadline_ms=arrival.get("deadline_ms", 0),
+            gather=arrival["num_choices"] == 1 and number % 3 == 0,
         )
 
     def play(self, max_steps=4000):

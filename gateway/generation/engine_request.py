@@ -58,6 +58,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
     """The field that no upstream can be asked for, where one would be asked."""
     is_bought: bool = False
     """An upstream answers it, and no worker of our own."""
+    is_whole: bool = False
+    """The client reads the answer in one body, and no parser of it ends the output early."""
 
     @classmethod
     def for_vectors(
@@ -99,6 +101,12 @@ class EngineRequest(msgspec.Struct, frozen=True):
     def reads_cache(self) -> bool:
         """The value is False if logprobs of the prompt are wanted, because they need all of it computed."""
         return self.principal.cache.read and self.prompt_logprobs < 0
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the worker may send several tokens at once: nothing is to be seen in them before the answer's end."""
+        plain = self.num_choices == 1 and self.beams is None and self.pooling is None and self.sampling.logprobs < 0
+        return self.is_whole and plain and self.rules.stops is None
 
     def asked(self, num_prompts: int) -> Asked:
         """Returns what telemetry shows of this request, the first of `num_prompts`."""
@@ -167,4 +175,5 @@ class EngineRequest(msgspec.Struct, frozen=True):
             prompt_logprobs=self.prompt_logprobs,
             beams=self.beams,
             pooling=self.pooling,
+            gather=self.gathers,
         )

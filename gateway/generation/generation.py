@@ -32,7 +32,7 @@ from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.counts import PromptCounts, TokenUsage
 from workers.protocol.frames import FrameError
-from workers.protocol.messages import Failed, Finished, FinishReason, TokenDelta, TokenLogprob
+from workers.protocol.messages import GATHERED_TOKENS, Failed, Finished, FinishReason, TokenDelta, TokenLogprob
 
 logger = logging.getLogger(__name__)
 
@@ -404,8 +404,9 @@ class Generation:
         if self.is_over or self._state.abort_bound is not None:
             return
         # The client owes the tokens so far and those that one step adds, but not those after a stop string.
+        added = GATHERED_TOKENS if self.order.gathers else 1
         self._state.abort_bound = sum(
-            choice.num_received + 1 if choice.finish is None else choice.text.num_tokens for choice in self._choices
+            choice.num_received + added if choice.finish is None else choice.text.num_tokens for choice in self._choices
         )
         if self.order.is_bought:
             self._state.abort_bound = None  # the call counts what it has passed on

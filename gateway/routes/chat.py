@@ -82,6 +82,7 @@ async def plan(
         make_parser=model.syntax.parser(tools, conversation.is_thinking),
         traceparent=request[RECORD].worker_traceparent,
         volatile=conversation.volatile,
+        is_whole=not fields.stream and tools.parallel,
     )
     writer = _writer(fields, model, tools)
     order = await bought.with_ask(request, order, value, fields)

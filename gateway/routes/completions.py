@@ -127,6 +127,7 @@ def _orders(
         form=form,
         prompt_logprobs=fields.num_prompt_logprobs,
         traceparent=request[RECORD].worker_traceparent,
+        is_whole=not fields.stream,
     )
     others = [
         msgspec.structs.replace(

@@ -23,6 +23,10 @@ else:
 
 PROTOCOL_VERSION = 1
 
+GATHERED_TOKENS = 16
+"""The most tokens of one delta of a request with `gather`. A gateway extends a lease when 64 tokens are left of it by
+what it has received, so it must stay well below."""
+
 Tier = Literal["interactive", "batch"]
 Task = Literal["generate", "embed", "score"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
@@ -197,6 +201,9 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     scores."""
     pooling: PoolingParams | None = None
     """Vectors or scores instead of tokens. Only a worker whose `Hello.tasks` names the task is sent such a request."""
+    gather: bool = False
+    """Nobody reads the answer before its end: after the first token, `GATHERED_TOKENS` may travel in one delta. Only for
+    a request of one choice without logprobs."""
 
 
 class ExtendLease(Frame, frozen=True, tag="extend"):

@@ -249,6 +249,8 @@ class Attempt:
         """Number of proposals that were wrong, or stood after an end."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self.prompt_sent = False
+        self.gathered: list[int] = []
+        """The tokens that wait for others before they are sent (`GenerateRequest.gather`)."""
         self.report = AttemptReport(now, len(self.prompt))
         self.bans = bans
         self.grammar: Compiled | None = None

@@ -13,6 +13,7 @@ from workers.engine.beams.search import Hypothesis
 from workers.engine.sequences.sequence import Attempt
 from workers.protocol.counts import PromptCounts
 from workers.protocol.messages import (
+    GATHERED_TOKENS,
     CacheProbed,
     Failed,
     Finished,
@@ -43,20 +44,26 @@ class StepMessages:
         logprob: TokenLogprob | None,
         finish: FinishReason | None,
     ) -> None:
+        """Adds a token of a choice. Where the answer is read as a whole, it waits for up to 15 others, or for the end."""
+        gathered = attempt.gathered
+        if attempt.message.gather and attempt.prompt_sent and finish is None and len(gathered) < GATHERED_TOKENS - 1:
+            gathered.append(token)
+            return
         self._add(
             attempt,
             TokenDelta(
                 attempt.message.request_id,
                 attempt.message.attempt,
                 index,
-                seq_no,
-                (token,),
+                seq_no - len(gathered),
+                (*gathered, token),
                 () if logprob is None else (logprob,),
                 finish,
                 token if finish == "stop" and token in attempt.end_ids else -1,
                 *_first_delta_parts(attempt),
             ),
         )
+        gathered.clear()
 
     def progress(self, attempt: Attempt) -> None:
         """Adds what a search has spent up to now. Its tokens come later."""
@@ -94,20 +101,23 @@ class StepMessages:
         )
 
     def choice_ended(self, attempt: Attempt, index: int, seq_no: int, reason: FinishReason) -> None:
-        """Adds an ending without a token."""
+        """Adds an ending without a token of its own. Tokens that were gathered go with it."""
         prompt, prompt_logprobs = _first_delta_parts(attempt)
+        gathered = attempt.gathered
         self._add(
             attempt,
             TokenDelta(
                 attempt.message.request_id,
                 attempt.message.attempt,
                 index,
-                seq_no,
+                seq_no - len(gathered),
+                tuple(gathered),
                 finish=reason,
                 prompt=prompt,
                 prompt_logprobs=prompt_logprobs,
             ),
         )
+        gathered.clear()
 
     def vector(self, attempt: Attempt, index: int, vector: bytes) -> None:
         """Adds the result of an input."""
