@@ -249,6 +249,12 @@ def served_model(request: web.Request, name: str, task: Task | None = None) -> S
     return model
 
 
+async def count(request: web.Request, model: ServedModel) -> dict[str, str]:
+    """Counts a request that runs nothing by the limits of requests, and returns their headers. Raises `ApiError` 429."""
+    admission = request.app[GENERATION].admission
+    return await admission.count(request[RECORD].request_id, request[PRINCIPAL], model.id)
+
+
 def check_choices(request: web.Request, model: ServedModel, fields: SamplingFields) -> None:
     """Refuses more choices than half of what a worker of the model runs at once: they start together, and others wait
     until so many places are free. Raises `ApiError` 400.
