@@ -133,7 +133,7 @@ class CacheShare(msgspec.Struct, frozen=True):
     moves_volatile: bool = False
     """Lines of a system prompt that differ from request to request are put after what the cache can serve."""
     isolation: CacheIsolation = "tenant"
-    """Who may meet KV of whom within the tenant: all requests, those of one key, or those of one key's end user."""
+    """The requests that may meet each other's KV: those of the tenant, of one key, or of one key's end user."""
 
 
 class Principal(msgspec.Struct, frozen=True):
