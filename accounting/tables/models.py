@@ -83,6 +83,8 @@ class Tenant(Base):
     cache_write: Mapped[bool] = mapped_column(server_default=true())
     cache_moves_volatile: Mapped[bool] = mapped_column(server_default=false())
     """Volatile lines of system prompts are put after what the cache can serve."""
+    cache_isolation: Mapped[str] = mapped_column(server_default="tenant")
+    """The requests that may use each other's KV: those of the same tenant, key, or end_user."""
     time_zone: Mapped[str] = mapped_column(server_default="UTC")
     """The time zone in which times are shown to the tenant; billing periods are in UTC."""
     stores_responses: Mapped[bool] = mapped_column(server_default=true())

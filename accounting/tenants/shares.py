@@ -26,6 +26,7 @@ def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
         "cache_read": cache.read,
         "cache_write": cache.write,
         "cache_moves_volatile": cache.moves_volatile,
+        "cache_isolation": cache.isolation,
     }
 
 

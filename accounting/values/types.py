@@ -114,6 +114,9 @@ DEFAULT_MODEL_LIMITS = Limits(requests_per_minute=10_000, tokens_per_minute=10_0
 """The limits of a new tenant on each model (metering.md section 5)."""
 
 
+CacheIsolation = Literal["tenant", "key", "end_user"]
+
+
 class CacheShare(msgspec.Struct, frozen=True):
     """The KV that a tenant may keep in the prefix cache of each worker. Only the worker knows the size of a block."""
 
@@ -129,6 +132,8 @@ class CacheShare(msgspec.Struct, frozen=True):
     False."""
     moves_volatile: bool = False
     """Lines of a system prompt that differ from request to request are put after what the cache can serve."""
+    isolation: CacheIsolation = "tenant"
+    """The requests that may meet each other's KV: those of the tenant, of one key, or of one key's end user."""
 
 
 class Principal(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ SHARE = (
     "time_zone",
     "stores_responses",
     "buys_overflow",
-    *(f"cache_{name}" for name in ("quota_blocks", "floor_blocks", "ttl_s", "read", "write")),
+    *(f"cache_{name}" for name in ("quota_blocks", "floor_blocks", "ttl_s", "read", "write", "isolation")),
 )
 
 
@@ -103,6 +103,11 @@ TENANTS = group(
         ),
         option("--cache-read/--no-cache-read", default=None, help="Take its prompts from the cache, or never."),
         option("--cache-write/--no-cache-write", default=None, help="Keep its prompts in the cache, or never."),
+        option(
+            "--cache-isolation",
+            type=click.Choice(["tenant", "key", "end_user"]),
+            help="Whose cached prompts a request may meet: the tenant's, its key's, or its key's end user's.",
+        ),
         shows=SHARE,
         partial=True,
         example="tenants set acme --weight 2 --time-zone Europe/Berlin --cache-quota-blocks none",

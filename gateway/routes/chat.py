@@ -53,8 +53,9 @@ async def plan(
     conversation = await encoded(request, model, fields, tools, fields.max_output)
     form = await _output_form(request, fields, model, tools, answer_form, conversation.is_thinking)
     prompt = conversation.tokens
+    facts = common.describe(request, value, fields, model, len(prompt), line)
     order = EngineRequest(
-        facts=common.describe(request, value, fields, model, len(prompt), line),
+        facts=facts,
         principal=request[PRINCIPAL],
         model=model,
         prompt=prompt,
@@ -76,7 +77,7 @@ async def plan(
         rules=msgspec.structs.replace(
             rules(fields), marks=model.marks_without_tools if tools is NO_TOOLS else model.marks_read(tools)
         ),
-        namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
+        namespace=common.namespace_of(request, model, prompt, facts.user, fields.cache_salt),
         form=form,
         prompt_logprobs=-1 if fields.prompt_logprobs is None else fields.prompt_logprobs,
         make_parser=model.syntax.parser(tools, conversation.is_thinking),

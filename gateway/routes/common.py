@@ -249,6 +249,12 @@ def served_model(request: web.Request, name: str, task: Task | None = None) -> S
     return model
 
 
+async def count(request: web.Request, model: ServedModel) -> dict[str, str]:
+    """Counts a request that runs nothing by the limits of requests, and returns their headers. Raises `ApiError` 429."""
+    admission = request.app[GENERATION].admission
+    return await admission.count(request[RECORD].request_id, request[PRINCIPAL], model.id)
+
+
 def check_choices(request: web.Request, model: ServedModel, fields: SamplingFields) -> None:
     """Refuses more choices than half of what a worker of the model runs at once: they start together, and others wait
     until so many places are free. Raises `ApiError` 400.
@@ -287,28 +293,34 @@ def max_len(request: web.Request, model: ServedModel) -> int:
     return min([model.max_model_len, *lengths])
 
 
-def namespace(secret: bytes, principal: Principal, salt: str | None) -> tuple[Region, ...]:
-    """Returns the tenant's own region, which depends on the key alone. A salt divides the region and
-    cannot leave it.
+def namespace(secret: bytes, principal: Principal, user: str, salt: str | None) -> tuple[Region, ...]:
+    """Returns the region in which the request's KV lies: the tenant's, or the part of it that belongs to the key or to
+    the key's end user, as the tenant's setting says. A salt divides the region and cannot leave it.
     """
-    return _namespace(secret, principal.tenant_id, salt)
+    isolation = principal.cache.isolation
+    key_id = "" if isolation == "tenant" else principal.key_id
+    return _namespace(secret, principal.tenant_id, key_id, user if isolation == "end_user" else "", salt)
 
 
 @lru_cache(maxsize=4096)
-def _namespace(secret: bytes, tenant_id: str, salt: str | None) -> tuple[Region, ...]:
+def _namespace(secret: bytes, tenant_id: str, key_id: str, user: str, salt: str | None) -> tuple[Region, ...]:
     parts = [b"tenant", tenant_id.encode()]
+    if key_id:
+        parts += [b"key", key_id.encode()]
+    if user:
+        parts += [b"user", user.encode()]
     if salt is not None:
         parts += [b"salt", salt.encode()]
     return (Region(region_id(secret, *parts)),)
 
 
 def namespace_of(
-    request: web.Request, model: ServedModel, prompt: Sequence[int], salt: str | None
+    request: web.Request, model: ServedModel, prompt: Sequence[int], user: str, salt: str | None
 ) -> tuple[Region, ...]:
     """Returns the cache regions of a prompt: the public one as far as the prompt is a registered prefix, then the
-    tenant's own. KV of an adapter is never public.
+    request's own. KV of an adapter is never public.
     """
-    own = namespace(request.app[CACHE_SECRET], request[PRINCIPAL], salt)
+    own = namespace(request.app[CACHE_SECRET], request[PRINCIPAL], user, salt)
     if model.adapter:
         return own
     return request.app[PREFIXES].path(model.id, prompt, own)

@@ -123,7 +123,7 @@ def _orders(
         beams=beams_of(fields),
         max_tokens=bound(prompts[0]),
         rules=msgspec.structs.replace(rules(fields), shows_end=fields.num_logprobs >= 0),
-        namespace=common.namespace_of(request, model, prompts[0], fields.cache_salt),
+        namespace=common.namespace_of(request, model, prompts[0], facts.user, fields.cache_salt),
         form=form,
         prompt_logprobs=fields.num_prompt_logprobs,
         traceparent=request[RECORD].worker_traceparent,
@@ -134,7 +134,7 @@ def _orders(
             base,
             facts=msgspec.structs.replace(facts, request_id=ids.request_id(), prompt_tokens=len(prompt)),
             prompt=prompt,
-            namespace=common.namespace_of(request, model, prompt, fields.cache_salt),
+            namespace=common.namespace_of(request, model, prompt, facts.user, fields.cache_salt),
             max_tokens=bound(prompt),
         )
         for prompt in prompts[1:]

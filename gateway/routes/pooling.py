@@ -78,6 +78,6 @@ def order(
     """Returns the one engine request of all inputs. Nothing of it is read from the public region of the cache."""
     principal = request[PRINCIPAL]
     facts = common.describe(request, value, fields, model, sum(map(len, inputs)), line)
-    namespace = common.namespace(request.app[CACHE_SECRET], principal, None)
+    namespace = common.namespace(request.app[CACHE_SECRET], principal, facts.user, None)
     traceparent = request[RECORD].worker_traceparent
     return EngineRequest.for_vectors(facts, principal, model, inputs, params, namespace, traceparent)

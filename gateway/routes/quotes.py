@@ -11,12 +11,10 @@ from aiohttp import web
 from gateway.base import errors
 from gateway.generation import quotes
 from gateway.generation.reply import AnswerPlan
-from gateway.generation.stream import GENERATION
 from gateway.generation.vectors import VectorPlan
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.routes import chat, common, completions, embeddings, messages, responses
-from gateway.telemetry.keys import RECORD
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/messages", "/v1/responses"]
 PLANS: dict[Endpoint, Callable[..., Awaitable[AnswerPlan | VectorPlan]]] = {
@@ -42,9 +40,8 @@ async def create(request: web.Request) -> web.Response:
     fields = await common.fields_of(request, QuoteFields)
     if SCOPES.get(fields.endpoint, "chat") not in request[PRINCIPAL].scopes:
         raise errors.forbidden("insufficient_scope", "This key may not use the quoted endpoint.")
-    record, admission = request[RECORD], request.app[GENERATION].admission
     plan = await PLANS[fields.endpoint](request, fields.body)
-    headers = await admission.count(record.request_id, request[PRINCIPAL], plan.orders[0].model.id)
+    headers = await common.count(request, plan.orders[0].model)
     known_by = await common.fingerprint_of(request, fields.endpoint, fields.body)
     quote = await quotes.make(request, known_by.digest(), plan)
     return web.Response(body=msgspec.json.encode(quote), content_type="application/json", headers=headers)

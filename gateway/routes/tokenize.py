@@ -55,6 +55,7 @@ async def tokenize(request: web.Request) -> web.Response:
     """Turns text or a conversation into token ids."""
     fields, ignored = await _read(request, TokenizeFields, "tokenize")
     model = common.served_model(request, fields.model)
+    headers = await common.count(request, model)
     if (fields.prompt is None) == (fields.messages is None):
         raise errors.invalid("Exactly one of 'prompt' and 'messages' is needed.", "prompt")
     check_truncation(fields.truncate_prompt_tokens, fields.truncation_side)
@@ -66,7 +67,7 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         tokens = await common.in_thread(request, _encoded_text, model, fields, common.max_len(request, model), asked)
     answer = {"count": len(tokens), "max_model_len": common.max_len(request, model)}
-    return _json(await common.in_thread(request, _spelled, model, fields, answer, tokens), ignored)
+    return _json(await common.in_thread(request, _spelled, model, fields, answer, tokens), ignored, headers)
 
 
 def _encoded_text(model: ServedModel, fields: TokenizeFields, limit: int, asked: int | None) -> array[int]:
@@ -88,8 +89,9 @@ async def detokenize(request: web.Request) -> web.Response:
     """Turns token ids into text."""
     fields, ignored = await _read(request, DetokenizeFields, "detokenize")
     model = common.served_model(request, fields.model)
+    headers = await common.count(request, model)
     limit = common.max_len(request, model)
-    return _json(await common.in_thread(request, _text, model, fields.tokens, limit), ignored)
+    return _json(await common.in_thread(request, _text, model, fields.tokens, limit), ignored, headers)
 
 
 def _text(model: ServedModel, tokens: list[int], limit: int) -> bytes:
@@ -106,8 +108,9 @@ async def _read(
     return await common.aside(request, parameters.read, await common.json_object(request), kind, endpoint)
 
 
-def _json(body: bytes, ignored: list[str]) -> web.Response:
-    headers = {"x-headgate-ignored": ", ".join(ignored)} if ignored else None
+def _json(body: bytes, ignored: list[str], headers: dict[str, str]) -> web.Response:
+    if ignored:
+        headers["x-headgate-ignored"] = ", ".join(ignored)
     return web.Response(body=body, content_type="application/json", headers=headers)
 
 

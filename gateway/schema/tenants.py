@@ -12,7 +12,7 @@ from accounting.lifecycle.erasure import ErasureReport
 from accounting.limits.limit_preview import Preview
 from accounting.values.tenant_types import TenantInfo
 from accounting.values.time_zones import UTC
-from accounting.values.types import CacheShare, Limits
+from accounting.values.types import CacheIsolation, CacheShare, Limits
 from gateway.base import errors
 from gateway.schema import request_limits
 from gateway.schema.convert import convert
@@ -35,6 +35,7 @@ class TenantChanges(msgspec.Struct, frozen=True):
     cache_write: bool | UnsetType = UNSET
     stores_responses: bool | UnsetType = UNSET
     cache_moves_volatile: bool | UnsetType = UNSET
+    cache_isolation: CacheIsolation | UnsetType = UNSET
     buys_overflow: bool | UnsetType = UNSET
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from click.testing import CliRunner
-from gateways import MODEL, until
+from gateways import MODEL, PEPPER, until
 
+from accounting.access import api_keys
+from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
 
 BLOCK = 16
@@ -27,9 +30,9 @@ async def change(gateway, tenant, **fields):
     return changed
 
 
-async def ask(gateway, key, prompt=LONG):
+async def ask(gateway, key, prompt=LONG, **fields):
     """(cached blocks, why no more)."""
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1} | fields
     status, answer = await call(gateway, "POST", "/v1/completions", body, key)
     assert status == 200, answer
     report = answer["headgate"]["cache"]
@@ -150,6 +153,21 @@ async def test_reading_and_writing_are_switched_off_apart(gateway):
     assert await ask(gateway, key) == (0, "opt_out")
     await change(gateway, anna, cache_read=True)
     assert (await ask(gateway, key))[0] == len(LONG) // BLOCK
+
+
+@pytest.mark.parametrize("isolation", ["tenant", "key", "end_user"])
+async def test_keys_and_end_users_of_a_tenant_meet_each_others_prompts_only_if_it_wants_so(gateway, isolation):
+    """Who could meet a prompt could also tell from the time to the first token that somebody sent it."""
+    tenant, key = await gateway.new_tenant("anna")
+    async with gateway.app[DATABASE].write() as conn:
+        other_key = (await api_keys.create(conn, PEPPER, tenant_id=tenant, now=int(time.time()))).value
+    await change(gateway, tenant, cache_isolation=isolation)
+    whole = len(LONG) // BLOCK
+    assert await ask(gateway, key, user="customer 1") == (0, "cold")
+    assert (await ask(gateway, key, user="customer 1"))[0] == whole
+    assert (await ask(gateway, key, user="customer 2"))[0] == (0 if isolation == "end_user" else whole)
+    assert (await ask(gateway, key))[0] == (0 if isolation == "end_user" else whole)
+    assert (await ask(gateway, other_key, user="customer 1"))[0] == (whole if isolation == "tenant" else 0)
 
 
 async def test_prompts_with_a_time_to_live_are_pinned_as_far_as_the_budget_goes(gateway, worker):

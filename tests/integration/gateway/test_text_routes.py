@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from byte_model import chat_text
 from fakes import ScriptedRunner, ScriptedWorker, decode, encode, expected_output
 from gateways import MODEL, RunningGateway
 
+from accounting.tenants import tenants
+from accounting.values.types import Limits
+from gateway.base.app_keys import DATABASE
 from workers.protocol.messages import SamplingParams
 
 GREEDY = SamplingParams(seed=0, temperature=0.0)
@@ -356,3 +360,22 @@ async def test_more_choices_than_half_a_worker_are_refused_by_name(gateway: Runn
             error = (await answer.json())["error"]
         assert error["param"] == ("n" if "chat" in path else "best_of")
         assert "at most 32 choices" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"), [("/tokenize", {"prompt": "hello"}), ("/detokenize", {"tokens": [104, 105]})]
+)
+async def test_a_tenant_tokenizes_as_often_as_it_may_ask(
+    gateway: RunningGateway, path: str, fields: dict[str, Any]
+) -> None:
+    tenant_id, api_key = await gateway.new_tenant("small", {"chat"})
+    async with gateway.app[DATABASE].write() as conn:
+        await tenants.set_limits(conn, tenant_id, Limits(requests_per_minute=2), now=int(time.time()))
+    statuses, left = [], []
+    async with gateway.session(api_key) as session:
+        for _ in range(3):
+            async with session.post(path, json={"model": MODEL} | fields) as answer:
+                statuses.append(answer.status)
+                left.append(answer.headers.get("x-ratelimit-remaining-requests"))
+    assert statuses == [200, 200, 429]
+    assert left[:2] == ["1", "0"]
