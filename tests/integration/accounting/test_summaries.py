@@ -157,7 +157,27 @@ async def test_caps_are_hard_budgets_in_force_and_the_limit_of_all(conn):
     ]
     everybody = await caps.nearest(conn, NOON_MS, None, 10)
     assert [(cap.tenant_id, cap.limit, cap.used) for cap in everybody if cap.tenant_id is None] == [(None, 10_000, 200)]
-    assert len(await caps.nearest(conn, NOON_MS, None, 2)) == 2
+    assert len(await caps.nearest(conn, NOON_MS, None, 2)) == 3  # the cap of all tenants is told beyond the limit
+
+
+async def test_the_cap_that_is_reached_first_is_the_nearest(conn):
+    """At a quarter past noon an hour budget of which 60 % are left is reached at this pace, and a day budget of which less
+    is left lasts. The day budget was named, and one place had no room for the other."""
+    tenant = (await tenants.create(conn, "a", now=1)).id
+    for limit, fields in ((100_000, {}), (440, {"period": "day"}), (500, {"period": "hour", "tier": "interactive"})):
+        new = NewBudget(**{"tenant_id": tenant, "limit_micro_units": limit, "period": "month", **fields})
+        await budgets.create(conn, new, now=1)
+    await request_postings.post(conn, 0, 1, [posting("req_1", Usage(0, 0, 0, 500), tenant_id=tenant)])
+    now_ms = NOON_MS + 900_000
+    mine = await caps.nearest(conn, now_ms, tenant, 10)
+    assert [(cap.kind, cap.reached_at_ms(now_ms)) for cap in mine] == [
+        ("hour", NOON_MS + 2_250_000),
+        ("day", None),
+        ("month", None),
+    ]
+    [first, *of_the_whole_tenant] = await caps.nearest(conn, now_ms, tenant, 1)
+    assert first.kind == "hour"
+    assert all(cap.binds_all_of(tenant) for cap in of_the_whole_tenant)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from html import unescape
 import pytest
 from console_pages import signed_in
 from console_world import USAGE, spend
-from gateways import RunningGateway
+from gateways import MODEL, RunningGateway
 
+from accounting.values.types import Limits
 from gateway.console.formats import money
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -84,6 +85,21 @@ async def test_the_nearest_cap_is_named_with_the_time_at_which_it_stops_requests
     await budget(shared_gateway, tenant, charge, period="day")
     async with signed_in(shared_gateway, key) as browser:
         assert "It refuses requests now" in (await browser.get("")).words
+
+
+async def test_a_full_window_is_named_before_a_budget_that_lasts(shared_gateway):
+    """Windows stood in the table alone, and the sentence above it named a budget of which nothing was used."""
+    tenant, key = await shared_gateway.new_tenant("hurried", limits=Limits(requests_per_minute=1))
+    await budget(shared_gateway, tenant, 10**9)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    async with shared_gateway.session(key) as session, session.post("/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get("")
+        assert "What would stop requests first: Requests per minute of this key: 1 of 1 are used." in page.words
+        assert "It refuses requests now; it is free again by" in page.words
+        csv = await browser.get("?table=limits&format=csv")
+        assert csv.text.splitlines()[1].startswith("Requests per minute of this key")
 
 
 async def test_the_operator_sees_the_sum_and_who_spent_most(shared_gateway):
