@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from money import NOON_MS, RATES, posting
+from sqlalchemy import insert
 
 from accounting.billing import summaries
 from accounting.limits import budgets, caps, spend_limits
@@ -14,6 +15,7 @@ from accounting.limits.caps import Cap
 from accounting.prices import previews, price_lists, prices, pricing
 from accounting.requests import failures, request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.tenants import tenants
 from accounting.values.budget_types import MAX_AMOUNT, Period
 from accounting.values.periods import month_start, period_of
@@ -73,6 +75,26 @@ async def test_the_tenants_that_spent_most_come_first(posted):
         ("proj_b", "EUR", CHARGE.total),
     ]
     assert len(await summaries.top_tenants(posted, month_start(NOON), 1)) == 1
+
+
+async def test_kept_kv_counts_for_the_tenants_that_spent_most(posted):
+    """Charges for kept KV were left out, so that the sums were below those of usage and of the month."""
+    for hour, tenant_id, charges in (
+        (NOON - 3600, "proj_a", (700, 50)),
+        (NOON, "proj_c", (5, 0)),
+        (NOON - 40 * DAY_S, "proj_a", (10**9, 0)),
+    ):
+        row = {"request_id": f"residency:{tenant_id}:m:{hour}", "attempt": 1, "tenant_id": tenant_id, "model": "m"}
+        row |= {"hour": hour, "price_version": "standard@1", "currency": "USD", "cache": 1, "pinned": 1}
+        row |= dict(zip(("charge_cache", "charge_pinned"), charges, strict=True), posted_at_ms=NOON_MS)
+        await posted.execute(insert(ResidencyCharge).values(**row))
+    found = await summaries.top_tenants(posted, month_start(NOON), 10)
+    assert [(one.tenant_id, one.currency, one.num_requests, one.charge) for one in found] == [
+        ("proj_a", "USD", 2, 2 * CHARGE.total + 750),
+        ("proj_b", "USD", 2, 2 * CHARGE.total),
+        ("proj_b", "EUR", 1, CHARGE.total),
+        ("proj_c", "USD", 0, 5),
+    ]
 
 
 async def test_a_preview_prices_the_last_seven_days_of_the_sheet(posted):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from html import unescape
 
 import pytest
 from console_pages import signed_in
-from console_world import USAGE, spend
+from console_world import KEPT_CHARGE, USAGE, keep_kv, spend
 from gateways import MODEL, RunningGateway
 
 from accounting.values.types import Limits
@@ -99,7 +100,7 @@ async def test_a_full_window_is_named_before_a_budget_that_lasts(shared_gateway)
         assert "What would stop requests first: Requests per minute of this key: 1 of 1 are used." in page.words
         assert "It refuses requests now; it is free again by" in page.words
         csv = await browser.get("?table=limits&format=csv")
-        assert csv.text.splitlines()[1].startswith("Requests per minute of this key")
+        assert csv.text.splitlines()[1].startswith('"Requests per minute of this key"')
 
 
 async def test_the_operator_sees_the_sum_and_who_spent_most(shared_gateway):
@@ -120,6 +121,21 @@ async def test_the_operator_sees_the_sum_and_who_spent_most(shared_gateway):
         assert "<script>alert" not in page.text
         csv = await browser.get("?table=top-tenants&format=csv")
         assert PROBE.replace('"', '""') in csv.text
+
+
+async def test_figures_with_kept_kv_agree(shared_gateway):
+    """The tile's share of the cap had charges for kept KV, which the cap does not count, and the tenants' sums had none."""
+    tenant, key = await shared_gateway.new_tenant("keeper")
+    charge = await spend(shared_gateway, tenant)
+    await keep_kv(shared_gateway, tenant)
+    await budget(shared_gateway, tenant, 10 * charge)
+    async with signed_in(shared_gateway, key) as browser:
+        words = (await browser.get("")).words
+        assert f"Spent in {time.strftime('%Y-%m', time.gmtime())} {(charge + KEPT_CHARGE) / 10**6:,.2f} USD" in words
+        assert f"10.0 % of {10 * charge / 10**6:,.2f} USD , the cap that is enforced, without the charges for" in words
+    found = await summary(shared_gateway, shared_gateway.keys.admin_key, "/admin/v1/usage/summary")
+    [mine] = [one for one in found["top_tenants"] if one["project_id"] == tenant]
+    assert (mine["month_micro_units"], mine["num_requests"]) == (charge + KEPT_CHARGE, 1)
 
 
 async def test_failures_are_counted_by_cause(shared_gateway):
