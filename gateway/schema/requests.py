@@ -201,6 +201,8 @@ def _price(price: RequestPrice) -> dict[str, Any]:
         "currency": price.currency,
         "charge_micro_units": price.charge,
         "is_reversed": price.is_reversed,
+        "invoice": price.invoice,
+        "invoice_period": price.invoice_period,
         "parts": [
             {
                 "part": part.name,

@@ -34,8 +34,6 @@ PARTS = {
     "output": "Output",
     "other_prompts": "Further prompts of the request",
 }
-MOST_INVOICES = 20
-"""The documents of one tenant and month that are looked at for the newest invoice that holds."""
 _PHASES = (
     Column("name", "Phase"),
     Column("start_ms", "Start", "ms"),
@@ -82,19 +80,10 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         prompt=_prompt(found["usage"]),
         miss=MISSES.get(found["cache"]["miss_reason"] or "", found["cache"]["miss_reason"]),
         period=period,
-        invoice=await _invoice(viewer, found, period) if found["price"] else None,
         has=navigation.has_screen,
         session=session_address(found["session_id"], found["project_id"] if viewer.sees_all else None),
         curl=_curl(found),
     )
-
-
-async def _invoice(viewer: Viewer, found: Mapping[str, Any], period: str) -> str | None:
-    """Returns the number of the invoice that has the request's charge; None while its month is not closed."""
-    path, owner = ("/admin/v1/invoices", found["project_id"]) if viewer.sees_all else ("/v1/invoices", None)
-    made = await viewer.get(path, project_id=owner, period=period, limit=MOST_INVOICES)
-    numbers = [one["number"] for one in made["data"] if one["object"] == "invoice" and one["state"] != "void"]
-    return numbers[0] if numbers else None
 
 
 async def show_spans(request: web.Request, viewer: Viewer) -> web.StreamResponse:
