@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 from aiohttp import hdrs, web
 
 from gateway.console import charts, navigation, pages
+from gateway.console.screens.traffic.requests import was_computed
 from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
@@ -77,7 +78,7 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         ticks=charts.time_ticks(found["timeline"]["phases"], found["duration_ms"]),
         events=tables["events"],
         price=tables["price"],
-        prompt=_prompt(found["usage"]),
+        prompt=_prompt(found["usage"]) if was_computed(found) else None,
         miss=MISSES.get(found["cache"]["miss_reason"] or "", found["cache"]["miss_reason"]),
         period=period,
         has=navigation.has_screen,

@@ -190,6 +190,19 @@ async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gatewa
         assert json.loads(spans.text)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == f"{5000:032x}"
 
 
+async def test_a_refused_request_has_no_figure_of_the_cache(shared_gateway: RunningGateway) -> None:
+    """Its prompt was counted and nothing of it computed, yet the page said that all of it was."""
+    marks = "[[[0,0],[1,1000],[2,3000],[7,9000],[9,9500]],[],0]"
+    refused = {"status": 429, "outcome": "refused", "error_code": "insufficient_quota", "prompt_tokens": 137}
+    request_id = await add(shared_gateway, 6500, **refused, cached_tokens=0, cache_write_tokens=0, timeline=marks)
+    async with signed_in(shared_gateway) as tenant:
+        page = await tenant.get(f"/requests/{request_id}")
+        assert "The prompt has 137 tokens. The request was not answered and cost nothing" in page.words
+        assert "from the cache:" not in page.words
+        assert "admit critical path 3.00 ms 6.00 ms" in page.words
+        assert ',137,"",0,' in (await tenant.get(f"/requests?request_id={request_id}&format=csv")).text
+
+
 async def test_the_price_on_the_page_is_the_ledgers_charge(shared_gateway: RunningGateway) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "what does it cost?"}], "max_tokens": 8}
     async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
