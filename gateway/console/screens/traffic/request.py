@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from aiohttp import hdrs, web
 
-from gateway.console import charts, navigation, pages
+from gateway.console import charts, choices, navigation, pages
 from gateway.console.screens.traffic.requests import was_computed
 from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
@@ -82,6 +82,7 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         miss=MISSES.get(found["cache"]["miss_reason"] or "", found["cache"]["miss_reason"]),
         period=period,
         has=navigation.has_screen,
+        tenant_page=choices.tenant_page(found),
         session=session_address(found["session_id"], found["project_id"] if viewer.sees_all else None),
         curl=_curl(found),
     )
