@@ -75,7 +75,7 @@ async def failures(conn: AsyncConnection, batch_id: str) -> list[LineFailures]:
     failed = BatchLine.batch_id == batch_id, BatchLine.state.in_(("errored", "cancelled", "expired"))
     how = select(BatchLine.state, BatchLine.status, code).where(*failed).subquery().c
     query = select(*how, func.count().label("num_lines")).group_by(*how)
-    found = [LineFailures(*row) for row in await conn.execute(query)]
+    found = [LineFailures(row.state, row.status, row.error_code, row.num_lines) for row in await conn.execute(query)]
     return sorted(found, key=lambda one: (-one.num_lines, one.state, one.status or 0, one.error_code or ""))
 
 
