@@ -5,7 +5,6 @@ Amounts are the ledger's. The limiter also holds what open requests may still co
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
@@ -98,7 +97,7 @@ async def _of_all(conn: AsyncConnection, now_ms: int) -> Sequence[Cap]:
     return [Cap(kind="month", period=month, limit=found.micro_units, used=used, currency=found.currency)]
 
 
-def _nearness(cap: Cap, now_ms: int) -> tuple[float, int]:
+def _nearness(cap: Cap, now_ms: int) -> tuple[bool, int, int]:
     reached_at_ms = cap.reached_at_ms(now_ms)
     left_in_millions = 0 if cap.limit <= 0 else (cap.limit - cap.used) * 1_000_000 // cap.limit
-    return (math.inf if reached_at_ms is None else reached_at_ms), left_in_millions
+    return reached_at_ms is None, reached_at_ms or 0, left_in_millions
