@@ -133,6 +133,7 @@ async def test_figures_with_kept_kv_agree(shared_gateway):
         words = (await browser.get("")).words
         assert f"Spent in {time.strftime('%Y-%m', time.gmtime())} {(charge + KEPT_CHARGE) / 10**6:,.2f} USD" in words
         assert f"10.0 % of {10 * charge / 10**6:,.2f} USD , the cap that is enforced, without the charges for" in words
+        assert "kept KV included, USD spent" in words  # the line of the month, whose cap counts none
     found = await summary(shared_gateway, shared_gateway.keys.admin_key, "/admin/v1/usage/summary")
     [mine] = [one for one in found["top_tenants"] if one["project_id"] == tenant]
     assert (mine["month_micro_units"], mine["num_requests"]) == (charge + KEPT_CHARGE, 1)
