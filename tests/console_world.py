@@ -7,12 +7,15 @@ import time
 
 from gateways import MODEL, RunningGateway
 from money import posting
+from sqlalchemy import insert
 
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.values.types import Tier, Usage
 from gateway.base.app_keys import DATABASE
 
+KEPT_CHARGE = 5_000_000
 USAGE = Usage(6_000_000, 1_000_000, 2_000_000, 500_000)
 DAY_S = 86_400
 VERSION = "standard@1"
@@ -47,3 +50,24 @@ async def spend(
         )
         await request_postings.post(conn, 7, 1, [made])
     return charge.total
+
+
+async def keep_kv(gateway: RunningGateway, tenant_id: str) -> None:
+    """Charges the tenant `KEPT_CHARGE` micro-units for KV that was kept in this hour."""
+    hour = int(time.time()) // 3600 * 3600
+    row = {
+        "request_id": f"residency:{tenant_id}:{MODEL}:{hour}",
+        "attempt": 1,
+        "tenant_id": tenant_id,
+        "model": MODEL,
+        "hour": hour,
+        "price_version": VERSION,
+        "currency": "USD",
+        "cache": 1,
+        "pinned": 0,
+        "charge_cache": KEPT_CHARGE,
+        "charge_pinned": 0,
+        "posted_at_ms": hour * 1000,
+    }
+    async with gateway.app[DATABASE].write() as conn:
+        await conn.execute(insert(ResidencyCharge).values(**row))

@@ -58,6 +58,23 @@ async def is_invoiced(
     return or_(false(), *(and_(opened_ms < until_ms, posted_ms <= cutoff_ms) for until_ms, cutoff_ms in closes))
 
 
+async def place_of(conn: AsyncConnection, tenant_id: str, opened_ms: int, posted_ms: int) -> tuple[str | None, str]:
+    """Return the number and the month of the invoice that has a ledger row: of those that `is_invoiced` means the first
+    one that was closed. Of a void one it is the invoice that replaces it. Without such an invoice the number is None, and
+    the month is the next one whose close takes the row."""
+    mine = Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE
+    having = (
+        select(Invoice.number, Invoice.period)
+        .where(*mine, Invoice.until_ms > opened_ms, Invoice.cutoff_ms >= posted_ms)
+        .order_by(Invoice.cutoff_ms, Invoice.until_ms, Invoice.version.desc())
+    )
+    if (found := (await conn.execute(having.limit(1))).first()) is not None:
+        return found.number, found.period
+    period = period_of(opened_ms // 1000)
+    closed = set(await conn.scalars(select(Invoice.period).where(*mine, Invoice.period >= period)))
+    return None, period_of(bounds(max(closed))[1]) if period in closed else period
+
+
 async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByKey:
     """Return the month sums up to `end`, less the lines that invoices have of them."""
     sums = await _rolled_up(conn, tenant_id, end)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, cast, func, literal, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.billing import residency_sums
@@ -15,7 +15,8 @@ from accounting.prices import prices
 from accounting.prices.pricing import PER_MILLION
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import RollupDay, Tenant
-from accounting.values.periods import DAY_S
+from accounting.tables.residency_models import ResidencyCharge
+from accounting.values.periods import DAY_S, bounds, period_of
 from accounting.values.types import OPERATOR_TENANT
 
 INPUT = ("cache_read", "cache_write", "uncached")
@@ -81,15 +82,20 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
 
 
 async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence[Spender]:
-    """Return the tenants with the highest charges of the month that begins at `month`, without those for kept KV. The
+    """Return the tenants with the highest charges of the month that begins at `month`, those for kept KV included. The
     operator is none of them."""
-    charge = cast(func.sum(RollupMonth.charge), BigInteger)
-    num_requests = cast(func.sum(RollupMonth.num_requests), BigInteger)
+    used, kept = RollupMonth, ResidencyCharge
+    requests = select(used.tenant_id, used.currency, used.num_requests, used.charge)
+    requests = requests.where(used.bucket == month, _is_of(used, None))
+    _, end = bounds(period_of(month))
+    residency = select(kept.tenant_id, kept.currency, literal(0), kept.charge_cache + kept.charge_pinned)
+    residency = residency.where(kept.hour >= month, kept.hour < end)
+    each = union_all(requests, residency).subquery().c
+    charge, num_requests = (cast(func.sum(one), BigInteger) for one in (each.charge, each.num_requests))
     sums = (
-        select(RollupMonth.tenant_id, RollupMonth.currency, num_requests.label("num_requests"), charge.label("charge"))
-        .where(RollupMonth.bucket == month, _is_of(RollupMonth, None))
-        .group_by(RollupMonth.tenant_id, RollupMonth.currency)
-        .order_by(charge.desc(), RollupMonth.tenant_id)
+        select(each.tenant_id, each.currency, num_requests.label("num_requests"), charge.label("charge"))
+        .group_by(each.tenant_id, each.currency)
+        .order_by(charge.desc(), each.tenant_id)
         .limit(limit)
         .subquery()
     )

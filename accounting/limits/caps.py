@@ -31,6 +31,10 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     currency: str
 
+    def binds_all_of(self, tenant_id: str | None) -> bool:
+        """Return whether every request of the tenant counts, or without a tenant every request of all."""
+        return self.tenant_id == tenant_id and not (self.key_id or self.model or self.tier)
+
     def reached_at_ms(self, now_ms: int) -> int | None:
         """Return when the cap is reached at the mean pace of its period so far. None means that it lasts until its
         period ends."""
@@ -44,12 +48,14 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def nearest(conn: AsyncConnection, now_ms: int, tenant_id: str | None, limit: int) -> Sequence[Cap]:
-    """Return the caps of which the least share is left, the nearest first. Without `tenant_id` they are those of all
-    tenants."""
+    """Return the caps that are reached first, the nearest first; those that last until their period ends come last, the
+    least share left first. Without `tenant_id` they are those of all tenants. A cap of everything that is asked for, the
+    tenant or all of them, is returned beyond the limit too."""
     found = [*await _budgets(conn, now_ms, tenant_id)]
     if tenant_id is None:
         found += await _of_all(conn, now_ms)
-    return sorted(found, key=_left_in_millions)[:limit]
+    ordered = sorted(found, key=lambda cap: _nearness(cap, now_ms))
+    return [cap for place, cap in enumerate(ordered) if place < limit or cap.binds_all_of(tenant_id)]
 
 
 async def _budgets(conn: AsyncConnection, now_ms: int, tenant_id: str | None) -> Sequence[Cap]:
@@ -91,5 +97,7 @@ async def _of_all(conn: AsyncConnection, now_ms: int) -> Sequence[Cap]:
     return [Cap(kind="month", period=month, limit=found.micro_units, used=used, currency=found.currency)]
 
 
-def _left_in_millions(cap: Cap) -> int:
-    return 0 if cap.limit <= 0 else (cap.limit - cap.used) * 1_000_000 // cap.limit
+def _nearness(cap: Cap, now_ms: int) -> tuple[bool, int, int]:
+    reached_at_ms = cap.reached_at_ms(now_ms)
+    left_in_millions = 0 if cap.limit <= 0 else (cap.limit - cap.used) * 1_000_000 // cap.limit
+    return reached_at_ms is None, reached_at_ms or 0, left_in_millions

@@ -28,6 +28,7 @@ class LineFailures(msgspec.Struct, frozen=True):
     """`errored`, `cancelled` or `expired`."""
     status: int | None
     """The HTTP status of their answers. None stands for lines without an answer."""
+    error_code: str | None
     num_lines: int
 
 
@@ -70,14 +71,12 @@ async def known_lines(conn: AsyncConnection, batch_id: str) -> Sequence[Row[int,
 
 async def failures(conn: AsyncConnection, batch_id: str) -> list[LineFailures]:
     """Returns the failed lines, counted by how they failed; the largest number comes first. O(lines of the batch)."""
-    how = BatchLine.state, BatchLine.status
-    query = (
-        select(*how, func.count().label("num_lines"))
-        .where(BatchLine.batch_id == batch_id, BatchLine.state.in_(("errored", "cancelled", "expired")))
-        .group_by(*how)
-    )
-    found = [LineFailures(row.state, row.status, row.num_lines) for row in await conn.execute(query)]
-    return sorted(found, key=lambda one: (-one.num_lines, one.state, one.status or 0))
+    code = BatchLine.error["code"].as_string().label("error_code")
+    failed = BatchLine.batch_id == batch_id, BatchLine.state.in_(("errored", "cancelled", "expired"))
+    how = select(BatchLine.state, BatchLine.status, code).where(*failed).subquery().c
+    query = select(*how, func.count().label("num_lines")).group_by(*how)
+    found = [LineFailures(row.state, row.status, row.error_code, row.num_lines) for row in await conn.execute(query)]
+    return sorted(found, key=lambda one: (-one.num_lines, one.state, one.status or 0, one.error_code or ""))
 
 
 def result_line(row: Row[Any], data_key: bytes) -> bytes:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, false, literal_column, select, true
+from sqlalchemy import ColumnElement, Row, Select, and_, false, func, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among_given, given, insert_absent
@@ -153,6 +153,14 @@ async def list_requests(
     if len(found) > limit:
         return RequestPage(items, items[-1].request_id)
     return RequestPage(items, part.down_to)
+
+
+async def count_older(conn: AsyncConnection, wanted: RequestFilter, request_id: str) -> int:
+    """Return the number of the wanted requests that are older than that one. Without a conversation or another filter
+    with an index of its own it would count the whole log. Raises InvalidError."""
+    part = await part_of(conn, wanted, request_id, max_rows=None)
+    counts = [await conn.scalar(select(func.count()).select_from(RequestLog).where(run)) for run in part.runs]
+    return sum(count or 0 for count in counts)
 
 
 @dataclass(frozen=True, slots=True)

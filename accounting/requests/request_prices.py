@@ -8,6 +8,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from accounting.billing import invoice_lines
 from accounting.prices import prices
 from accounting.requests.request_log import LoggedRequest
 from accounting.tables.models import LedgerEntry
@@ -35,6 +36,10 @@ class RequestPrice(msgspec.Struct, frozen=True):
     parts: list[PricePart]
     is_reversed: bool
     """The charge was taken back later."""
+    invoice: str | None
+    """The number of the invoice that has the charge; None while no invoice has it."""
+    invoice_period: str
+    """The month of that invoice, or of the draft that has the charge so far."""
 
     @property
     def charge(self) -> int:
@@ -63,4 +68,5 @@ async def price_of(conn: AsyncConnection, one: LoggedRequest) -> RequestPrice | 
     if one.charge > entry.charge:
         num_tokens = one.prompt_tokens + one.output_tokens - sum(part.quantity for part in parts)
         parts.append(PricePart(OTHER_PROMPTS, num_tokens, None, one.charge - entry.charge))
-    return RequestPrice(entry.price_version, entry.currency, parts, "reversal" in entries)
+    place = await invoice_lines.place_of(conn, entry.tenant_id, entry.opened_at_ms, entry.posted_at_ms)
+    return RequestPrice(entry.price_version, entry.currency, parts, "reversal" in entries, *place)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from sqlalchemy import func, select, union_all
+from sqlalchemy import case, func, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.requests.request_log import MAX_SCANNED_ROWS, RequestFilter, part_of, time_of
@@ -12,7 +12,7 @@ from accounting.tables.request_models import RequestLog
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a conversation's requests in one currency. Requests that cost nothing because they were refused have
-    none, and count with the others."""
+    none, and count with the others; their tokens are in no sum, because nothing was computed."""
 
     session_id: str
     tenant_id: str
@@ -33,20 +33,14 @@ class Sessions(msgspec.Struct, frozen=True):
     """Older requests are in no sum. None means that there are none."""
 
 
+_TOKENS = (RequestLog.prompt_tokens, RequestLog.cached_tokens, RequestLog.output_tokens)
+
+
 async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int) -> Sessions:
     """Return the newest sessions among the wanted requests. Raises InvalidError."""
     part = await part_of(conn, wanted, max_rows=MAX_SCANNED_ROWS)
     log = RequestLog
-    columns = (
-        log.session_id,
-        log.tenant_id,
-        log.currency,
-        log.started_at_ms,
-        log.prompt_tokens,
-        log.cached_tokens,
-        log.output_tokens,
-        log.charge,
-    )
+    columns = (log.session_id, log.tenant_id, log.currency, log.status, log.started_at_ms, log.charge, *_TOKENS)
     # Written as `session_id <> ''`, the condition would let a database walk the whole index of sessions, which is in the
     # order of the groups, instead of the newest rows.
     has_session = func.length(log.session_id) > 0
@@ -56,8 +50,9 @@ async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int
     rows = select(rows, currency).subquery()
     groups = (rows.c.session_id, rows.c.tenant_id, rows.c.paid_in)
     last = func.max(rows.c.started_at_ms)
-    sums = (func.sum(rows.c[column.name]) for column in columns[4:])
-    query = select(*groups, func.count(), func.min(rows.c.started_at_ms), last, *sums)
+    was_computed = (rows.c.status < 400) | (rows.c.charge > 0)
+    tokens = (func.sum(case((was_computed, rows.c[column.name]), else_=0)) for column in _TOKENS)
+    query = select(*groups, func.count(), func.min(rows.c.started_at_ms), last, *tokens, func.sum(rows.c.charge))
     query = query.group_by(*groups).order_by(last.desc(), *groups).limit(limit)
     items = [
         Session(

@@ -52,12 +52,14 @@ NAMES = (
 _CODES = {name: code for code, name in enumerate(NAMES)}
 
 _GATEWAY_PHASES = (
-    ("authenticate", "accepted", "authenticated"),
-    ("tokenize", "authenticated", "tokenized"),
-    ("admit", "tokenized", "admitted"),
-    ("dispatch", "admitted", "dispatched"),
-    ("settle", "finished", "settled"),
+    ("authenticate", "accepted", ("authenticated",)),
+    ("tokenize", "authenticated", ("tokenized",)),
+    ("admit", "tokenized", ("admitted", "first_byte")),
+    ("dispatch", "admitted", ("dispatched", "first_byte")),
+    ("settle", "finished", ("settled",)),
 )
+"""Name, the event at its start, and events at its end. The first of these that is there counts: a refusal ends the phase
+that decided with the first byte of its answer."""
 
 
 _RUNNING = "running"
@@ -148,9 +150,9 @@ def phases(timeline: Timeline) -> list[Phase]:
     """Return the waterfall in the order of starts: the gateway's intervals, and the worker's between them."""
     at = _first(timeline.gateway)
     found = [
-        Phase(name, at[start], at[end])
-        for name, start, end in _GATEWAY_PHASES
-        if start in at and end in at and at[start] <= at[end]
+        Phase(name, at[start], end_us)
+        for name, start, ends in _GATEWAY_PHASES
+        if start in at and at[start] <= (end_us := next((at[end] for end in ends if end in at), -1))
     ]
     found += [phase for phase in worker_phases(timeline.worker) if phase.num_tokens or phase.end_us > phase.start_us]
     ended_us = max((event.at_us for event in timeline.worker), default=at.get("finished", 0))

@@ -94,9 +94,10 @@ _ENVIRONMENT.filters |= formats.FILTERS
 _ENVIRONMENT.globals |= {"root": ROOT, "version": VERSION}
 
 
-def get(path: str, screen: Screen) -> Route:
-    """Returns the route of a screen. Without a session it leads to the sign-in page."""
-    return _route("GET", path, _for_viewers(screen, path))
+def get(path: str, screen: Screen, *, changes: bool = False) -> Route:
+    """Returns the route of a screen. Without a session it leads to the sign-in page. One that is a form alone `changes`
+    something, and a role that changes nothing is refused."""
+    return _route("GET", path, _for_viewers(screen, path, changes=changes))
 
 
 def post(path: str, action: Screen, max_body_bytes: int = MAX_FORM_BYTES, *, is_for_all: bool = False) -> Route:

@@ -21,7 +21,10 @@ async def list_requests(request: web.Request) -> web.Response:
     wanted = shapes.filter_of(request.query, tenant_id)
     async with reading(request) as conn:
         found = await request_log.list_requests(conn, wanted, **query.page(request.query))
-    return reply(shapes.page(found, for_operator=tenant_id is None))
+        num_older = None
+        if wanted.session_id is not None:
+            num_older = 0 if found.next_after is None else await request_log.count_older(conn, wanted, found.next_after)
+    return reply(shapes.page(found, num_older, for_operator=tenant_id is None))
 
 
 async def show(request: web.Request) -> web.Response:

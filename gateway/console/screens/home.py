@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,9 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     windows = [] if viewer.sees_all else await _windows(viewer)
     caps = {one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]}
     now = time.time()
-    tables = [_limits(found, windows), *([_spenders(found)] if viewer.sees_all else [])]
-    first = next(iter(found["caps"]), None)
+    limits = _limits(found, windows)
+    tables = [limits, *([_spenders(found)] if viewer.sees_all else [])]
+    first = next(iter(limits.rows), None)
     return pages.show(
         request,
         viewer,
@@ -44,9 +46,8 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         months={one["currency"]: _month_chart(found, one, caps[one["currency"]], now) for one in found["spending"]},
         charts={one["currency"]: _spending_chart(one) for one in found["spending"]},
         first=first,
-        names=await choices.names_of(viewer, [first["project_id"]] if first else []),
+        names=await choices.names_of(viewer, [first["tenant"]] if first else []),
         since=spans.written(found["failures"]["since"]),
-        name_of=_name_of,
         tables=tables,
     )
 
@@ -80,15 +81,19 @@ def _month_cap(found: Mapping[str, Any], currency: str, sees_all: bool) -> Mappi
 
 
 def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns the limits in the order in which they stop requests. A window has no pace: it counts a minute or a day that
+    moves on, and is either reached now or not at all."""
     caps = [
         {
             "name": _name_of(cap),
             "subject": cap["api_key_id"] or cap["project_id"],
+            "tenant": cap["project_id"],
             "used": formats.money(cap["used_micro_units"], cap["currency"]),
             "limit": formats.money(cap["limit_micro_units"], cap["currency"]),
             "used_share": _share(cap["used_micro_units"], cap["limit_micro_units"]),
             "reached_at": cap["reached_at"],
             "renewed_at": cap["end"],
+            "lasts_until": cap["end"],
         }
         for cap in found["caps"]
     ]
@@ -96,17 +101,24 @@ def _limits(found: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> T
         {
             "name": _window_name(one),
             "subject": None,
+            "tenant": None,
             "used": formats.count(one["used"] + one["reserved"]),
             "limit": formats.count(one["limit"]),
             "used_share": _share(one["used"] + one["reserved"], one["limit"]),
-            "reached_at": None,
+            "reached_at": found["as_of"] if one["used"] + one["reserved"] >= one["limit"] else None,
             "renewed_at": one["resets_at"],
+            "lasts_until": None,
         }
         for one in windows
     ]
-    rows = sorted([*caps, *others], key=lambda row: -row["used_share"])[:NUM_LIMITS]
+    rows = sorted([*caps, *others], key=_nearness)[:NUM_LIMITS]
     empty = "Nothing limits spending. Set a budget, so that a mistake cannot cost more than you want."
     return Table("limits", _LIMIT_COLUMNS, rows, empty)
+
+
+def _nearness(row: Mapping[str, Any]) -> tuple[float, float]:
+    """Returns what rows of limits are sorted by. Of those that are reached the first in the list stays the first."""
+    return (math.inf if row["reached_at"] is None else row["reached_at"]), -min(1.0, row["used_share"])
 
 
 _LIMIT_COLUMNS = (

@@ -10,6 +10,7 @@ from accounting.access import api_keys
 from accounting.batches import batch_lines, batches, files
 from accounting.batches.batch_lines import LineEnd
 from accounting.requests import batch_results
+from accounting.requests.batch_results import LineFailures
 from accounting.tenants import tenants
 
 
@@ -72,3 +73,20 @@ async def test_known_lines_come_without_their_answers(db, pepper):
     ]
     assert statements
     assert not any("body" in one for one in statements)
+
+
+async def test_failed_lines_are_counted_by_state_status_and_code(conn, pepper):
+    """They were counted by status alone, so that all mistakes in lines were one number."""
+    batch_id = await batch_of(conn, pepper, [1])
+    ends = [(400, "context_length_exceeded"), (400, "unsupported_parameter"), (400, "context_length_exceeded")]
+    failed = [
+        LineEnd(line_no=no, custom_id=None, state="errored", status=status, error={"code": code, "message": "no"})
+        for no, (status, code) in enumerate(ends, 2)
+    ]
+    cut = LineEnd(line_no=5, custom_id=None, state="expired", error={"code": "batch_expired", "message": "late"})
+    await batch_lines.add_ended_lines(conn, batch_id, [*failed, cut])
+    assert await batch_results.failures(conn, batch_id) == [
+        LineFailures("errored", 400, "context_length_exceeded", 2),
+        LineFailures("errored", 400, "unsupported_parameter", 1),
+        LineFailures("expired", None, "batch_expired", 1),
+    ]

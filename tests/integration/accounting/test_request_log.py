@@ -247,7 +247,9 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
 ) -> None:
     turns = [row(n, session_id="talk", prompt_tokens=10 * n, cached_tokens=n, charge=n) for n in (1, 2, 4)]
     other = row(3, session_id="talk", tenant_id="proj_b", charge=9)
-    await write(db, *turns, other, row(5), failed(6, session_id="late"))
+    # Nothing of what a refused request counted was computed.
+    refused = failed(6, session_id="late", prompt_tokens=137)
+    await write(db, *turns, other, row(5), refused, failed(7, session_id="late", prompt_tokens=10, charge=1))
 
     async def listed(**wanted: Any) -> tuple[list[tuple[str, str, int, int, int, int]], int | None]:
         async with db.read() as conn:
@@ -260,7 +262,7 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
     talk_a, talk_b, late = (
         ("talk", "proj_a", 3, 7, 70, 7),
         ("talk", "proj_b", 1, 9, 0, 0),
-        ("late", "proj_a", 1, 0, 0, 0),
+        ("late", "proj_a", 2, 1, 10, 0),
     )
     assert await listed() == ([late, talk_a, talk_b], None)
     assert await listed(tenant_id="proj_a") == ([late, talk_a], None)
@@ -270,6 +272,10 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
         [one.request_id for one in turns[::-1]],
         2,
     )
+    async with db.read() as conn:
+        mine = RequestFilter(tenant_id="proj_a", session_id="talk")
+        assert await request_log.count_older(conn, mine, turns[2].request_id) == 2
+        assert await request_log.count_older(conn, mine, turns[0].request_id) == 0
     with pytest.raises(InvalidError):
         await pages(db, session_id="talk")
     monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from money import NOON_MS, RATES, posting
+from sqlalchemy import insert
 
 from accounting.billing import summaries
 from accounting.limits import budgets, caps, spend_limits
@@ -14,6 +15,7 @@ from accounting.limits.caps import Cap
 from accounting.prices import previews, price_lists, prices, pricing
 from accounting.requests import failures, request_log, request_postings
 from accounting.requests.request_log import LoggedRequest
+from accounting.tables.residency_models import ResidencyCharge
 from accounting.tenants import tenants
 from accounting.values.budget_types import MAX_AMOUNT, Period
 from accounting.values.periods import month_start, period_of
@@ -73,6 +75,26 @@ async def test_the_tenants_that_spent_most_come_first(posted):
         ("proj_b", "EUR", CHARGE.total),
     ]
     assert len(await summaries.top_tenants(posted, month_start(NOON), 1)) == 1
+
+
+async def test_kept_kv_counts_for_the_tenants_that_spent_most(posted):
+    """Charges for kept KV were left out, so that the sums were below those of usage and of the month."""
+    for hour, tenant_id, charges in (
+        (NOON - 3600, "proj_a", (700, 50)),
+        (NOON, "proj_c", (5, 0)),
+        (NOON - 40 * DAY_S, "proj_a", (10**9, 0)),
+    ):
+        row = {"request_id": f"residency:{tenant_id}:m:{hour}", "attempt": 1, "tenant_id": tenant_id, "model": "m"}
+        row |= {"hour": hour, "price_version": "standard@1", "currency": "USD", "cache": 1, "pinned": 1}
+        row |= dict(zip(("charge_cache", "charge_pinned"), charges, strict=True), posted_at_ms=NOON_MS)
+        await posted.execute(insert(ResidencyCharge).values(**row))
+    found = await summaries.top_tenants(posted, month_start(NOON), 10)
+    assert [(one.tenant_id, one.currency, one.num_requests, one.charge) for one in found] == [
+        ("proj_a", "USD", 2, 2 * CHARGE.total + 750),
+        ("proj_b", "USD", 2, 2 * CHARGE.total),
+        ("proj_b", "EUR", 1, CHARGE.total),
+        ("proj_c", "USD", 0, 5),
+    ]
 
 
 async def test_a_preview_prices_the_last_seven_days_of_the_sheet(posted):
@@ -157,7 +179,27 @@ async def test_caps_are_hard_budgets_in_force_and_the_limit_of_all(conn):
     ]
     everybody = await caps.nearest(conn, NOON_MS, None, 10)
     assert [(cap.tenant_id, cap.limit, cap.used) for cap in everybody if cap.tenant_id is None] == [(None, 10_000, 200)]
-    assert len(await caps.nearest(conn, NOON_MS, None, 2)) == 2
+    assert len(await caps.nearest(conn, NOON_MS, None, 2)) == 3  # the cap of all tenants is told beyond the limit
+
+
+async def test_the_cap_that_is_reached_first_is_the_nearest(conn):
+    """At a quarter past noon an hour budget of which 60 % are left is reached at this pace, and a day budget of which less
+    is left lasts. The day budget was named, and one place had no room for the other."""
+    tenant = (await tenants.create(conn, "a", now=1)).id
+    for limit, fields in ((100_000, {}), (440, {"period": "day"}), (500, {"period": "hour", "tier": "interactive"})):
+        new = NewBudget(**{"tenant_id": tenant, "limit_micro_units": limit, "period": "month", **fields})
+        await budgets.create(conn, new, now=1)
+    await request_postings.post(conn, 0, 1, [posting("req_1", Usage(0, 0, 0, 500), tenant_id=tenant)])
+    now_ms = NOON_MS + 900_000
+    mine = await caps.nearest(conn, now_ms, tenant, 10)
+    assert [(cap.kind, cap.reached_at_ms(now_ms)) for cap in mine] == [
+        ("hour", NOON_MS + 2_250_000),
+        ("day", None),
+        ("month", None),
+    ]
+    [first, *of_the_whole_tenant] = await caps.nearest(conn, now_ms, tenant, 1)
+    assert first.kind == "hour"
+    assert all(cap.binds_all_of(tenant) for cap in of_the_whole_tenant)
 
 
 @pytest.mark.parametrize(

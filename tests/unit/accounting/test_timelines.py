@@ -50,6 +50,15 @@ def test_the_waterfall_goes_from_authentication_to_settlement() -> None:
     ]
 
 
+def test_a_refusal_ends_the_phase_that_decided() -> None:
+    """The phase was missing, and the time until the refusal seemed to be nobody's."""
+    answered = [Event("first_byte", 9_000), Event("last_byte", 9_500)]
+    phases = timelines.phases(Timeline((*MARKS[:3], *answered)))
+    assert [(phase.name, phase.start_us, phase.end_us) for phase in phases][2:] == [("admit", 3_000, 9_000)]
+    phases = timelines.phases(Timeline((*MARKS[:4], *answered)))
+    assert [(phase.name, phase.start_us, phase.end_us) for phase in phases][3:] == [("dispatch", 5_000, 9_000)]
+
+
 def test_waits_and_copies_are_phases_and_what_took_no_time_is_none() -> None:
     worker = [
         Event("queued", 0),

@@ -53,7 +53,8 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
 
 def _key_page(name: str) -> Any:
     def link(row: Mapping[str, Any]) -> str | None:
-        return f"{pages.ROOT}/keys/{row[name]}" if str(row[name]).startswith("key_") else None
+        is_gone = name == "object" and row["type"] == "api_key.deleted"
+        return f"{pages.ROOT}/keys/{row[name]}" if str(row[name]).startswith("key_") and not is_gone else None
 
     return link
 

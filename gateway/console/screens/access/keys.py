@@ -38,11 +38,12 @@ async def list_keys(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     table = None
     if viewer.sees_all and not tenant_id:
         listed = await viewer.listed(choices.PROJECTS, PAGE_ROWS)
-        table = Table("tenants", _TENANTS, listed["data"], _NO_TENANT, next_page(listed))
+        table = Table("tenants", _TENANTS, listed["data"], "There is no tenant yet.", next_page(listed))
     elif tenant_id and _reads(viewer):
         found = await viewer.listed(viewer.own("keys"), PAGE_ROWS, project_id=tenant_id)
         rows = [{**one, "state": state_of(one, time.time())} for one in found["data"]]
-        table = Table("keys", _COLUMNS, [_row(one) for one in rows], _EMPTY, next_page(found))
+        empty = _EMPTY if _manages(viewer) else "This tenant has no keys."
+        table = Table("keys", _COLUMNS, [_row(one) for one in rows], empty, next_page(found))
     return pages.show(
         request,
         viewer,
@@ -157,6 +158,7 @@ async def show_key(request: web.Request, viewer: Viewer, refused: Refused | None
         viewer,
         "key.html",
         found=key,
+        tenant_page=choices.tenant_page(key) if viewer.sees_all else None,
         key_state=state_of(key, time.time()),
         refused=refused,
         manages=_manages(viewer),
@@ -188,7 +190,6 @@ def _secret_page(request: web.Request, viewer: Viewer, made: Mapping[str, Any], 
 
 
 _EMPTY = "This tenant has no keys. Make the first one with the button above."
-_NO_TENANT = "There is no tenant yet. Make the first one on the page of tenants."
 _TENANTS: Sequence[Column] = (
     Column("name", "Tenant", link=lambda row: f"{pages.ROOT}/keys?project_id={row['id']}"),
     Column("id", "Tenant id", "code"),
@@ -223,7 +224,7 @@ def _row(key: Mapping[str, Any]) -> dict[str, Any]:
 
 ROUTES = [
     pages.get("/keys", list_keys),
-    pages.get("/keys/new", new_key),
+    pages.get("/keys/new", new_key, changes=True),
     pages.post("/keys", create),
     pages.get("/keys/{id}", show_key),
     pages.post("/keys/{id}", change),

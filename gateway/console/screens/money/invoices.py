@@ -142,7 +142,10 @@ def _invoices(found: Mapping[str, Any], viewer: Viewer) -> Table:
         Column("due_at", "Pay by", "moment"),
         choices.TENANT_ID,
     )
-    empty = "There is no invoice yet. A month can be closed 48 hours after its end."
+    next_step = (
+        "A month can be closed 48 hours after its end." if viewer.role == "operator" else "Preview a draft below."
+    )
+    empty = f"There is no invoice yet. {next_step}"
     return Table("invoices", choices.columns_for(viewer, columns), found["data"], empty, next_page(found))
 
 

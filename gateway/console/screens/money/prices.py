@@ -236,7 +236,7 @@ _EFFECTS = (
 ROUTES = [
     pages.get("/prices", list_sheets),
     pages.post("/prices/assign", assign),
-    pages.get("/prices/edit", edit),
+    pages.get("/prices/edit", edit, changes=True),
     pages.post("/prices/edit", create),
     pages.get("/prices/{sheet}/{version}", show_version),
 ]

@@ -73,7 +73,7 @@ def _bars(found: Mapping[str, Any], span: Span) -> charts.Bars | None:
 
 def _sums(rows: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Returns the sums of what is shown; a list that was cut has more."""
-    return sums_of(rows, ("requests", "prompt", "output", "cost")) if len(rows) < MOST else ()
+    return sums_of(rows, ("requests", "prompt", "cached", "output", "cost")) if len(rows) < MOST else ()
 
 
 def _row(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
         "project_id": one["project_id"],
         "requests": one["num_requests"],
         "prompt": prompt,
+        "cached": usage["cached_tokens"],
         "cached_share": usage["cached_tokens"] / prompt if prompt else None,
         "output": usage["completion_tokens"],
         "cost": one["charge_micro_units"],
@@ -96,7 +97,8 @@ _COLUMNS = (
     Column("project_id", "Tenant", "code", names_tenant=True),
     Column("requests", "Requests", "count"),
     Column("prompt", "Prompt tokens", "count"),
-    Column("cached_share", "Cached", "share"),
+    Column("cached", "Cached tokens", "count"),
+    Column("cached_share", "Cached share", "share"),
     Column("output", "Output tokens", "count"),
     money_column("cost", "Cost"),
 )

@@ -81,7 +81,7 @@ async def show_prefixes(
             "prefixes",
             _PUBLISHED_COLUMNS,
             [_published(one) for one in found["data"]],
-            _NONE_PUBLISHED,
+            f"{_NONE_PUBLISHED} {_PUBLISH}" if viewer.may_change else _NONE_PUBLISHED,
             next_page(found),
         ),
         models=sorted({one["model"] for one in workers["data"]}),
@@ -94,7 +94,8 @@ async def show_prefixes(
 _NO_TENANTS = "No request used a cache in these hours. Send one, or ask for more hours."
 _NO_WORKERS = "No worker is linked with this gateway. Start one with `headgate worker` or `headgate up`."
 _NO_PREFIXES = "This gateway has seen no prompt of 64 tokens or more since its start."
-_NONE_PUBLISHED = "No prefix is published. Publish a system prompt that all tenants share with the form below."
+_NONE_PUBLISHED = "No prefix is published."
+_PUBLISH = "Publish a system prompt that all tenants share with the form below."
 
 
 _TENANT_COLUMNS = (

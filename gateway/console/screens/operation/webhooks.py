@@ -65,7 +65,8 @@ async def list_webhooks(
     if reads:
         found = await viewer.listed(viewer.own("webhooks"), PAGE_ROWS)
         rows = [_webhook(one) for one in found["data"]]
-        table = Table("webhooks", choices.columns_for(viewer, _WEBHOOKS), rows, _NONE, next_page(found))
+        empty = f"{_NONE} Add a receiver with the form below." if viewer.may_change else _NONE
+        table = Table("webhooks", choices.columns_for(viewer, _WEBHOOKS), rows, empty, next_page(found))
     return pages.show(
         request,
         viewer,
@@ -82,7 +83,7 @@ def _one(request: web.Request, viewer: Viewer) -> str:
     return viewer.own(f"webhooks/{pages.part(request, 'id')}")
 
 
-_NONE = "Nobody is told of events. Add a receiver with the form below."
+_NONE = "Nobody is told of events."
 _WEBHOOKS = (
     Column("id", "Webhook", "code", link=lambda row: f"{pages.ROOT}/webhooks/{row['id']}"),
     Column("url", "URL"),

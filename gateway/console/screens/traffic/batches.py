@@ -39,7 +39,7 @@ async def list_batches(
     found = await viewer.listed(viewer.own("batches"), PAGE_ROWS, **asked)
     tenants = await choices.tenants(viewer)
     rows = await choices.named(viewer, map(_row, found["data"]))
-    empty = _EMPTY if not asked and not viewer.sees_all else _NONE
+    empty = _NONE if viewer.sees_all else "No batch is in this state." if asked else _EMPTY
     return pages.show(
         request,
         viewer,
@@ -159,6 +159,7 @@ _COLUMNS: Sequence[Column] = (
 _FAILURES: Sequence[Column] = (
     Column("state", "How it ended"),
     Column("status", "Status of the answer", "count"),
+    Column("error_code", "Error"),
     Column("num_lines", "Lines", "count"),
 )
 _FAULT_FIELDS = ("line", "code", "message", "param")

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 
 from aiohttp import hdrs, web
 
-from gateway.console import charts, navigation, pages
+from gateway.console import charts, choices, navigation, pages
+from gateway.console.screens.traffic.requests import was_computed
 from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
@@ -34,8 +35,6 @@ PARTS = {
     "output": "Output",
     "other_prompts": "Further prompts of the request",
 }
-MOST_INVOICES = 20
-"""The documents of one tenant and month that are looked at for the newest invoice that holds."""
 _PHASES = (
     Column("name", "Phase"),
     Column("start_ms", "Start", "ms"),
@@ -79,22 +78,14 @@ async def show_request(request: web.Request, viewer: Viewer) -> web.StreamRespon
         ticks=charts.time_ticks(found["timeline"]["phases"], found["duration_ms"]),
         events=tables["events"],
         price=tables["price"],
-        prompt=_prompt(found["usage"]),
+        prompt=_prompt(found["usage"]) if was_computed(found) else None,
         miss=MISSES.get(found["cache"]["miss_reason"] or "", found["cache"]["miss_reason"]),
         period=period,
-        invoice=await _invoice(viewer, found, period) if found["price"] else None,
         has=navigation.has_screen,
+        tenant_page=choices.tenant_page(found),
         session=session_address(found["session_id"], found["project_id"] if viewer.sees_all else None),
         curl=_curl(found),
     )
-
-
-async def _invoice(viewer: Viewer, found: Mapping[str, Any], period: str) -> str | None:
-    """Returns the number of the invoice that has the request's charge; None while its month is not closed."""
-    path, owner = ("/admin/v1/invoices", found["project_id"]) if viewer.sees_all else ("/v1/invoices", None)
-    made = await viewer.get(path, project_id=owner, period=period, limit=MOST_INVOICES)
-    numbers = [one["number"] for one in made["data"] if one["object"] == "invoice" and one["state"] != "void"]
-    return numbers[0] if numbers else None
 
 
 async def show_spans(request: web.Request, viewer: Viewer) -> web.StreamResponse:

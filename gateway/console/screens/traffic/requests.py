@@ -83,7 +83,14 @@ COLUMNS: Sequence[Column] = (
 
 
 def row_of(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, **one["usage"], "started_at": one["created_at_ms"] / 1000}
+    row = {**one, **one["usage"], "started_at": one["created_at_ms"] / 1000}
+    return row if was_computed(one) else row | {"cached_tokens": None}
+
+
+def was_computed(one: Mapping[str, Any]) -> bool:
+    """Returns whether the row's tokens were computed. Those of a request that was refused, or failed before it cost
+    anything, were counted at most."""
+    return bool(one["status"] < 400 or one["charge_micro_units"])
 
 
 async def models_of(viewer: Viewer) -> Sequence[str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
+from gateway.base import errors
 from gateway.console import charts, choices, formats, pages
 from gateway.console.screens.traffic.request import MISSES, session_address
-from gateway.console.screens.traffic.requests import row_of
+from gateway.console.screens.traffic.requests import row_of, was_computed
 from gateway.console.tables import Column, Table, money_column
 from gateway.console.viewer import Viewer
 
@@ -37,8 +38,12 @@ async def list_sessions(request: web.Request, viewer: Viewer) -> web.StreamRespo
 
 async def show_session(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     session_id, project_id = request.query.get("session", ""), request.query.get("project_id", "")
-    found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, session_id=session_id, project_id=project_id)
-    turns = turns_of(found["data"][::-1])
+    if not session_id:
+        raise errors.invalid("Missing required parameter: 'session'.", "session", "missing_required_parameter")
+    mine = {"session_id": session_id, "project_id": project_id}
+    found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, **mine)
+    older = found["last_id"] if found["has_more"] else None
+    turns = turns_of(found["data"][::-1], found["num_older"], await _answered_before(viewer, older, mine))
     names = [str(turn["turn"]) for turn in turns]
     return pages.show(
         request,
@@ -47,7 +52,7 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
         session_id=session_id,
         project_id=project_id,
         turns=turns,
-        older=found["last_id"] if found["has_more"] else None,
+        older=older,
         num_broken=sum(bool(turn["broke"]) for turn in turns),
         table=Table("session", _TURNS, turns, "This conversation has no request in the log.", {}),
         currency=turns[-1]["currency"] or "" if turns else "",
@@ -61,27 +66,41 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
     )
 
 
-def turns_of(requests: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the turns of a conversation from its requests, the oldest first. A turn broke the prefix if its prompt is
-    longer than that of the turn before, and yet fewer tokens came from the cache than that turn left there."""
+async def _answered_before(viewer: Viewer, older: str | None, mine: Mapping[str, str]) -> Mapping[str, Any] | None:
+    """Returns the last answered turn before a page, by which the page's first turn is judged."""
+    if older is None:
+        return None
+    found = await viewer.get(viewer.own("requests"), limit=1, after=older, status_class="2xx", **mine)
+    return next(iter(found["data"]), None)
+
+
+def turns_of(
+    requests: Sequence[Mapping[str, Any]], num_older: int = 0, before: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Returns the turns of a conversation from its requests, the oldest first. `num_older` turns are older than these, and
+    `before` is the last answered one of them. A turn broke the prefix if fewer tokens came from the cache than the turn
+    before left there, and its prompt is longer, or has so many tokens and leaves what was cached."""
     turns: list[dict[str, Any]] = []
-    before: Mapping[str, Any] | None = None
-    for number, one in enumerate(requests, 1):
+    for number, one in enumerate(requests, num_older + 1):
         usage = one["usage"]
         turn = row_of(one) | {"turn": number, "broke": "", "cached_share": None}
-        if usage["prompt_tokens"]:
+        if usage["prompt_tokens"] and was_computed(one):
             turn["cached_share"] = usage["cached_tokens"] / usage["prompt_tokens"]
         if one["status"] < 400:
-            if before is not None and _lost_the_cache(before, usage):
+            if before is not None and _lost_the_cache(before["usage"], one):
                 turn["broke"] = _reason(one["cache"])
-            before = usage
+            before = one
         turns.append(turn)
     return turns
 
 
-def _lost_the_cache(before: Mapping[str, int], now: Mapping[str, int]) -> bool:
+def _lost_the_cache(before: Mapping[str, int], now: Mapping[str, Any]) -> bool:
+    usage = now["usage"]
     left = before["cached_tokens"] + before["cache_write_tokens"]
-    return now["prompt_tokens"] > before["prompt_tokens"] and now["cached_tokens"] < left
+    if usage["prompt_tokens"] > before["prompt_tokens"]:
+        return bool(usage["cached_tokens"] < left)
+    is_new_text = now["cache"]["miss_reason"] in {"diverged", "cold"}
+    return is_new_text and bool(usage["cached_tokens"] < min(left, usage["prompt_tokens"]))
 
 
 def _reason(cache: Mapping[str, Any]) -> str:
@@ -95,6 +114,8 @@ _TOKENS = ("from the cache", "computed", "output")
 
 def _tokens(turn: Mapping[str, Any]) -> Mapping[str, int]:
     cached = turn["cached_tokens"]
+    if cached is None:
+        return dict.fromkeys(_TOKENS, 0)
     return dict(zip(_TOKENS, (cached, turn["prompt_tokens"] - cached, turn["completion_tokens"]), strict=True))
 
 

@@ -31,11 +31,24 @@ async def test_the_operator_finds_who_changed_what(shared_gateway: RunningGatewa
         assert other not in page.text
         [entry] = await gateway.sql("SELECT actor FROM audit_log WHERE tenant_id = :t AND event LIKE 'rate%'", t=tenant)
         assert f'href="/console/keys/{entry.actor}"' in page.text
+        assert (await operator.get(f"/keys/{entry.actor}")).status == 200
         file = await operator.get(f"/audit?project_ids={tenant}&event_types=rate_limit.updated&format=csv")
         assert file.text.count("rate_limit.updated") == 1
         page = await operator.get(f"/audit?actor_ids={PROBE}")
         assert "No change was found." in page.words
         assert "<script>alert" not in page.text
+
+
+async def test_a_revoked_key_has_no_page_that_the_log_could_lead_to(shared_gateway: RunningGateway) -> None:
+    gateway = shared_gateway
+    tenant, _ = await gateway.new_tenant("leaver")
+    [(key_id,)] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
+    async with gateway.session(gateway.keys.admin_key) as admin, admin.delete(f"/admin/v1/keys/{key_id}") as answer:
+        assert answer.status == 200
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        page = await operator.get(f"/audit?project_ids={tenant}&event_types=api_key.deleted")
+        assert key_id in page.words
+        assert f'href="/console/keys/{key_id}"' not in page.text
 
 
 async def test_a_file_has_all_entries_that_match(shared_gateway: RunningGateway) -> None:

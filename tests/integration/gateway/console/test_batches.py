@@ -37,6 +37,8 @@ async def test_a_batch_is_submitted_followed_and_cancelled(shared_gateway: Runni
     _, key = await shared_gateway.new_tenant("batching", SCOPES)
     async with signed_in(shared_gateway, key) as tenant:
         assert "There is no batch yet" in (await tenant.get("/batches")).words
+        assert "No batch is in this state." in (await tenant.get("/batches?state=running")).words
+        await tenant.get("/batches")
         page = await tenant.submit("/batches", **FORM)
         assert (page.status, page.path.startswith("/console/batches/batch_")) == (200, True)
         path = page.path.removeprefix("/console")
@@ -140,21 +142,27 @@ async def test_lines_that_ended_are_read_while_the_batch_runs_and_failures_are_c
         await end_lines(shared_gateway, project, batch_id)
         page = await tenant.get(path)
         assert "Results until now" in page.words
-        assert "errored 400 1" in page.words
+        assert "errored 400 invalid_value 1" in page.words
         assert "How it ended" in page.words
-        assert '"errored",400,1' in (await tenant.get(f"{path}?format=csv&table=failures")).text
+        export = (await tenant.get(f"{path}?format=csv&table=failures")).text
+        assert '"errored",400,"invalid_value",1' in export
+        assert '"errored",400,"context_length_exceeded",1' in export  # both were one row of status 400
         found = [json.loads(text) for text in (await tenant.get(f"{path}/results")).text.splitlines()]
-        assert [(one["custom_id"], one["response"]["status_code"]) for one in found] == [("0", 200), ("2", 400)]
+        assert [(one["custom_id"], one["response"]["status_code"]) for one in found] == [
+            ("0", 200),
+            ("2", 400),
+            ("3", 400),
+        ]
         assert found[0]["response"]["body"] == {"text": "answer 0"}
         assert found[0]["id"] == f"batch_req_{batch_id.removeprefix('batch_')}_1"
         assert (await stranger.get(f"{path}/results")).status == 404
 
 
 async def end_lines(gateway: RunningGateway, tenant_id: str, batch_id: str) -> None:
-    """Lines 1 and 3 of the batch end; line 2 has begun."""
+    """Lines 1, 3 and 4 of the batch end; line 2 has begun."""
     data_key = await gateway.app[DATA_KEYS].key(tenant_id)
     async with gateway.app[DATABASE].write() as conn:
-        await conn.exec_driver_sql("UPDATE batch SET state = 'in_progress', num_total = 3 WHERE id = ?", (batch_id,))
+        await conn.exec_driver_sql("UPDATE batch SET state = 'in_progress', num_total = 4 WHERE id = ?", (batch_id,))
         row = {"batch_id": batch_id, "line_no": 2, "custom_id": "1"}
         await conn.execute(insert(BatchLine).values(row))
         ends = [
@@ -165,10 +173,12 @@ async def end_lines(gateway: RunningGateway, tenant_id: str, batch_id: str) -> N
                 request_id=f"req_{number}",
                 status=status,
                 body=sealing.seal(data_key, answer, line_key(batch_id, number).encode()),
+                error=None if code is None else {"code": code, "message": "no"},
             )
-            for number, state, status, answer in (
-                (1, "succeeded", 200, b'{"text": "answer 0"}'),
-                (3, "errored", 400, b'{"error": {"message": "no"}}'),
+            for number, state, status, answer, code in (
+                (1, "succeeded", 200, b'{"text": "answer 0"}', None),
+                (3, "errored", 400, b'{"error": {"message": "no"}}', "invalid_value"),
+                (4, "errored", 400, b'{"error": {"message": "no"}}', "context_length_exceeded"),
             )
         ]
         await add_ended_lines(conn, batch_id, ends)

@@ -51,6 +51,26 @@ async def test_finance_sees_every_screen_and_has_no_form_but_to_sign_out(shared_
         for screen in screens_of("finance"):
             page = await finance.get(screen.path)
             assert (page.status, page.text.count('method="post"')) == (200, 1), screen.path
+            assert "form below" not in page.words, screen.path
+
+
+async def test_finance_reads_the_profiles_of_bills_and_opens_no_form(shared_gateway):
+    """It had no link to the profiles, and forms for keys and prices that it could not send."""
+    tenant, _ = await shared_gateway.new_tenant("billed")
+    async with signed_in(shared_gateway, await finance_key(shared_gateway)) as finance:
+        for form in ("/keys/new", "/prices/edit"):
+            assert (await finance.get(form)).status == 403
+        assert 'href="/console/issuer"' in (await finance.get("/invoices")).text
+        billing = f"/tenants/{tenant}/billing"
+        assert f'href="/console{billing}"' in (await finance.get(f"/tenants/{tenant}")).text
+        for path, title in (("/issuer", "Who bills"), (billing, "Who is billed")):
+            page = await finance.get(path)
+            assert (page.status, page.text.count('method="post"')) == (200, 1), path
+            assert title in page.words
+            assert " Street – Street, second line – " in page.words
+        prefixes = await finance.get("/cache/prefixes")
+        assert "No prefix is published." in prefixes.words
+        assert "form below" not in prefixes.words
 
 
 async def test_what_is_wrong_is_named(shared_gateway):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from html import unescape
 
 import pytest
 from console_pages import signed_in
-from console_world import USAGE, spend
-from gateways import RunningGateway
+from console_world import KEPT_CHARGE, USAGE, keep_kv, spend
+from gateways import MODEL, RunningGateway
 
+from accounting.values.types import Limits
 from gateway.console.formats import money
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -86,6 +88,21 @@ async def test_the_nearest_cap_is_named_with_the_time_at_which_it_stops_requests
         assert "It refuses requests now" in (await browser.get("")).words
 
 
+async def test_a_full_window_is_named_before_a_budget_that_lasts(shared_gateway):
+    """Windows stood in the table alone, and the sentence above it named a budget of which nothing was used."""
+    tenant, key = await shared_gateway.new_tenant("hurried", limits=Limits(requests_per_minute=1))
+    await budget(shared_gateway, tenant, 10**9)
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    async with shared_gateway.session(key) as session, session.post("/v1/chat/completions", json=body) as answer:
+        assert answer.status == 200, await answer.text()
+    async with signed_in(shared_gateway, key) as browser:
+        page = await browser.get("")
+        assert "What would stop requests first: Requests per minute of this key: 1 of 1 are used." in page.words
+        assert "It refuses requests now; it is free again by" in page.words
+        csv = await browser.get("?table=limits&format=csv")
+        assert csv.text.splitlines()[1].startswith('"Requests per minute of this key"')
+
+
 async def test_the_operator_sees_the_sum_and_who_spent_most(shared_gateway):
     tenant, _ = await shared_gateway.new_tenant(PROBE)
     for _ in range(3):
@@ -104,6 +121,22 @@ async def test_the_operator_sees_the_sum_and_who_spent_most(shared_gateway):
         assert "<script>alert" not in page.text
         csv = await browser.get("?table=top-tenants&format=csv")
         assert PROBE.replace('"', '""') in csv.text
+
+
+async def test_figures_with_kept_kv_agree(shared_gateway):
+    """The tile's share of the cap had charges for kept KV, which the cap does not count, and the tenants' sums had none."""
+    tenant, key = await shared_gateway.new_tenant("keeper")
+    charge = await spend(shared_gateway, tenant)
+    await keep_kv(shared_gateway, tenant)
+    await budget(shared_gateway, tenant, 10 * charge)
+    async with signed_in(shared_gateway, key) as browser:
+        words = (await browser.get("")).words
+        assert f"Spent in {time.strftime('%Y-%m', time.gmtime())} {(charge + KEPT_CHARGE) / 10**6:,.2f} USD" in words
+        assert f"10.0 % of {10 * charge / 10**6:,.2f} USD , the cap that is enforced, without the charges for" in words
+        assert "kept KV included, USD spent" in words  # the line of the month, whose cap counts none
+    found = await summary(shared_gateway, shared_gateway.keys.admin_key, "/admin/v1/usage/summary")
+    [mine] = [one for one in found["top_tenants"] if one["project_id"] == tenant]
+    assert (mine["month_micro_units"], mine["num_requests"]) == (charge + KEPT_CHARGE, 1)
 
 
 async def test_failures_are_counted_by_cause(shared_gateway):

@@ -81,7 +81,7 @@ async def test_a_tenant_sees_its_own_invoices_alone_and_closes_none(shared_gatew
     async with signed_in(shared_gateway, stranger) as browser:
         listed = await browser.get(f"/invoices?project_id={tenant}")
         assert number not in listed.text
-        assert "There is no invoice yet." in listed.words
+        assert "There is no invoice yet. Preview a draft below." in listed.words
         assert "Close a month" not in listed.words
         for path in (f"/invoices/{number}", f"/invoices/{number}/pdf"):
             assert (await browser.get(path)).status == 404

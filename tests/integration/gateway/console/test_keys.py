@@ -155,6 +155,15 @@ async def test_finance_reads_keys_and_gets_no_form(shared_gateway: RunningGatewa
         assert (await finance.get(f"/keys/{row.id}")).status == 200
 
 
+async def test_a_key_of_the_operator_leads_to_no_page_of_a_tenant(shared_gateway: RunningGateway) -> None:
+    """The operator is no tenant with a page: the link was a 404."""
+    [(key_id, tenant_id)] = await shared_gateway.sql("SELECT id, tenant_id FROM api_key WHERE kind = 'admin' LIMIT 1")
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        page = await operator.get(f"/keys/{key_id}")
+        assert (page.status, f"Tenant {tenant_id} State" in page.words) == (200, True)
+        assert f'href="/console/tenants/{tenant_id}"' not in page.text
+
+
 async def test_a_tenant_manages_its_own_keys_and_no_others(shared_gateway: RunningGateway) -> None:
     gateway = shared_gateway
     stranger, _ = await gateway.new_tenant("stranger", scopes=["chat"])

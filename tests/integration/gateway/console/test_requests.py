@@ -190,6 +190,19 @@ async def test_a_request_shows_its_phases_its_cache_and_its_events(shared_gatewa
         assert json.loads(spans.text)["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["traceId"] == f"{5000:032x}"
 
 
+async def test_a_refused_request_has_no_figure_of_the_cache(shared_gateway: RunningGateway) -> None:
+    """Its prompt was counted and nothing of it computed, yet the page said that all of it was."""
+    marks = "[[[0,0],[1,1000],[2,3000],[7,9000],[9,9500]],[],0]"
+    refused = {"status": 429, "outcome": "refused", "error_code": "insufficient_quota", "prompt_tokens": 137}
+    request_id = await add(shared_gateway, 6500, **refused, cached_tokens=0, cache_write_tokens=0, timeline=marks)
+    async with signed_in(shared_gateway) as tenant:
+        page = await tenant.get(f"/requests/{request_id}")
+        assert "The prompt has 137 tokens. The request was not answered and cost nothing" in page.words
+        assert "from the cache:" not in page.words
+        assert "admit critical path 3.00 ms 6.00 ms" in page.words
+        assert ',137,"",0,' in (await tenant.get(f"/requests?request_id={request_id}&format=csv")).text
+
+
 async def test_the_price_on_the_page_is_the_ledgers_charge(shared_gateway: RunningGateway) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "what does it cost?"}], "max_tokens": 8}
     async with shared_gateway.session() as session, session.post("/v1/chat/completions", json=body) as answer:
@@ -271,27 +284,50 @@ async def test_the_times_of_a_link_are_the_filters_of_the_page_that_it_leads_to(
         assert (inside in found.text, outside in found.text) == (True, False)
 
 
-async def test_a_request_leads_to_the_lines_of_its_invoice_or_of_the_draft(shared_gateway: RunningGateway) -> None:
-    owner, key = await shared_gateway.new_tenant("billed")
-    opened_ms = (START + 86_400) * 1000
-    request_id = f"req_{opened_ms:012x}{7:020x}"
+async def charged(gateway: RunningGateway, owner: str, number: int, opened_ms: int) -> str:
+    """A request that is in the ledger and in the log. Returns its id."""
+    request_id = f"req_{opened_ms:012x}{number:020x}"
     usage = Usage(10, 20, 30, 40)
-    async with shared_gateway.app[DATABASE].write() as conn:
+    async with gateway.app[DATABASE].write() as conn:
         rates = await prices.rates_of(conn, "standard@1", MODEL, "interactive")
         assert rates is not None
         fields = {"tenant_id": owner, "model": MODEL, "opened_at_ms": opened_ms, "charge": pricing.charge(usage, rates)}
-        await request_postings.post(conn, 7, 1, [posting(request_id, usage, **fields)])
-    await add(shared_gateway, 0, request_id=request_id, started_at_ms=opened_ms, tenant_id=owner)
+        await request_postings.post(conn, 7, number, [posting(request_id, usage, **fields)])
+    return await add(gateway, 0, request_id=request_id, started_at_ms=opened_ms, tenant_id=owner)
+
+
+async def invoiced(gateway: RunningGateway, path: str, body: dict[str, str]) -> str:
+    """The number of the invoice that a close or a void makes."""
+    async with gateway.session(gateway.keys.admin_key) as admin, admin.post(path, json=body) as answer:
+        made = await answer.json()
+        assert answer.status == 200, made
+    number: str = made["data"][-1]["number"] if "data" in made else made["number"]
+    return number
+
+
+async def test_a_request_leads_to_the_lines_of_its_invoice_or_of_the_draft(shared_gateway: RunningGateway) -> None:
+    """A late charge is on the next invoice: the page named that of its month, which does not have it."""
+    owner, key = await shared_gateway.new_tenant("billed")
+    opened_ms = (START + 86_400) * 1000
+    request_id = await charged(shared_gateway, owner, 7, opened_ms)
     async with signed_in(shared_gateway, key) as tenant:
-        page = await tenant.get(f"/requests/{request_id}")
-        assert f'href="/console/invoices/draft?period={PERIOD}#lines"' in page.text
-        async with shared_gateway.session(shared_gateway.keys.admin_key) as admin:
-            body = {"period": PERIOD, "project_id": owner}
-            async with admin.post("/admin/v1/invoices", json=body) as answer:
-                number = (await answer.json())["number"]
-        page = await tenant.get(f"/requests/{request_id}")
-        assert f'href="/console/invoices/{number}#lines"' in page.text
-        assert 'id="lines"' in (await tenant.get(f"/invoices/{number}")).text
+
+        async def leads_to(request_id: str) -> tuple[str, str]:
+            page = await tenant.get(f"/requests/{request_id}")
+            assert f"The charge is in the period {PERIOD} (UTC)" in page.words
+            [(path, name)] = re.findall(r'href="/console(/invoices/[^#"]*)#lines">([^<]*)</a>', page.text)
+            assert 'id="lines"' in (await tenant.get(path)).text
+            return path, name
+
+        assert await leads_to(request_id) == (f"/invoices/draft?period={PERIOD}", f"the draft of {PERIOD}")
+        first = await invoiced(shared_gateway, "/admin/v1/invoices", {"period": PERIOD, "project_id": owner})
+        assert await leads_to(request_id) == (f"/invoices/{first}", f"invoice {first}")
+        late = await charged(shared_gateway, owner, 8, opened_ms + 1)
+        assert await leads_to(late) == ("/invoices/draft?period=2025-10", "the draft of 2025-10")
+        following = await invoiced(shared_gateway, "/admin/v1/invoices", {"period": "2025-10", "project_id": owner})
+        again = await invoiced(shared_gateway, f"/admin/v1/invoices/{first}/void", {"reason": "wrong address"})
+        assert await leads_to(late) == (f"/invoices/{following}", f"invoice {following}")
+        assert await leads_to(request_id) == (f"/invoices/{again}", f"invoice {again}")
 
 
 async def test_an_empty_part_of_the_list_leads_on_to_what_follows(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import time
+from html import unescape
 from typing import Any
 
 import pytest
@@ -15,14 +17,21 @@ from yarl import URL
 from accounting.requests import request_log
 from accounting.requests.request_log import LoggedRequest
 from gateway.base.app_keys import DATABASE
+from gateway.console.screens.traffic import sessions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 START_MS = (int(time.time()) - 600) * 1000
 PROBE = "<script>alert(1)</script>\"'/../?&#"
 
 
-async def say(gateway: RunningGateway, session_id: str, *turns: tuple[int, int, int], **fields: Any) -> list[str]:
-    """Rows of a conversation: (tokens of the prompt, cached ones, ones that were written to the cache) of each turn."""
+REFUSED = {"status": 429, "outcome": "refused", "is_tail": True, "charge": 0}
+
+
+async def say(
+    gateway: RunningGateway, session_id: str, *turns: tuple[int, int, int], refused: int = -1, **fields: Any
+) -> list[str]:
+    """Rows of a conversation: (tokens of the prompt, cached ones, ones that were written to the cache) of each turn. The
+    turn at the place `refused` was refused."""
     rows = []
     for number, (prompt, cached, written) in enumerate(turns):
         at_ms = START_MS + number * 1000
@@ -43,6 +52,7 @@ async def say(gateway: RunningGateway, session_id: str, *turns: tuple[int, int, 
             "currency": "USD",
             "session_id": session_id,
             **fields,
+            **(REFUSED if number == refused else {}),
         }
         rows.append(LoggedRequest(**row))
     async with gateway.app[DATABASE].write() as conn:
@@ -51,7 +61,8 @@ async def say(gateway: RunningGateway, session_id: str, *turns: tuple[int, int, 
 
 
 async def test_turns_are_in_order_and_the_one_that_lost_the_cache_is_marked(shared_gateway: RunningGateway) -> None:
-    # A long message lowers the share of the third turn and breaks nothing; the fourth turn is new from its 20th token.
+    # A long message lowers the share of the third turn and breaks nothing; the fourth turn is new from its 20th token, and
+    # the fifth one has a new beginning and less history: its prompt did not grow, and nothing of it was cached.
     turns = (100, 0, 96), (150, 96, 48), (400, 144, 240), (450, 16, 416), (60, 0, 48), (500, 432, 64)
     why = {"miss_reason": "diverged", "diverged_at_token": 20}
     ids = await say(shared_gateway, "talk", *turns, **why)
@@ -65,12 +76,42 @@ async def test_turns_are_in_order_and_the_one_that_lost_the_cache_is_marked(shar
         assert (row["num_requests"], row["charge_micro_units"]) == ("6", "60")
         assert 'href="/console/sessions/show?session=talk"' in page.text
         page = await tenant.get("/sessions/show?session=talk")
-        assert "1 turn broke the prefix" in page.words
+        assert "2 turns broke the prefix" in page.words
         rows = list(csv.DictReader(io.StringIO((await tenant.get("/sessions/show?session=talk&format=csv")).text)))
         assert [row["id"] for row in rows] == ids
-        assert [bool(row["broke"]) for row in rows] == [False, False, False, True, False, False]
+        assert [bool(row["broke"]) for row in rows] == [False, False, False, True, True, False]
         assert rows[3]["broke"].startswith("at token 20: the text changes here")
         assert "Conversation talk" in (await tenant.get(f"/requests/{ids[0]}")).words
+
+
+async def test_turns_have_one_number_on_every_page_and_the_first_of_a_page_is_judged(
+    shared_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each page began with turn 1, which no turn before it could show as broken."""
+    monkeypatch.setattr(sessions, "PAGE_ROWS", 3)
+    turns = (100, 0, 96), (150, 96, 48), (160, 0, 0), (200, 16, 176), (240, 192, 32), (280, 224, 48)
+    await say(shared_gateway, "long", *turns, refused=2)
+    async with signed_in(shared_gateway) as tenant:
+        newest = await tenant.get("/sessions/show?session=long")
+        file = await tenant.get("/sessions/show?session=long&format=csv")
+        [link] = re.findall(r'href="/console(/sessions/show[^"]*)">Earlier turns', newest.text)
+        older = await tenant.get(unescape(link))
+    assert re.findall(r"<title>turn (\d+):[^<]*</title>", newest.text) == ["4", "5", "6"] * 2
+    assert "1 turn broke the prefix" in newest.words
+    assert re.findall(r"<title>turn (\d+):[^<]*</title>", older.text) == ["1", "2", "3"] * 2
+    assert "Earlier turns" not in older.words
+    rows = list(csv.DictReader(io.StringIO(file.text)))
+    assert [row["turn"] for row in rows] == ["1", "2", "3", "4", "5", "6"]
+    assert [bool(row["broke"]) for row in rows] == [False, False, False, True, False, False]
+    assert [rows[place]["cached_tokens"] for place in (2, 3)] == ["", "16"]
+
+
+async def test_a_page_without_a_conversation_is_refused(shared_gateway: RunningGateway) -> None:
+    """It showed all requests as one conversation, to the operator those of all tenants."""
+    for key in (None, shared_gateway.keys.admin_key):
+        async with signed_in(shared_gateway, key) as viewer:
+            page = await viewer.get("/sessions/show")
+            assert (page.status, "Missing required parameter: 'session'." in page.words) == (400, True)
 
 
 async def test_a_conversations_name_is_inert_and_finds_its_page(shared_gateway: RunningGateway) -> None:

@@ -99,6 +99,6 @@ async def test_the_page_shows_hostile_values_as_text_and_exports_them_inert(shar
             assert "<b onclick" not in page.text
         csv = await browser.get("/usage/labels?format=csv")
         head, row = csv.text.splitlines()
-        assert head == '"value","requests","prompt","cached_share","output","cost","currency"'
+        assert head == '"value","requests","prompt","cached","cached_share","output","cost","currency"'
         assert row.startswith("\"'=1+1"), "a spreadsheet takes it for text"
         assert (await browser.get("/usage/labels?start=soon")).status == 400
