@@ -42,8 +42,8 @@ class Spender(msgspec.Struct, frozen=True):
 async def charges_by_day(
     conn: AsyncConnection, start: int, end: int, tenant_id: str | None
 ) -> dict[str, dict[int, int]]:
-    """Return the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without a
-    charge are left out. Without `tenant_id` they are those of all tenants; the operator is none of them."""
+    """Returns the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without
+    a charge are left out. Without `tenant_id` they are those of all tenants; the operator is none of them."""
     query = select(RollupDay.currency, RollupDay.bucket, cast(func.sum(RollupDay.charge), BigInteger)).where(
         RollupDay.bucket >= start, RollupDay.bucket < end, _is_of(RollupDay, tenant_id)
     )
@@ -58,7 +58,7 @@ async def charges_by_day(
 
 
 async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> dict[str, Prompts]:
-    """Return the prompts of the month that begins at `month`, by currency. Without `tenant_id` they are those of all
+    """Returns the prompts of the month that begins at `month`, by currency. Without `tenant_id` they are those of all
     tenants; the operator, who fills public prefixes, is none of them."""
     keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
     sums = ("num_requests", *INPUT, *(f"charge_{name}" for name in INPUT))
@@ -81,7 +81,7 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
 
 
 async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence[Spender]:
-    """Return the tenants with the highest charges of the month that begins at `month`, without those for kept KV. The
+    """Returns the tenants with the highest charges of the month that begins at `month`, without those for kept KV. The
     operator is none of them."""
     charge = cast(func.sum(RollupMonth.charge), BigInteger)
     num_requests = cast(func.sum(RollupMonth.num_requests), BigInteger)

@@ -32,7 +32,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
     def reached_at_ms(self, now_ms: int) -> int | None:
-        """Return when the cap is reached at the mean pace of its period so far. None means that it lasts until its
+        """Returns when the cap is reached at the mean pace of its period so far. None means that it lasts until its
         period ends."""
         if self.used >= self.limit:
             return now_ms
@@ -44,7 +44,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def nearest(conn: AsyncConnection, now_ms: int, tenant_id: str | None, limit: int) -> Sequence[Cap]:
-    """Return the caps of which the least share is left, the nearest first. Without `tenant_id` they are those of all
+    """Returns the caps of which the least share is left, the nearest first. Without `tenant_id` they are those of all
     tenants."""
     found = [*await _budgets(conn, now_ms, tenant_id)]
     if tenant_id is None:

@@ -34,7 +34,7 @@ class Sessions(msgspec.Struct, frozen=True):
 
 
 async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int) -> Sessions:
-    """Return the newest sessions among the wanted requests. Raises InvalidError."""
+    """Returns the newest sessions among the wanted requests. Raises InvalidError."""
     part = await part_of(conn, wanted, max_rows=MAX_SCANNED_ROWS)
     log = RequestLog
     columns = (

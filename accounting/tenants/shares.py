@@ -16,7 +16,7 @@ MAX_CACHE_TTL_S = 3600
 
 
 def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
-    """Return the values by column name. Raises InvalidError."""
+    """Returns the values by column name. Raises InvalidError."""
     _check_cache(cache)
     return {
         "weight_percent": _weight_percent(weight),

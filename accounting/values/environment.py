@@ -14,7 +14,7 @@ TEST_PREFIXES = ("HEADGATE_TEST_", "HEADGATE_BENCH_", "HEADGATE_SOAK")
 
 
 def unknown(names: Iterable[str], also: Collection[str] = ()) -> str | None:
-    """Return one sentence about the first of `names` that has Headgate's prefix and is not known, or None. `also` has
+    """Returns one sentence about the first of `names` that has Headgate's prefix and is not known, or None. `also` has
     further known names."""
     known = NAMES.union(also)
     for name in sorted(names):

@@ -354,8 +354,9 @@ class Generation:
     # Endings
 
     def usage(self) -> Usage:
-        """The usage that the client is shown and billed: the prompt by the engine's count, and the output up to each
-        choice's end (the platform bears the tokens after a stop string). A search counts every token of every beam.
+        """Returns the usage that the client is shown and billed: the prompt by the engine's count, and the output up to
+        each choice's end (the platform bears the tokens after a stop string). A search counts every token of every
+        beam.
         """
         counts = self._prompt_counts()
         if self.order.is_bought:

@@ -174,7 +174,7 @@ def _probed(link: WorkerLink, part: Part) -> Awaitable[CacheProbed]:
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
-    """The cost if nothing is cached, at the highest input rate, and if every choice reaches its bound."""
+    """Returns the cost if nothing is cached, at the highest input rate, and if every choice reaches its bound."""
     return sum(
         pricing.prompt_reservation(len(order.prompt), rates)
         + pricing.lease_cost(order.max_tokens * order.num_choices, rates)
@@ -183,7 +183,7 @@ def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
 
 
 def _likely(orders: Sequence[EngineRequest], parts: Sequence[Part], cached: Cached, price: Price) -> int:
-    """The cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
+    """Returns the cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
     rates, total = price.rates, 0
     found = list(zip(parts, cached.num_tokens, strict=True))
     for order in orders:

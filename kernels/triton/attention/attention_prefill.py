@@ -88,8 +88,8 @@ def _prefill(
     SHORT_TILES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """One tile of lanes of one KV head. SHORT_TILES 0: of a row that is not short, over all its keys. Else of a short
-    row, which has so many tiles, over one split of its keys, into the partial sums if there are any."""
+    """Computes one tile of lanes of one KV head. SHORT_TILES 0: of a row that is not short, over all its keys. Else of
+    a short row, which has so many tiles, over one split of its keys, into the partial sums if there are any."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     if SHORT_TILES:
         row = tl.program_id(0) // SHORT_TILES

@@ -52,7 +52,7 @@ class Router(Protocol):
     def top_k(self) -> int: ...
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits, and the weights and numbers of the chosen experts."""
+        """Returns logits, and the weights and numbers of the chosen experts."""
         ...
 
 
