@@ -103,7 +103,7 @@ logger = logging.getLogger(__name__)
 
 REDIS_S = 1.0
 LAG_TICK_S, LAG_REST_S = 0.1, 1.0
-"""How late the loop is matters to requests, so it is measured seldom while none runs."""
+"""The seconds between two measurements of the loop's delay: while a request runs, and while none does."""
 TRACE_TICK_S = 5.0
 PREFIX_TICK_S = 0.5
 CANCEL_AGAIN_S = 1.0

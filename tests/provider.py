@@ -52,13 +52,13 @@ class Script:
     cost: float | None = None
     piece_bytes: int = 8
     pause_s: float = 0.0
-    """Between two pieces."""
+    """The time between two pieces."""
     before_s: float = 0.0
-    """Before the head of the answer."""
+    """The time before the head of the answer."""
     cut_after: int = -1
-    """The connection breaks after so many pieces."""
+    """The connection breaks after this many pieces; -1: never."""
     stall_after: int = -1
-    """Nothing comes after so many pieces."""
+    """The answer stalls after this many pieces; -1: never."""
     raw: bytes | None = None
     """Sent in place of all events."""
     content_type: str = "text/event-stream"

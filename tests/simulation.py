@@ -155,7 +155,7 @@ class Trace:
         return self.drive
 
     def check(self):
-        """Behind `play`: each attempt ended, with the tokens it would have got alone."""
+        """Checks after `play` that each attempt ended with the tokens that it would have got alone."""
         drive = self.drive.check_idle()
         for (link, request_id), request in drive.requests.items():
             ending = drive.endings.get((link, request_id))

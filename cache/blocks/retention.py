@@ -18,7 +18,7 @@ PASSING_SHARE = 2
 """The divisor for pins that expire: they are set only while all pins together hold less than this part of the pin
 limit. The rest is for public prompts."""
 TENANT_SHARE = 4
-"""The divisor of that part for the pins of one tenant."""
+"""One tenant's expiring pins may hold the blocks that all expiring pins may hold, divided by this."""
 
 
 class Retention:

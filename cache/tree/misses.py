@@ -82,8 +82,8 @@ class Miss:
 
 
 def behind(reason: MissReason, num_cached: int, num_missed: int, block_size: int) -> Miss:
-    """Returns the reason for the rest that is missed after another tier had more than the tree, which missed it for
-    `reason`."""
+    """Returns why the rest of a prompt was missed where another tier had more of it than the tree. `reason` is the
+    tree's."""
     if num_missed in (1, block_size):
         return Miss("last_token")
     if num_missed < block_size:

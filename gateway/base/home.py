@@ -31,7 +31,7 @@ NAME = ".headgate"
 
 
 class HomeError(Exception):
-    """One sentence for the operator; the command exits non-zero with it."""
+    """The home cannot be used. The message is one sentence for the operator, and the command ends with it."""
 
 
 def default_home() -> Path:

@@ -75,9 +75,8 @@ class _State:
 
 
 class Generation:
-    """One request, created admitted. Call `dispatch`, then `handle` for each event, then `settle`; or `abandon` at any
-    point.
-    """
+    """One engine request that admission has let in. Call `dispatch`, `handle` for each event, then `end`; or `abandon`
+    at any point."""
 
     def __init__(
         self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int, pick: Pick | None = None
