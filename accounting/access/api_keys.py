@@ -140,7 +140,7 @@ def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
 
 async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
     """Returns a living key. Raises NotFoundError, also for another tenant's key and for a revoked one."""
-    return key_info(await one(conn, _living(tenant_id).where(ApiKey.id == key_id), "No such API key."))
+    return key_info(await one(conn, _living(tenant_id).where(ApiKey.id == key_id), "There is no such API key."))
 
 
 async def list_keys(
@@ -160,7 +160,7 @@ async def num_living(conn: AsyncConnection, tenant_id: str, now: int) -> int:
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:
     """Returns a key by its id alone, for the operator; the operator's own keys are found too. Raises NotFoundError."""
     query = select(ApiKey.__table__).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
-    return key_info(await one(conn, query, "No such API key."))
+    return key_info(await one(conn, query, "There is no such API key."))
 
 
 async def change(
@@ -293,7 +293,7 @@ def _scopes(kind: Kind, asked: Collection[str]) -> frozenset[str]:
 
 def _networks(asked: Sequence[str]) -> list[str]:
     if not asked or len(asked) > MAX_NETWORKS:
-        raise InvalidError(f"1 to {MAX_NETWORKS} addresses or networks.", "addresses")
+        raise InvalidError(f"A key may be limited to 1 to {MAX_NETWORKS} addresses or networks.", "addresses")
     try:
         return sorted({str(ipaddress.ip_network(value.strip())) for value in asked})
     except ValueError:

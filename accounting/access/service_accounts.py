@@ -41,7 +41,7 @@ async def create_service_account(
 
 async def get_service_account(conn: AsyncConnection, tenant_id: str, account_id: str) -> ServiceAccountInfo:
     query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
-    return _account(await one(conn, query, "No such service account."))
+    return _account(await one(conn, query, "There is no such service account."))
 
 
 async def list_service_accounts(

@@ -117,7 +117,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, credit_id: str) -> CreditInfo:
-    return _info(await one(conn, _listed().where(Credit.id == credit_id), "No such credit."))
+    return _info(await one(conn, _listed().where(Credit.id == credit_id), "There is no such credit."))
 
 
 async def list_credits(
@@ -186,7 +186,7 @@ def _check(wanted: NewCredit, now_ms: int) -> None:
 
 async def _grant(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int) -> None:
     if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     currency = await prices.check_currency(conn, wanted.tenant_id, wanted.currency, now_ms)
     owner = {"tenant_id": wanted.tenant_id, "currency": currency}
     await conn.execute(insert(Credit).values(**values, **owner, source=wanted.source))
@@ -202,7 +202,7 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     )
     wrong = (await conn.execute(query)).mappings().first()
     if wrong is None:
-        raise NotFoundError("No such charge of this tenant.")
+        raise NotFoundError("There is no such charge of this tenant.")
     taken_back = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "reversal"
     )

@@ -48,7 +48,7 @@ async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: Su
     is nothing to invoice or if it is in two currencies."""
     start, end = bounds(period)
     named = select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id, Tenant.id != OPERATOR_TENANT)
-    tenant = await one(conn, named, "No such tenant.")
+    tenant = await one(conn, named, "There is no such tenant.")
     lines = await invoice_lines.of_usage(conn, sums)
     lines += await invoice_lines.of_residency(conn, tenant_id, end)
     lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)

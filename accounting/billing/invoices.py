@@ -136,7 +136,7 @@ async def get(conn: AsyncConnection, number: str, tenant_id: str | None = None) 
     NotFoundError."""
     row = (await conn.execute(select(Invoice.__table__).where(Invoice.number == number))).first()
     if row is None or tenant_id not in (None, row.tenant_id):
-        raise NotFoundError("No such invoice.")
+        raise NotFoundError("There is no such invoice.")
     (info,) = await _infos(conn, [row])
     return msgspec.structs.replace(info, lines=await invoice_lines.of_invoice(conn, number))
 

@@ -118,7 +118,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
-    row = await one(conn, _all().where(Webhook.id == webhook_id), "No such webhook.")
+    row = await one(conn, _all().where(Webhook.id == webhook_id), "There is no such webhook.")
     return (await _with_counts(conn, [row]))[0]
 
 

@@ -70,7 +70,7 @@ async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str 
 
 
 async def get(conn: AsyncConnection, budget_id: str) -> Budget:
-    row = await one(conn, _living().where(BudgetRow.id == budget_id), "No such budget.")
+    row = await one(conn, _living().where(BudgetRow.id == budget_id), "There is no such budget.")
     return (await _with_adjustments(conn, [row]))[0]
 
 

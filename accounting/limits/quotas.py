@@ -80,7 +80,7 @@ async def remove(
         QuotaRow.dimension == dimension,
     )
     if (await conn.execute(gone)).rowcount != 1:
-        raise NotFoundError("No such quota.")
+        raise NotFoundError("There is no such quota.")
     await auth_epoch.record(
         conn,
         "rate_limit.updated",

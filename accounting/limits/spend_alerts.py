@@ -71,7 +71,7 @@ async def create(conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, 
 
 async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAlertInfo:
     """Returns an alert of the tenant. Raises NotFoundError, also for another tenant's alert."""
-    return _info(await one(conn, _living(tenant_id).where(SpendAlert.id == alert_id), "No such spend alert."))
+    return _info(await one(conn, _living(tenant_id).where(SpendAlert.id == alert_id), "There is no such spend alert."))
 
 
 async def list_alerts(

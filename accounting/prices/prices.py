@@ -70,7 +70,7 @@ async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now:
 async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
     currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
     if currency is None:
-        raise NotFoundError("No such price sheet.")
+        raise NotFoundError("There is no such price sheet.")
     return currency
 
 
@@ -92,7 +92,7 @@ async def add_version(
     # The lock on the sheet's row makes check and insert one step on PostgreSQL; SQLite has one writer anyway.
     locked = select(PriceSheet.id).where(PriceSheet.id == sheet_id).with_for_update()
     if await conn.scalar(locked) is None:
-        raise NotFoundError("No such price sheet.")
+        raise NotFoundError("There is no such price sheet.")
     last = await _last_version(conn, sheet_id)
     version = 1 if last is None else last.version + 1
     if last is not None:
@@ -136,7 +136,7 @@ async def assign(
     # The lock on the tenant's row makes check and insert one step on PostgreSQL.
     tenant = select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True)
     if await conn.scalar(tenant) is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     if await _currencies(conn, tenant_id) - {currency}:
         raise ConflictError("A tenant has one currency.")
     if now_ms is None:

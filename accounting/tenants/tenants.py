@@ -40,7 +40,7 @@ async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYS
 
 
 async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    return _tenant(await one(conn, _tenants().where(Tenant.id == tenant_id), "No such project."))
+    return _tenant(await one(conn, _tenants().where(Tenant.id == tenant_id), "There is no such project."))
 
 
 async def list_tenants(

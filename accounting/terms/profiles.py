@@ -37,7 +37,7 @@ async def customer(conn: AsyncConnection, tenant_id: str) -> Customer:
     """Returns the profile; its name is the tenant's if it has none. Raises NotFoundError."""
     name = await conn.scalar(select(Tenant.name).where(Tenant.id == tenant_id))
     if name is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     found = await _read(conn, tenant_id, Customer)
     return found if found.name else msgspec.structs.replace(found, name=name)
 

@@ -41,7 +41,7 @@ class Ballast:
                 os.close(descriptor)
         except OSError as failure:
             if not self._is_told:
-                log.error("no room for the ballast %s: %s", self._path, failure)
+                log.error("there is no room for the ballast %s: %s", self._path, failure)
             self.give_up()
             self._is_told = True
             return False
