@@ -125,7 +125,7 @@ class PrefixCache:
             scaled = None if quota is None else quota * self.host.num_slots // self.num_blocks
             self.host.set_quota(tenant, scaled)
 
-    def tick(self) -> None:
+    def begin_step(self) -> None:
         """Advances one step, the unit of LRU time. Pins that are due end, recent nodes turn cold, idle ones leave.
         O(what changes)."""
         self.owners.step += 1

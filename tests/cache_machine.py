@@ -384,12 +384,12 @@ class CacheMachine(RuleBasedStateMachine):
             self.loose += self.allocate(n, reach) or []
 
     @rule(elapsed_ms=st.sampled_from([0, 0, 0, 1000, RECENT_MS - 1, RECENT_MS, IDLE_MS]))
-    def tick(self, elapsed_ms: int) -> None:
+    def begin_step(self, elapsed_ms: int) -> None:
         self.now += elapsed_ms
         before = self.blocks()
         standing = self.cache.owners.protection.of
         used_ms = {prefix: standing(node).used_ms for prefix, (_, node) in before.items()}
-        self.cache.tick()
+        self.cache.begin_step()
         self.promised = [one for one in self.promised if one[1] > self.now]
         gone = before.keys() - self.in_the_tree().keys()
         for prefix in gone:

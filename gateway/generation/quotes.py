@@ -170,7 +170,7 @@ async def ask_worker(request: web.Request, parts: Sequence[Part]) -> Cached:
 
 def _probed(link: WorkerLink, part: Part) -> Awaitable[CacheProbed]:
     one = part.order.to_route()
-    return link.peek(one.path, part.tokens, adapter=one.adapter, cache_read=one.read)
+    return link.probe(one.path, part.tokens, adapter=one.adapter, cache_read=one.read)
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:

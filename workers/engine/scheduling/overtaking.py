@@ -75,7 +75,7 @@ class Overtaking:
         self._max_running = max_running
         self._passed: dict[Sequence, _Passed] = {}
 
-    def tick(self) -> None:
+    def begin_plan(self) -> None:
         """Begins a plan. Whoever passed a sequence that waits no more is forgotten."""
         waits = Status.PREEMPTED, Status.WAITING
         self._passed = {head: passed for head, passed in self._passed.items() if head.status in waits}
