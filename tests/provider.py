@@ -36,7 +36,7 @@ def tokens_of(num_bytes: int) -> int:
 
 @dataclass
 class Script:
-    """What becomes of one request."""
+    """A script says what becomes of one request."""
 
     text: str = TEXT
     reasoning: str = ""
@@ -76,7 +76,7 @@ class Provider:
     heads: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     bills: list[dict[str, Any]] = field(default_factory=list)
-    """What its cost API answers: one row for each answer, in micro-units."""
+    """The answers of its cost API: one row for each answer, in micro-units."""
     num_hung_up: int = 0
     rates: tuple[int, int, int] = (1_000_000, 100_000, 2_000_000)
     """Micro-units for a million tokens: prompt, cached, output."""

@@ -43,7 +43,8 @@ class PacedRunner(ScriptedRunner):
 
 
 class BlindRunner(PacedRunner):
-    """Of the same speed, but it looks at no KV and draws one letter for ever: for load, not for correctness."""
+    """A runner of the same speed, but it looks at no KV and draws one letter for ever: for load, not for
+    correctness."""
 
     def execute(self, rows):
         a, b, c = self.pace
@@ -299,8 +300,8 @@ def _watch_rows(engine):
 
 
 def watch_arrivals(engine, broken=None):
-    """Of a tier nobody enters, is dealt a chunk, or keeps its blocks before one that came earlier. `broken`: counts
-    instead of raising."""
+    """Checks that of a tier nobody enters, is dealt a chunk, or keeps its blocks before one that came earlier.
+    `broken`: counts instead of raising."""
     scheduler = engine.scheduler
     preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
     shrink, deal = scheduler.shrink, scheduler.chunks.deal
