@@ -71,7 +71,7 @@ def run(num_running: int, num_steps: int, *, told: bool) -> list[float]:
         if step % 4 == 0:
             running.pop(0).end()
             running.append(Decode(cache, rng))
-        cache.tick()
+        cache.begin_step()
         feed.take()
         seconds.append(time.thread_time() - began)
     gc.enable()

@@ -149,7 +149,7 @@ def vllm(python: Path, model: Path, log: Path, threads: int) -> Iterator[dict[st
 
 
 def preloaded(python: Path, name: str) -> Path:
-    """The library's path in vLLM's environment, else among the system's libraries."""
+    """Returns the library's path in vLLM's environment, else among the system's libraries."""
     folders = [python.parent.parent / "lib", *sorted(Path("/usr/lib").glob("*-linux-gnu"))]
     found = [path for folder in folders for path in sorted(folder.glob(f"{name}.so*"))]
     if not found:
@@ -362,13 +362,13 @@ def machine(options: argparse.Namespace, date: str) -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command that was run, without the folders of this machine."""
+    """Returns the command that was run, without the folders of this machine."""
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     return " ".join(["benchmarks/compare_vllm.py", *words])
 
 
 def version(python: Path) -> str:
-    """The version of the distribution that has vLLM, whatever its name."""
+    """Returns the version of the distribution that has vLLM, whatever its name."""
     code = "import importlib.metadata as m; print(m.version(m.packages_distributions()['vllm'][0]))"
     told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return told.stdout.strip()

@@ -205,8 +205,8 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def gains(name: str, fused: ModelRunner, options: argparse.Namespace) -> dict[str, float]:
-    """Median time of a decode step unfused, over that of a fused one; one of each in turn, so that both see the same
-    machine."""
+    """Returns the median time of a decode step unfused, over that of a fused one; one of each in turn, so that both see
+    the same machine."""
     plain = build(name, options.dtype, options.threads, fuse=False)
     found = {}
     for num_rows in options.rows:
@@ -220,8 +220,8 @@ def gains(name: str, fused: ModelRunner, options: argparse.Namespace) -> dict[st
 
 
 def processor_times(name: str, compiled: ModelRunner, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Median processor time of all threads in a decode step, and the least one of a prompt, without compiled layers
-    and with them; one of each in turn."""
+    """Returns the median processor time of all threads in a decode step, and the least one of a prompt, without
+    compiled layers and with them; one of each in turn."""
     with (
         mock.patch.object(llama, "MORE_KINDS", {}),
         mock.patch.object(compiled_rows, "build", return_value=None),

@@ -60,7 +60,7 @@ async def first_token_s(session: aiohttp.ClientSession, url: str, prompt: str) -
 
 
 async def pair(session: aiohttp.ClientSession, url: str, guess: str, other: str, source: random.Random) -> list[float]:
-    """The times of the guess and of the other text, sent in a random order."""
+    """Returns the times of the guess and of the other text, sent in a random order."""
     times = {}
     for name, prompt in source.sample([("guess", guess), ("other", other)], 2):
         times[name] = await first_token_s(session, url, prompt)
@@ -68,7 +68,7 @@ async def pair(session: aiohttp.ClientSession, url: str, guess: str, other: str,
 
 
 async def measure(ready: dict[str, Any], rounds: int, source: random.Random) -> dict[str, list[list[float]]]:
-    """The pairs of times of the other tenant ("stranger") and of the control ("owner")."""
+    """Returns the pairs of times of the other tenant ("stranger") and of the control ("owner")."""
     found: dict[str, list[list[float]]] = {"stranger": [], "owner": []}
     async with contextlib.AsyncExitStack() as stack:
         owner, stranger = [
@@ -90,14 +90,15 @@ async def measure(ready: dict[str, Any], rounds: int, source: random.Random) -> 
 
 
 def area(pairs: Sequence[Sequence[float]]) -> float:
-    """The share of all pairs (guess, other) of the sample in which the guess is sooner; equal times count half."""
+    """Returns the share of all pairs (guess, other) of the sample in which the guess is sooner; equal times count
+    half."""
     others = [other for _, other in pairs]
     wins = sum((guess < other) + 0.5 * (guess == other) for guess, _ in pairs for other in others)
     return wins / len(pairs) ** 2
 
 
 def summary(pairs: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """The area under the ROC curve with its bounds, and the medians in milliseconds."""
+    """Returns the area under the ROC curve with its bounds, and the medians in milliseconds."""
     source = random.Random(0)
     areas = sorted(area(source.choices(pairs, k=len(pairs))) for _ in range(600))
     return {

@@ -363,7 +363,7 @@ async def growth(peer: Peer, ready: dict[str, Any], home: Path, count: int) -> d
 
 
 def medians(rounds: Sequence[Any]) -> Any:
-    """One result out of equal ones: the median of each number."""
+    """Returns one result out of equal ones: the median of each number."""
     first = rounds[0]
     if isinstance(first, dict):
         names = [name for name in first if all(name in one for one in rounds)]
@@ -373,7 +373,7 @@ def medians(rounds: Sequence[Any]) -> Any:
 
 
 def verdicts(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Each bar with what was measured. What was not measured has no verdict."""
+    """Returns each bar with what was measured. What was not measured has no verdict."""
     own, proxy = result["median"]["headgate"], result["median"]["bare"]
     found = {
         "cpu_ms_at_64": _of(own, "at_64", "own_cpu_ms"),

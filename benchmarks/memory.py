@@ -159,7 +159,7 @@ async def send(ready: dict[str, Any], keys: list[str], count: int, concurrency: 
 
 
 def processes(ready: dict[str, Any]) -> dict[str, int]:
-    """Name → pid, of the supervisor and everything below it."""
+    """Returns the pid by name, of the supervisor and everything below it."""
     found = {"supervisor": ready["supervisor"]}
     for kind in ("gateway", "worker", "jobs"):
         for pid in ready["pids"][kind]:

@@ -179,7 +179,7 @@ class Tenants:
         return [_named(first, f"proj_{number:032x}") for number in range(count)]
 
     async def admissions(self, metered: Metering, count: int) -> dict[str, object]:
-        """Key → principal → all limits and the first lease → OPEN, one after the other."""
+        """Goes the way key → principal → all limits and the first lease → OPEN, one after the other."""
         by_key = dict(zip(self.api_keys, self.principals, strict=True))
 
         async def lookup(key: str) -> Principal | None:

@@ -42,7 +42,7 @@ def insert(cache: PrefixCache, tenant: int, tokens: array[int]) -> None:
     table = [*handle.block_ids, *private]
     result = cache.commit(handle, tokens, table, len(tokens), prompt_len=len(tokens))
     cache.release(handle, result.block_ids)
-    cache.tick()
+    cache.begin_step()
 
 
 def tree_of(num_nodes: int, spare: int = 0) -> PrefixCache:
@@ -100,7 +100,7 @@ def at_no_hits(cache: PrefixCache, num_prompts: int) -> float:
         table = [*handle.block_ids, *(cache.allocate(num_tokens // BLOCK) or [])]
         for end in range(STEP_TOKENS, num_tokens + 1, STEP_TOKENS):
             table = cache.commit(handle, tokens, table, end, prompt_len=num_tokens).block_ids
-            cache.tick()
+            cache.begin_step()
         cache.release(handle, table)
         spent += time.perf_counter_ns() - start
     return spent / 1000 / num_prompts / (num_tokens // STEP_TOKENS)

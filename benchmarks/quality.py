@@ -283,7 +283,7 @@ def divergences(name: str, model: Model, threads: int) -> Iterator[Divergence]:
 
 
 def distributions(runner: ModelRunner, row: list[int], option: Option) -> torch.Tensor:
-    """Log-probabilities `[tokens - 1, vocabulary]`, float64."""
+    """Returns log-probabilities `[tokens - 1, vocabulary]`, float64."""
     found = torch.empty((len(row) - 1, runner.vocab_size), dtype=torch.float64)
     for place, token in enumerate(read(runner, row, runner.vocab_size, option)):
         ids = torch.tensor([top.token for top in token.top])

@@ -66,7 +66,7 @@ class Record:
 
 
 def prompts(load: Load) -> list[list[int]]:
-    """Token ids; with workload `shared` the first `prefix_tokens` are equal in all prompts."""
+    """Returns token ids; with workload `shared` the first `prefix_tokens` are equal in all prompts."""
     rng = random.Random(load.seed)
 
     def draw(count: int) -> list[int]:
@@ -149,7 +149,7 @@ async def send(load: Load, session: aiohttp.ClientSession, prompt: list[int], re
 
 
 async def events(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """The JSON events of a server-sent stream up to [DONE]; comments are skipped."""
+    """Returns the JSON events of a server-sent stream up to [DONE]; comments are skipped."""
     async for line in answer.content:
         if line.startswith(b"data: ") and line.strip() != b"data: [DONE]":
             yield json.loads(line[6:])
@@ -205,7 +205,7 @@ def outside_engine_s(record: Record) -> float:
 
 
 def spread(seconds: list[float]) -> dict[str, float] | None:
-    """p50, p90, p99 and mean in milliseconds; None without values."""
+    """Returns p50, p90, p99 and mean in milliseconds; None without values."""
     if not seconds:
         return None
     ordered = sorted(seconds)

@@ -72,7 +72,7 @@ class Row:
 
 
 def lengths(number: int, mean: float, sigma: float, most: int, source: random.Random) -> list[int]:
-    """Evenly spaced quantiles of a lognormal distribution in random order, rounded, cut at both ends."""
+    """Returns evenly spaced quantiles of a lognormal distribution in random order, rounded, cut at both ends."""
     normal = NormalDist(math.log(mean) - sigma**2 / 2, sigma)
     values = [math.exp(normal.inv_cdf((i + 0.5) / number)) for i in range(number)]
     source.shuffle(values)

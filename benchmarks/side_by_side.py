@@ -54,7 +54,7 @@ class Side:
 
 
 def thread_ns(pid: int) -> int:
-    """The time that all threads of a process had a core."""
+    """Returns the time that all threads of a process had a core."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended

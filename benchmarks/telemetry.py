@@ -351,8 +351,8 @@ async def measure(ready: dict[str, Any], path: Path, told: argparse.Namespace) -
 
 
 def summary(found: dict[str, list[float]]) -> dict[str, Any]:
-    """The ratio of the sums, and the bounds between which it lies in 95 of 100 runs as far as the turns show; and what
-    telemetry itself took, as a ratio of the same kind."""
+    """Returns the ratio of the sums, and the bounds between which it lies in 95 of 100 runs as far as the turns show;
+    and what telemetry itself took, as a ratio of the same kind."""
     pairs = list(zip(found["with"], found["without"], strict=True))
     gateway, own = sum(found["with"]), sum(found["own"])
     everything = gateway + sum(found["others"])

@@ -33,7 +33,7 @@ class InvariantBroken(AssertionError):
 
 
 def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
-    """Raise InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
+    """Raises InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
     otherwise only for a minimum."""
     live = None if handles is None else [handle for handle in handles if not handle.released]
     # The other laws are read off the tables.
@@ -43,7 +43,7 @@ def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
 
 
 def dump(cache: PrefixCache) -> str:
-    """Return the state in words: one line per node, indented by depth, then the blocks that are free or private."""
+    """Returns the state in words: one line per node, indented by depth, then the blocks that are free or private."""
     owners = cache.owners
     lines = [f"step {cache.step}, free {cache.num_free}, evictable {cache.num_evictable}"]
     depths = {owners.tree.root: 0}
@@ -59,7 +59,7 @@ def dump(cache: PrefixCache) -> str:
 
 
 def _described(owners: Ownership, node: Node) -> str:
-    """Return a node in words, with what the side tables say of it."""
+    """Returns a node in words, with what the side tables say of it."""
     try:
         standing: Standing | str = owners.protection.of(node)
     except KeyError:

@@ -74,7 +74,7 @@ class PrefixCache:
         return self._usage.num_evictable
 
     def available(self, reach: Reach) -> int:
-        """Return how many blocks `allocate` can give within that reach. An acquired match is no longer part of it.
+        """Returns how many blocks `allocate` can give within that reach. An acquired match is no longer part of it.
         O(1)."""
         return self.num_free + self._usage.available(reach)
 
@@ -100,7 +100,7 @@ class PrefixCache:
         return self._usage.counts
 
     def usage(self, tenant: str) -> TenantBlocks:
-        """Return the blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds.
+        """Returns the blocks of the tree that the tenant inserted, held and retained, with their block-milliseconds.
         O(1)."""
         return self._usage.of(tenant)
 
@@ -108,16 +108,16 @@ class PrefixCache:
         return self._usage.tenants()
 
     def look(self) -> dict[str, TenantBlocks]:
-        """Return the usage of the tenants that have blocks or changed since the last look, and forget who has nothing
+        """Returns the usage of the tenants that have blocks or changed since the last look, and forgets who has nothing
         left. O(what is returned)."""
         return self._usage.look()
 
     def watch_groups(self, secret: bytes, root: str) -> GroupWatch:
-        """Follow from now on which whole groups of tokens are in the tree; there is one watch at a time. O(tree)."""
+        """Follows from now on which whole groups of tokens are in the tree; there is one watch at a time. O(tree)."""
         return GroupWatch(self._tree, secret, root.encode())
 
     def set_share(self, tenant: str, *, floor: int = 0, quota: int | None = None) -> None:
-        """Set the blocks of the tree that stay with the tenant when others need some, and the most it may have; the
+        """Sets the blocks of the tree that stay with the tenant when others need some, and the most it may have; the
         last call counts. Floors beyond the pool's share for them are cut to what is left of it. O(1)."""
         if self._usage.set_share(tenant, floor, UNLIMITED if quota is None else quota):
             self._protection.ranked(tenant)
@@ -125,8 +125,8 @@ class PrefixCache:
             scaled = None if quota is None else quota * self.host.num_slots // self.num_blocks
             self.host.set_quota(tenant, scaled)
 
-    def tick(self) -> None:
-        """Advance one step, the unit of LRU time. Pins that are due end, recent nodes turn cold, idle ones leave.
+    def begin_step(self) -> None:
+        """Advances one step, the unit of LRU time. Pins that are due end, recent nodes turn cold, idle ones leave.
         O(what changes)."""
         self.owners.step += 1
         if self.predecessor is not None and self.now_ms() - self._began_ms >= IDLE_MS:
@@ -138,13 +138,13 @@ class PrefixCache:
     # The tree's part of a block table.
 
     def match(self, path: NamespacePath, tokens: Sequence[int]) -> int:
-        """Return the number of cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. It
+        """Returns the number of cached tokens that `acquire` would give now: whole blocks, at most len(tokens) - 1. It
         changes nothing. O(matched tokens) at the speed of a C comparison for array('i'); a list is converted as far as
         it matches."""
         return self._walk(segments(path, self.block_size), tokens).num_blocks * self.block_size
 
     def probe(self, path: NamespacePath, tokens: Sequence[int]) -> Probe:
-        """Return what `match` does, with the name of the block at which it ended."""
+        """Returns what `match` does, with the name of the block at which it ended."""
         blocks = segments(path, self.block_size)
         walk = self._walk(blocks, tokens)
         depth = walk.num_blocks
@@ -155,8 +155,8 @@ class PrefixCache:
         return Probe(depth * self.block_size, key)
 
     def next_key(self, handle: Handle, tokens: Sequence[int]) -> BlockKey | None:
-        """Return the name of the block that a commit of this handle would insert next, or None if it may insert none or
-        the tokens end before it. O(block)."""
+        """Returns the name of the block that a commit of this handle would insert next, or None if it may insert none
+        or the tokens end before it. O(block)."""
         depth = handle.num_tree_blocks
         public_end = handle.path[-2].end if len(handle.path) > 1 else 0
         if handle.node in self._protection.doomed or depth < public_end or (depth + 1) * self.block_size > len(tokens):
@@ -165,7 +165,8 @@ class PrefixCache:
         return region, self._tree.hash_of(handle.node.end_hash, region, tokens, depth)
 
     def last_keys(self, handle: Handle, num_blocks: int) -> list[BlockKey]:
-        """Return the names of the last blocks that the tree holds for this handle, the deepest first. O(num_blocks)."""
+        """Returns the names of the last blocks that the tree holds for this handle, the deepest first.
+        O(num_blocks)."""
         keys: list[BlockKey] = []
         node: Node | None = handle.node
         while node is not None and len(keys) < num_blocks:
@@ -177,7 +178,7 @@ class PrefixCache:
     def acquire(
         self, path: NamespacePath, tokens: Sequence[int], *, tenant: str = "", read: bool = True, priority: int = 0
     ) -> Handle:
-        """Return the longest match, protected until `release`. The matched nodes are raised to `priority`, so that a
+        """Returns the longest match, protected until `release`. The matched nodes are raised to `priority`, so that a
         chat keeps its hit even if a batch wrote it. O(match + nodes on the path); it splits one edge at most."""
         began = time.perf_counter()
         blocks = segments(path, self.block_size)
@@ -209,14 +210,14 @@ class PrefixCache:
         )
 
     def fork(self, handle: Handle) -> Handle:
-        """Return a handle with a second protector on the same node, for a parallel choice. Its table is a copy of the
+        """Returns a handle with a second protector on the same node, for a parallel choice. Its table is a copy of the
         first one; the caller passes the part after `num_tree_blocks` to `share`."""
         self._check_live(handle)
         self._protection.protect(handle.node)
         return replace(handle, block_ids=list(handle.block_ids))
 
     def release(self, handle: Handle, block_ids: Sequence[int]) -> None:
-        """Give back all that a sequence holds. A second release raises RuntimeError and changes nothing. O(private
+        """Gives back all that a sequence holds. A second release raises RuntimeError and changes nothing. O(private
         blocks) + amortised O(1)."""
         self._check_live(handle)
         if len(block_ids) < handle.num_tree_blocks:
@@ -228,24 +229,24 @@ class PrefixCache:
     # The private part.
 
     def allocate(self, n: int, *, reach: Reach = SHARED, needed_by: str = "") -> list[int] | None:
-        """Return n private blocks with count 1, evicting unprotected leaves within `reach` as needed. Return None, with
-        nothing changed, if there are fewer. O(n) + O(log leaves) per leaf cut."""
+        """Returns n private blocks with count 1, evicting unprotected leaves within `reach` as needed. Returns None,
+        with nothing changed, if there are fewer. O(n) + O(log leaves) per leaf cut."""
         if n > self.available(reach):
             return None
         self.owners.evict(n - self.num_free, reach, needed_by)
         return self.owners.pool.alloc(n)
 
     def share(self, block_ids: Iterable[int]) -> None:
-        """Note that one more block table names these private blocks."""
+        """Notes that one more block table names these private blocks."""
         self.owners.share(block_ids)
 
     def free(self, block_ids: Iterable[int]) -> None:
-        """Note that one block table fewer names these private blocks; the last one returns them. Null blocks are
+        """Notes that one block table fewer names these private blocks; the last one returns them. Null blocks are
         skipped."""
         self.owners.free(block for block in block_ids if block != NULL_BLOCK)
 
     def refcount(self, block: int) -> int:
-        """Return the number of owners of a block. With more than one, copy the block before writing to it."""
+        """Returns the number of owners of a block. With more than one, copy the block before writing to it."""
         return self.owners.pool.refcount(block)
 
     # From the private part to the tree's.
@@ -264,7 +265,7 @@ class PrefixCache:
         write: bool = True,
         deferred: bool = False,
     ) -> CommitResult:
-        """Publish the whole blocks of tokens[:num_committed]. O(new blocks), + O(table) if a duplicate is replaced.
+        """Publishes the whole blocks of tokens[:num_committed]. O(new blocks), + O(table) if a duplicate is replaced.
 
         Law 6: never more is inserted than is committed; drafts, the token whose KV is not written yet and steps in
         flight come after `num_committed`. Only the last region of the handle's path is written. A block in the public
@@ -289,7 +290,7 @@ class PrefixCache:
     # The host tier (cache/host/tiers.py).
 
     def hit(self, handle: Handle) -> None:
-        """Note that a request runs on the blocks it acquired."""
+        """Notes that a request runs on the blocks it acquired."""
         if self.owners.offers is not None:
             node = handle.node
             while node in self._protection.doomed and node.parent is not None:
@@ -297,7 +298,7 @@ class PrefixCache:
             self.owners.offers.hit(node)
 
     def copies(self, handle: Handle, tokens: Sequence[int]) -> list[HostBlock]:
-        """Return the copies of the blocks after the handle's, as far as the host tier has them. One token is always
+        """Returns the copies of the blocks after the handle's, as far as the host tier has them. One token is always
         computed."""
         if self.host is None:
             return []
@@ -305,14 +306,14 @@ class PrefixCache:
         return self.host.match(handle.path, tokens, handle.num_tree_blocks, limit)
 
     def offer(self, path: NamespacePath, tokens: Sequence[int]) -> None:
-        """Copy the blocks that the tree has of a prompt to the host tier, hot or not, so that later blocks can follow
+        """Copies the blocks that the tree has of a prompt to the host tier, hot or not, so that later blocks can follow
         them there."""
         walk = self._walk(segments(path, self.block_size), tokens)
         if self.owners.offers is not None and walk.node.parent is not None:
             self.owners.offers.write(walk.node)
 
     def begin_move(self, block_ids: Iterable[int]) -> None:
-        """Mark private blocks that a copy from another tier will fill. Until `end_move` they are neither freed nor
+        """Marks private blocks that a copy from another tier will fill. Until `end_move` they are neither freed nor
         shared nor published."""
         self.owners.moving.update(block_ids)
 
@@ -322,13 +323,13 @@ class PrefixCache:
     # Pins and drops (cache/blocks/retention.py).
 
     def pin(self, handle: Handle) -> int:
-        """Keep everything up to the handle's node until `unpin` or `drop`. Returns the number of blocks on that path; 0
-        if there are none or the pin limit forbids it."""
+        """Keeps everything up to the handle's node until `unpin` or `drop`. Returns the number of blocks on that path;
+        0 if there are none or the pin limit forbids it."""
         self._check_live(handle)
         return handle.num_tree_blocks if self.retention.pin(handle.node) else 0
 
     def pin_for(self, handle: Handle, num_tokens: int, ttl_ms: int) -> int:
-        """Keep the first `num_tokens` for `ttl_ms` after their last use. Returns the number of blocks that are pinned
+        """Keeps the first `num_tokens` for `ttl_ms` after their last use. Returns the number of blocks that are pinned
         now: fewer, or none, if the budget of the tenant or of all tenants is used up."""
         self._check_live(handle)
         if handle.node.region != handle.path[-1].region:
@@ -336,11 +337,11 @@ class PrefixCache:
         return self.retention.pin_for(handle.node, num_tokens // self.block_size, ttl_ms)
 
     def unpin(self, region: bytes) -> int:
-        """Lift the pins on nodes of a region. Returns their number."""
+        """Lifts the pins on nodes of a region. Returns their number."""
         return self.retention.unpin(region)
 
     def drop(self, region: bytes) -> int:
-        """Forget a region, all regions whose ids begin with its id, and everything below them, pins included. Returns
+        """Forgets a region, all regions whose ids begin with its id, and everything below them, pins included. Returns
         the number of blocks freed at once. Blocks under a running sequence can be found by nobody any more and go when
         it ends; blocks that it commits later stay private. A sequence that held nothing of the region yet may still
         write there: end the tenant's sequences first. O(nodes)."""
@@ -351,7 +352,7 @@ class PrefixCache:
         return self.retention.drop(lambda node: node.region.startswith(region))
 
     def purge(self, tenant: str) -> int:
-        """Forget everything that a tenant inserted, in every region, as `drop` does. Sequences that run write nothing
+        """Forgets everything that a tenant inserted, in every region, as `drop` does. Sequences that run write nothing
         from here on; those that are admitted later do. O(nodes)."""
         self._purged[tenant] = self._num_handles
         self.predecessor = None

@@ -1,8 +1,8 @@
 """The table of contents of a gateway process: what it holds, what every request passes, what it answers.
 
 One chat request (architecture.md section 3): `http/middleware` → `routes/chat` → `idempotency` → `text` →
-`generation/engine_request` → `generation/quotes` → `generation/reply` → `generation/stream` → `routing` →
-`metering/admission` → worker → `generation/generation` → `http/sse`; then it is settled, and then it ends.
+`generation/engine_request` → `generation/quotes` → `generation/reply` → `generation/stream` → `metering/admission` →
+`routing` → worker → `generation/generation` → `http/sse`; then it is settled, and then it ends.
 """
 
 from __future__ import annotations

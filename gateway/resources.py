@@ -102,10 +102,10 @@ from workers.protocol.registry import Registration
 logger = logging.getLogger(__name__)
 
 REDIS_S = 1.0
-LAG_TICK_S, LAG_REST_S = 0.1, 1.0
-"""How late the loop is matters to requests, so it is measured seldom while none runs."""
-TRACE_TICK_S = 5.0
-PREFIX_TICK_S = 0.5
+LAG_EVERY_S, LAG_REST_S = 0.1, 1.0
+"""The seconds between two measurements of the loop's delay: while a request runs, and while none does."""
+TRACE_EVERY_S = 5.0
+PREFIX_EVERY_S = 0.5
 CANCEL_AGAIN_S = 1.0
 PRUNE_EVERY_S = 60.0
 T = TypeVar("T")
@@ -121,7 +121,10 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     app[OBSERVERS].add(access_log.write)
     for observer in (metrics.observe, traces.observe):
         app[OBSERVERS].of_each(observer)
-    async with _background(_watch_loop(metrics, app[LIFECYCLE])), _background(repeat(TRACE_TICK_S, traces.tick)):
+    async with (
+        _background(_watch_loop(metrics, app[LIFECYCLE])),
+        _background(repeat(TRACE_EVERY_S, traces.export_slowest)),
+    ):
         yield
     await traces.close()
 
@@ -355,7 +358,7 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
         _background(changes.pull_prefixes(app[DATABASE], app[AUTH_EPOCH], known)),
-        _background(repeat(PREFIX_TICK_S, lambda: filler.look(served.fleet.links))),
+        _background(repeat(PREFIX_EVERY_S, lambda: filler.look(served.fleet.links))),
     ):
         yield
     filler.close()
@@ -380,7 +383,7 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     fleet = app[GENERATION].fleet
     async with (
         _background(changes.pull_adapters(app[DATABASE], app[AUTH_EPOCH], keeper)),
-        _background(repeat(PREFIX_TICK_S, lambda: keeper.look(fleet.links))),
+        _background(repeat(PREFIX_EVERY_S, lambda: keeper.look(fleet.links))),
     ):
         yield
 
@@ -453,9 +456,9 @@ def _report(task: asyncio.Future[None]) -> None:
 async def _watch_loop(metrics: Metrics, lifecycle: Lifecycle) -> None:
     loop = asyncio.get_running_loop()
     while True:
-        tick_s = LAG_TICK_S if lifecycle.num_running else LAG_REST_S
-        due = loop.time() + tick_s
-        await asyncio.sleep(tick_s)
+        every_s = LAG_EVERY_S if lifecycle.num_running else LAG_REST_S
+        due = loop.time() + every_s
+        await asyncio.sleep(every_s)
         metrics.loop_lag.observe(max(0.0, loop.time() - due))
 
 

@@ -214,7 +214,7 @@ PRICE_FIELDS: tuple[type[pydantic.BaseModel], ...] = (Price,)
 
 
 def _fields(kinds: tuple[type[pydantic.BaseModel], ...]) -> Iterator[str]:
-    """Return the table of a model's settings, or of its price."""
+    """Returns the table of a model's settings, or of its price."""
     title = "setting of a model" if kinds == MODEL_FIELDS else "rate of its `price`"
     yield f"| {title} | default | what it does |\n|---|---|---|"
     for name, default, text in model_rows(kinds):
@@ -231,7 +231,7 @@ def model_rows(kinds: tuple[type[pydantic.BaseModel], ...]) -> Iterator[tuple[st
 
 
 def rows() -> str:
-    """Return one line for each variable: its name, process, default, unit and text, separated by tabs."""
+    """Returns one line for each variable: its name, process, default, unit and text, separated by tabs."""
     found = [("Models", *row) for row in model_rows(MODEL_FIELDS)]
     found += [("Commands", *row) for row in COMMANDS]
     for process, settings in PROCESSES:
@@ -244,7 +244,7 @@ def rows() -> str:
 
 
 def _plain(default: str) -> str:
-    """Return a default without its backticks if the whole of it is one value; prose keeps them."""
+    """Returns a default without its backticks if the whole of it is one value; prose keeps them."""
     value = re.fullmatch(r"`([^`]*)`", default)
     return value[1] if value else default
 
@@ -265,7 +265,7 @@ def names() -> str:
 
 
 def comments(settings: type[pydantic.BaseModel]) -> dict[str, str]:
-    """Return the docstring below each field, by field name."""
+    """Returns the docstring below each field, by field name."""
     source = ast.parse(inspect.getsource(settings)).body[0]
     assert isinstance(source, ast.ClassDef)
     found = {}
@@ -296,7 +296,7 @@ def _default(info: pydantic.fields.FieldInfo) -> str:
 
 
 def _described(field: str, info: pydantic.fields.FieldInfo, told: dict[str, str]) -> str:
-    """Return the text of a field. Names of settings in it are written as variables; its unit, choices and bounds
+    """Returns the text of a field. Names of settings in it are written as variables; its unit, choices and bounds
     follow."""
     text = re.sub(r"`(engine_[a-z_]+)`", lambda m: f"`{PREFIX}{m[1].upper()}`", told.get(field, ""))
     text = re.sub(r"\bNone:", "unset:", text)

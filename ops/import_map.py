@@ -45,13 +45,13 @@ Graph = Mapping[str, set[str]]
 
 
 def module_imports() -> dict[str, set[str]]:
-    """Each module and the modules of ours that it imports, for type checkers too."""
+    """Returns each module and the modules of ours that it imports, for type checkers too."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
     return {name: set(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
 
 
 def node_of(module: str) -> str | None:
-    """The folder that stands for a module in the picture; None for an empty package above the nodes."""
+    """Returns the folder that stands for a module in the picture; None for an empty package above the nodes."""
     for package in WHOLE:
         if module == package or module.startswith(package + "."):
             return package
@@ -62,7 +62,7 @@ def node_of(module: str) -> str | None:
 
 
 def folder_imports(imports: Graph) -> dict[str, set[str]]:
-    """Each node and the other nodes that it imports."""
+    """Returns each node and the other nodes that it imports."""
     found: dict[str, set[str]] = {}
     for module, imported in imports.items():
         node = node_of(module)
@@ -74,7 +74,7 @@ def folder_imports(imports: Graph) -> dict[str, set[str]]:
 
 
 def module_counts() -> dict[str, int]:
-    """How many modules each node has, those of folders inside it included; an `__init__.py` is not counted."""
+    """Returns how many modules each node has, those of folders inside it included; an `__init__.py` is not counted."""
     counts: dict[str, int] = defaultdict(int)
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
@@ -94,7 +94,7 @@ def circle(graph: Graph) -> list[str]:
 
 
 def reached(graph: Graph) -> dict[str, set[str]]:
-    """Everything that each node imports, also through others."""
+    """Returns everything that each node imports, also through others."""
     found: dict[str, set[str]] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         found[name] = set().union(*({other} | found[other] for other in graph.get(name, ())))
@@ -102,7 +102,7 @@ def reached(graph: Graph) -> dict[str, set[str]]:
 
 
 def fewest_arrows(graph: Graph) -> dict[str, set[str]]:
-    """The same graph without each import that already follows from others."""
+    """Returns the same graph without each import that already follows from others."""
     below = reached(graph)
     return {
         name: {one for one in imported if not any(one in below[other] for other in imported)}
@@ -111,7 +111,8 @@ def fewest_arrows(graph: Graph) -> dict[str, set[str]]:
 
 
 def rows_of(arrows: Graph) -> dict[str, int]:
-    """The row of each node, 0 at the top. A node stands as high as it can, or with more arrows out than in as low."""
+    """Returns the row of each node, 0 at the top. A node stands as high as it can, or with more arrows out than in as
+    low."""
     order = list(graphlib.TopologicalSorter({name: sorted(arrows[name]) for name in sorted(arrows)}).static_order())
     importers: dict[str, list[str]] = {name: [] for name in order}
     for name in order:
@@ -272,7 +273,7 @@ def _gap(layout: Layout, name: str) -> int:
 
 
 def _apart(layout: Layout, row: list[str], wanted: list[float]) -> list[float]:
-    """The places nearest to those wanted, by least squares, that keep the order and the distances."""
+    """Returns the places nearest to those wanted, by least squares, that keep the order and the distances."""
     offset = [0.0]
     for left, right in itertools.pairwise(row):
         gap = max(_gap(layout, left), _gap(layout, right))
@@ -298,7 +299,7 @@ def _label(node: str) -> str:
 
 
 def picture() -> str:
-    """The whole SVG. Raises AssertionError where folders import each other in a circle."""
+    """Returns the whole SVG. Raises AssertionError where folders import each other in a circle."""
     graph = folder_imports(module_imports())
     assert not circle(graph), f"a circle: {' → '.join(circle(graph))}"
     layout, counts = layout_of(fewest_arrows(graph)), module_counts()
@@ -364,7 +365,8 @@ def _arrow(layout: Layout, y: dict[str, int], arrow: Arrow) -> str:
 
 
 def _port(layout: Layout, node: str, neighbour: str, near: dict[str, list[str]]) -> int:
-    """The point on a node's edge where an arrow begins or ends. Arrows stand side by side in the order of where they go."""
+    """Returns the point on a node's edge where an arrow begins or ends. Arrows stand side by side in the order of where
+    they go."""
     beside = sorted(near[node], key=lambda name: (layout.x[name], name))
     step = (layout.width[node] - 16) / (len(beside) + 1)
     return round(layout.x[node] - layout.width[node] / 2 + 8 + step * (1 + beside.index(neighbour)))

@@ -54,6 +54,6 @@ def write_byte_model(directory: Path, max_model_len: int = 2048, template: str =
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    """What the template makes of plain messages, for computing what a worker must answer."""
+    """Returns what the template makes of plain messages, for computing what a worker must answer."""
     turns = "".join(f"{m['role']}: {m['content']}<|eos|>\n" for m in messages)
     return f"<|bos|>{turns}assistant:"

@@ -113,12 +113,12 @@ class CacheMachine(RuleBasedStateMachine):
         return not one.num_protectors and (reach.recent or not recent)
 
     def age(self, node: Node) -> tuple[int, int, int]:
-        """What decides among equals: worth, last use, id."""
+        """Returns what decides among equals: worth, last use, id."""
         one = self.cache.owners.protection.of(node)
         return one.priority, one.last_used, node.id
 
     def victims(self, num_blocks: int, reach: Reach) -> set[Prefix] | None:
-        """What an eviction of so many blocks must take; None if there are fewer within that reach."""
+        """Returns what an eviction of so many blocks must take; None if there are fewer within that reach."""
         left, gone = self.blocks(), set()
         has = {tenant: self.num_of(tenant) for tenant in ("anna", "bert", "operator")}
         if num_blocks > self.num_within(reach, left, has):
@@ -139,7 +139,7 @@ class CacheMachine(RuleBasedStateMachine):
         return gone
 
     def hangs(self, victim: Prefix, left: dict[Prefix, tuple[int, Node]], has: dict[str, int], reach: Reach) -> bool:
-        """On blocks that are within reach, which only a public prompt's can be."""
+        """Says whether the victim hangs on blocks that are within reach, which only a public prompt's can be."""
         before = [left[victim[:end]][1] for end in range(SIZE, len(victim), SIZE)]
         lost = [n for n in before if self.may_go(n, reach) and self.rank(n.tenant, has[n.tenant]) < 2]
         assert all(node.region == PUBLIC for node in lost)
@@ -384,12 +384,12 @@ class CacheMachine(RuleBasedStateMachine):
             self.loose += self.allocate(n, reach) or []
 
     @rule(elapsed_ms=st.sampled_from([0, 0, 0, 1000, RECENT_MS - 1, RECENT_MS, IDLE_MS]))
-    def tick(self, elapsed_ms: int) -> None:
+    def begin_step(self, elapsed_ms: int) -> None:
         self.now += elapsed_ms
         before = self.blocks()
         standing = self.cache.owners.protection.of
         used_ms = {prefix: standing(node).used_ms for prefix, (_, node) in before.items()}
-        self.cache.tick()
+        self.cache.begin_step()
         self.promised = [one for one in self.promised if one[1] > self.now]
         gone = before.keys() - self.in_the_tree().keys()
         for prefix in gone:

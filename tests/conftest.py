@@ -87,7 +87,7 @@ pytest_plugins = ("running",)
 
 FOLDER_MARKERS = ("integration", "e2e", "chaos", "gpu")
 REST_FOLDERS = ("e2e", "chaos", "clients", "integration/benchmarks")
-"""What `make test` leaves to `make test-rest`, beside the tests that are marked `rest`."""
+"""These folders are what `make test` leaves to `make test-rest`, beside the tests that are marked `rest`."""
 BOTH_DIALECTS = "integration/accounting"
 """Tests of SQL itself run on both dialects in `make test`. Elsewhere PostgreSQL is the rest's."""
 WHOLE_SERVER_S = 240

@@ -8,7 +8,7 @@ import torch
 
 
 def replayed(call: Callable[[], None], out: torch.Tensor) -> torch.Tensor:
-    """What `call` leaves in `out` when it is replayed: warmed up, captured, the output poisoned, replayed."""
+    """Returns what `call` leaves in `out` when it is replayed: warmed up, captured, the output poisoned, replayed."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -29,7 +29,7 @@ def mounted(path: Path, num_bytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path) -> Path:
-    """To the last byte, by somebody else; unlinking what is returned makes room."""
+    """Fills the disk to the last byte, as somebody else would; unlinking what is returned makes room."""
     path = disk / "somebody-elses"
     with path.open("ab", buffering=0) as file:
         for size in (1024 * 1024, PAGE, 1):

@@ -18,7 +18,8 @@ LINK = 1
 
 
 class Driver:
-    """With `lag`, the runner becomes a device that answers one step late and looks after its rows and blocks."""
+    """The engine, moved by hand. With `lag`, the runner becomes a device that answers one step late and looks after its
+    rows and blocks."""
 
     lag = 0
 
@@ -81,7 +82,7 @@ class Driver:
         return self
 
     def run(self, max_steps=2000):
-        """Until nothing is left; a step limit turns a livelock into a failure."""
+        """Steps until nothing is left; a step limit turns a livelock into a failure."""
         for _ in range(max_steps):
             if self.idle:
                 return self
@@ -126,8 +127,8 @@ class Driver:
         self.records.append(delta)
 
     def _check_running(self):
-        """After every step: the cache's laws, no row of a sequence without all its blocks, no lease passed, nothing
-        given back that a step in flight uses."""
+        """Checks after every step: the cache's laws, no row of a sequence without all its blocks, no lease passed,
+        nothing given back that a step in flight uses."""
         scheduler = self.engine.scheduler
         running = [s for sequences in scheduler.running.values() for s in sequences]
         leaving = scheduler.block_tables._leaving

@@ -103,7 +103,7 @@ def allowed(token: int, mask: bytes | None, banned: Sequence[int] = ()) -> int:
 def expected_output(
     prompt: Sequence[int], params: SamplingParams, max_tokens: int, *, seed: int | None = None, eos_every: int = 0
 ) -> list[int]:
-    """What one choice must be, computed without blocks, steps or neighbours."""
+    """Returns what one choice must be, computed without blocks, steps or neighbours."""
     output: list[int] = []
     while len(output) < max_tokens:
         tokens = [*prompt, *output]
@@ -163,7 +163,7 @@ class ScriptedRunner:
         self.adapters: dict[str, LoadedAdapter] = {}
         self.steps: list[list[Row]] = []
         self.says: Callable[[str], str | None] = lambda prompt: None
-        """What the model answers to a prompt's text, where it is to say something that means something."""
+        """Returns what the model answers to a prompt's text, where it is to say something that means something."""
         self.copies: list[tuple[int, int]] = []
         self.hanging = threading.Event()
         self.fail_next: Exception | None = None
@@ -389,7 +389,7 @@ def scripted_engine(
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What goes wrong, once this many tokens have been sent over all links.
+    """A fault says what goes wrong, once this many tokens have been sent over all links.
 
     crash: every link breaks and nobody listens any more; hang: steps stop, heartbeats go on; silence: nothing is sent
     any more, heartbeats included; garble: bytes that are no frame.
@@ -458,11 +458,11 @@ class ScriptedWorker:
             self._journal.close()
 
     def crash(self) -> None:
-        """As a killed process looks from outside."""
+        """Ends as a killed process does, seen from outside."""
         self.service.crash()
 
     def sent(self, message: Message) -> Message | None:
-        """What becomes of a message on its way out; counts tokens and lets the fault happen."""
+        """Returns what becomes of a message on its way out; counts tokens and lets the fault happen."""
         if isinstance(message, StepFrame):
             self.num_tokens_sent += sum(len(delta.tokens) for delta in message.deltas)
         fault = self._fault

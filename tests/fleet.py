@@ -78,7 +78,7 @@ class Fleet:
         )
 
     async def serving(self, num_gateways: int, num_workers: int) -> None:
-        """Until each gateway sees each worker."""
+        """Waits until each gateway sees each worker."""
         deadline = time.monotonic() + READY_S
         for slot in range(num_gateways):
             while await self._num_linked(slot) < num_workers:

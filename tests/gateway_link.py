@@ -49,7 +49,7 @@ class GatewayLink:
         self.connection._writer.write(data)
 
     async def until(self, condition, limit_s=30):
-        """What `condition(heard)` gives once it is neither None nor False."""
+        """Returns what `condition(heard)` gives once it is neither None nor False."""
         async with asyncio.timeout(limit_s):
             while (found := condition(self.heard)) is None or found is False:
                 assert not self.closed.is_set(), "the link closed while waiting"
@@ -69,7 +69,7 @@ class GatewayLink:
         return await self.until(first, limit_s)
 
     def tokens(self, request_id, index=0):
-        """What arrived of a choice; a gap, a double or a foreign order fails."""
+        """Returns what arrived of a choice; a gap, a double or a foreign order fails."""
         frames = [m for m in self.heard if isinstance(m, StepFrame)]
         deltas = [d for f in frames for d in f.deltas]
         tokens = []

@@ -71,11 +71,11 @@ class RunningGateway:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def workers(self, count: int, limit_s: float = 30.0) -> None:
-        """Until so many workers are linked."""
+        """Waits until so many workers are linked."""
         await until(lambda: len(self.app[GENERATION].fleet.links) == count, limit_s)
 
     async def settled(self) -> None:
-        """Until every ending is written and shipped to SQL."""
+        """Waits until every ending is written and shipped to SQL."""
         await self.app[DETACHED].join(10)
         metering = self.app[METERING]
         await metering.admission.drain()

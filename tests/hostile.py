@@ -1,8 +1,9 @@
-"""What an attacker may send: messages of the wire with any field at any value, and bodies of JSON that are nearly right.
+"""Makes what an attacker may send: messages of the wire with any field at any value, and bodies of JSON that are nearly
+right.
 
-From a source of randomness that is given: a seed is all that a failure needs to come again. The
-types say which fields there are, so a new one is tried without a word here. Mostly one or two fields are odd and the
-rest is sound: what is odd everywhere is refused at the first look, and shows nothing.
+The source of randomness is given: a seed is all that a failure needs to come again. The types say which fields there
+are, so a new one is tried without a word here. Mostly one or two fields are odd and the rest is sound: what is odd
+everywhere is refused at the first look, and shows nothing.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ WEIGHTS: dict[Victim, int] = {"gateway": 4, "worker": 2, "redis": 2, "poster": 3
 class Kill:
     victim: Victim
     draw: float
-    """Which of them: a slot's gateway, its poster, a worker; of database connections, how many."""
+    """It chooses one of them: a slot's gateway, its poster, a worker; of database connections, how many."""
     after_answers: int
     after_s: float
     """The load goes on for so many answers and seconds first."""

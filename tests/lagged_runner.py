@@ -26,7 +26,7 @@ class LaggedTicket:
     runner: LaggedRunner
     rows: list[Row]
     given: list[Row]
-    """As the engine handed them over, lists still alive."""
+    """The rows as the engine handed them over, with lists that are still alive."""
     failure: Exception | None = None
     garbage: set[int] = field(default_factory=set)
     """Device rows whose step before failed."""
@@ -55,7 +55,7 @@ class LaggedRunner:
         self.max_step_tokens = max_step_tokens
         self.fail_launch: Exception | None = None
         self.fail_collect: Exception | None = None
-        """Of the step launched next."""
+        """The errors of the step that is launched next."""
         self.num_launched = self.num_late = self.num_out_of_memory = self.num_tokens = 0
         """Tokens of steps that ran."""
         self._late = late
@@ -225,7 +225,7 @@ class LaggedRunner:
             assert tuple(row.block_table[: len(before.block_table)]) == before.block_table
 
     def _check_own_row(self, row: Row) -> None:
-        """In flight already: then a prefill that goes on, of the same sequence."""
+        """Checks a row that is in flight already: it is then a prefill of the same sequence that goes on."""
         if row.num_proposed:
             assert len(row.draws) == row.num_proposed + 1 == len(row.tokens)
             assert not any(row.row_id in ticket.row_ids for ticket in self._uncollected)

@@ -54,7 +54,7 @@ class Target:
 
 @dataclass
 class Seen:
-    """What came of one request."""
+    """The outcome of one request."""
 
     status: int = 0
     body: str = ""

@@ -1,4 +1,5 @@
-"""What docs/observability.md says of metrics, and the labels that an expression asks for but its metrics do not have."""
+"""Reads what docs/observability.md says of metrics, and the labels that an expression asks for but its metrics do not
+have."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ OF_PREFIXES = {
     "gen_ai_server_": {"gen_ai_operation_name", "gen_ai_request_model"},
     "headgate:": {"model", "model_name", "tenant", "currency"},
 }
-"""What the page says once for all families of a prefix; the last one has what rules record."""
+"""The labels that the page states once for all families of a prefix; the last one has what rules record."""
 
 
 def family_of(name: str) -> str:

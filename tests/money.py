@@ -11,7 +11,7 @@ from accounting.prices import pricing
 from accounting.values.types import BILLED, LedgerRow, Posting, Rates, Usage, WitnessRecord
 
 EQUATIONS = tuple(one for one in vars(equations).values() if isinstance(one, equations.Equation))
-"""Those of the code, in its order."""
+"""The equations of the code, in its order."""
 
 RATES = Rates(cache_read=10_000, cache_write=120_000, uncached=100_000, output=400_000)
 NOON_MS = 1_700_049_600_000

@@ -1,4 +1,4 @@
-"""What the tests in tests/packaging share: the tools, a command that must succeed, and an environment without us."""
+"""The tests in tests/packaging share this: the tools, a command that must succeed, and an environment without us."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Paged:
         return tables
 
     def _poison(self, tables: list[list[int]], block_size: int) -> None:
-        """What no row may read is NaN: KV, or the scales of KV that cannot be."""
+        """Makes NaN of what no row may read: KV, or the scales of KV that cannot be."""
         used = torch.zeros(len(self.kv), block_size, dtype=torch.bool)
         for table, length in zip(tables, self.lens, strict=True):
             for index, block in enumerate(table):

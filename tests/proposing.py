@@ -60,5 +60,5 @@ class InformedTree(Informed):
 
 
 def speculating(proposer, **options):
-    """For `scripted_engine` and `Driver`: the option `speculate`."""
+    """Returns the option `speculate` of `scripted_engine` and `Driver`."""
     return lambda cache: Speculation(proposer, cache, **options)

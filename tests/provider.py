@@ -36,7 +36,7 @@ def tokens_of(num_bytes: int) -> int:
 
 @dataclass
 class Script:
-    """What becomes of one request."""
+    """A script says what becomes of one request."""
 
     text: str = TEXT
     reasoning: str = ""
@@ -52,13 +52,13 @@ class Script:
     cost: float | None = None
     piece_bytes: int = 8
     pause_s: float = 0.0
-    """Between two pieces."""
+    """The time between two pieces."""
     before_s: float = 0.0
-    """Before the head of the answer."""
+    """The time before the head of the answer."""
     cut_after: int = -1
-    """The connection breaks after so many pieces."""
+    """The connection breaks after this many pieces; -1: never."""
     stall_after: int = -1
-    """Nothing comes after so many pieces."""
+    """The answer stalls after this many pieces; -1: never."""
     raw: bytes | None = None
     """Sent in place of all events."""
     content_type: str = "text/event-stream"
@@ -76,7 +76,7 @@ class Provider:
     heads: list[dict[str, str]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     bills: list[dict[str, Any]] = field(default_factory=list)
-    """What its cost API answers: one row for each answer, in micro-units."""
+    """The answers of its cost API: one row for each answer, in micro-units."""
     num_hung_up: int = 0
     rates: tuple[int, int, int] = (1_000_000, 100_000, 2_000_000)
     """Micro-units for a million tokens: prompt, cached, output."""

@@ -34,7 +34,7 @@ class Receipt:
     code: str = ""
     usage: dict[str, Any] | None = None
     num_pieces: int = 0
-    """That brought text: no more than tokens."""
+    """The number of pieces that brought text: no more than tokens."""
 
 
 @dataclass
@@ -46,10 +46,10 @@ class Clients:
     model: str
     seed: int
     keyed_api_key: str = ""
-    """Of a tenant whose every request has an Idempotency-Key."""
+    """The key of a tenant whose every request has an Idempotency-Key."""
     receipts: list[Receipt] = field(default_factory=list)
     keyed: dict[str, Receipt] = field(default_factory=dict)
-    """By key, the answer that came at last."""
+    """The answers that came at last, by key."""
     num_answered: int = 0
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     _until: float = math.inf
@@ -66,7 +66,7 @@ class Clients:
                 group.create_task(work(session, number))
 
     def stop(self) -> None:
-        """What was asked with a key is asked on until it is answered, so that it is known what it costs."""
+        """Stops. What was asked with a key is asked on until it is answered, so that it is known what it costs."""
         self.stopping.set()
         self._until = time.monotonic() + LAST_ANSWER_S
 

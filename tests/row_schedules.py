@@ -51,8 +51,8 @@ class Running:
 
 
 class LaggedEngine:
-    """What the real one does with rows, without its reasons: random chunks, pauses, preemptions, other blocks under
-    a running sequence. With `lag` a step is collected only behind the launch of the next one."""
+    """Does with rows what the real engine does, without its reasons: random chunks, pauses, preemptions, other blocks
+    under a running sequence. With `lag` a step is collected only behind the launch of the next one."""
 
     def __init__(
         self, runner: ModelRunner, sequences: Sequence[Running], seed: int, lag: int, num_tokens: int = NUM_TOKENS

@@ -129,7 +129,8 @@ class Server:
 
 
 PATIENT = {"HEADGATE_ENGINE_TTFT_TARGET_MS": "120000"}
-"""For tests that send more at once than a slow machine computes in the usual time: they are not about overload."""
+"""These settings are for tests that send more at once than a slow machine computes in the usual time: they are not
+about overload."""
 
 
 def start(home: Path, *arguments: str, env: dict[str, str] | None = None) -> Server:

@@ -43,7 +43,8 @@ class PacedRunner(ScriptedRunner):
 
 
 class BlindRunner(PacedRunner):
-    """Of the same speed, but it looks at no KV and draws one letter for ever: for load, not for correctness."""
+    """A runner of the same speed, but it looks at no KV and draws one letter for ever: for load, not for
+    correctness."""
 
     def execute(self, rows):
         a, b, c = self.pace
@@ -156,7 +157,7 @@ class Trace:
         return self.drive
 
     def check(self):
-        """Behind `play`: each attempt ended, with the tokens it would have got alone."""
+        """Checks after `play` that each attempt ended with the tokens that it would have got alone."""
         drive = self.drive.check_idle()
         for (link, request_id), request in drive.requests.items():
             ending = drive.endings.get((link, request_id))
@@ -300,8 +301,8 @@ def _watch_rows(engine):
 
 
 def watch_arrivals(engine, broken=None):
-    """Of a tier nobody enters, is dealt a chunk, or keeps its blocks before one that came earlier. `broken`: counts
-    instead of raising."""
+    """Checks that of a tier nobody enters, is dealt a chunk, or keeps its blocks before one that came earlier.
+    `broken`: counts instead of raising."""
     scheduler = engine.scheduler
     preempt, enter = scheduler.ranks.preempt, scheduler.admission._enter
     shrink, deal = scheduler.shrink, scheduler.chunks.deal

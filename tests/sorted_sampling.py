@@ -1,4 +1,4 @@
-"""What top-k, top-p and min-p keep, by sorting in float64: the definition that kernels and twins are held to."""
+"""Finds what top-k, top-p and min-p keep by sorting in float64: the definition that kernels and twins are held to."""
 
 from __future__ import annotations
 

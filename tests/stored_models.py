@@ -37,7 +37,7 @@ def prompt_of(length: int) -> list[int]:
 
 
 def check_logits(runner: ModelRunner, reference: nn.Module, atol: float = 1e-4) -> None:
-    """Of every token of a prompt."""
+    """Checks the logits of every token of a prompt."""
     found, expected = log_probabilities(runner, reference)
     torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 

@@ -44,9 +44,17 @@ class Scene:
 
     async def begin(self, name: str, num_tokens: int = NUM_TOKENS) -> None:
         opened = Opened(
-            request_id=name, model="m", root=ROOT, tier="interactive", price_version="standard@1", currency="USD",
-            opened_at_ms=1, prompt_tokens=len(PROMPT), reserved=10**9, **self._owner,
-        )  # fmt: skip
+            request_id=name,
+            model="m",
+            root=ROOT,
+            tier="interactive",
+            price_version="standard@1",
+            currency="USD",
+            opened_at_ms=1,
+            prompt_tokens=len(PROMPT),
+            reserved=10**9,
+            **self._owner,
+        )
         await self.journal.open(opened)
         self.drive.send(generate_request(name, PROMPT, num_tokens, tenant=self._owner["tenant_id"]))
 

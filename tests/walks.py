@@ -48,7 +48,7 @@ def matches(grammar: str, text: str) -> bool:
 
 
 def walk(grammar: str, seed: int, max_tokens: int = 600) -> str | None:
-    """None: it was not at its end after so many tokens."""
+    """Returns a text, or None if it was not at its end after so many tokens."""
     rng = random.Random(seed)
     one, text = automaton(grammar), b""
     for _ in range(max_tokens):

@@ -25,7 +25,7 @@ class Forged(Exception):
 
 @dataclass
 class Verifier:
-    """What docs/webhooks.md tells receivers to do."""
+    """Does what docs/webhooks.md tells receivers to do."""
 
     secret: str
     seen: set[str] = field(default_factory=set)

@@ -69,8 +69,8 @@ async def create(
     expires_at: int | None = None,
     actor: str = SYSTEM,
 ) -> NewApiKey:
-    """Create a key. Admin keys belong to the operator's tenant, and that tenant has no other keys. Without `scopes` the
-    key gets the usual scopes of its kind: all but the one for managing keys. Raises InvalidError."""
+    """Creates a key. Admin keys belong to the operator's tenant, and that tenant has no other keys. Without `scopes`
+    the key gets the usual scopes of its kind: all but the one for managing keys. Raises InvalidError."""
     if (kind == "admin") != (tenant_id == OPERATOR_TENANT):
         raise InvalidError("Admin keys belong to the operator, all others to a tenant.", "kind")
     value = generate(kind)
@@ -108,20 +108,20 @@ async def create(
 
 
 async def lookup(conn: AsyncConnection, public_id: str) -> Row[Any] | None:
-    """Return the whole row with its hash. Only authentication (principals.py) uses it."""
+    """Returns the whole row with its hash. Only authentication (principals.py) uses it."""
     (rows,) = await select_together(conn, {"public_id": public_id}, _WHOLE)
     return next(iter(rows), None)
 
 
 async def is_genuine(conn: AsyncConnection, pepper: bytes, public_id: str, value: str, now: int) -> bool:
-    """Say whether `value` is the secret of the key. An unknown id takes as long as a wrong secret: in both cases one
+    """Says whether `value` is the secret of the key. An unknown id takes as long as a wrong secret: in both cases one
     narrow row is read and the same comparisons are made."""
     ((row,),) = await select_together(conn, {"public_id": public_id}, _HASHES)
     return _matches(pepper, value, row, now)
 
 
 async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str], now: int) -> set[str]:
-    """Return those of `values` that are secrets of keys, ended keys included. One statement reads all of them."""
+    """Returns those of `values` that are secrets of keys, ended keys included. One statement reads all of them."""
     ids = {value: key.public_id for value in values if (key := parse(value)) is not None}
     query = select(ApiKey.public_id, ApiKey.hash, ApiKey.previous_hash, ApiKey.previous_until)
     rows = await conn.execute(query.where(among(conn, ApiKey.public_id, set(ids.values()))))
@@ -130,8 +130,8 @@ async def genuine(conn: AsyncConnection, pepper: bytes, values: Collection[str],
 
 
 def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
-    """Say whether `value` is the present secret, or the previous one while both are valid. `row` has both hashes; if it
-    is None, the same comparisons are made."""
+    """Says whether `value` is the present secret, or the previous one while both are valid. `row` has both hashes; if
+    it is None, the same comparisons are made."""
     overlaps = row is not None and (row.previous_until or 0) > now
     current = verify(pepper, value, row.hash if row is not None else None)
     previous = verify(pepper, value, row.previous_hash if row is not None and overlaps else None)
@@ -139,8 +139,8 @@ def _matches(pepper: bytes, value: str, row: Any, now: int) -> bool:
 
 
 async def get(conn: AsyncConnection, tenant_id: str, key_id: str) -> ApiKeyInfo:
-    """Return a living key. Raises NotFoundError, also for another tenant's key and for a revoked one."""
-    return key_info(await one(conn, _living(tenant_id).where(ApiKey.id == key_id), "No such API key."))
+    """Returns a living key. Raises NotFoundError, also for another tenant's key and for a revoked one."""
+    return key_info(await one(conn, _living(tenant_id).where(ApiKey.id == key_id), "There is no such API key."))
 
 
 async def list_keys(
@@ -152,15 +152,15 @@ async def list_keys(
 
 
 async def num_living(conn: AsyncConnection, tenant_id: str, now: int) -> int:
-    """Return the number of a tenant's keys that are neither revoked nor expired."""
+    """Returns the number of a tenant's keys that are neither revoked nor expired."""
     lasts = or_(ApiKey.expires_at.is_(None), ApiKey.expires_at > now)
     return int(await conn.scalar(select(func.count()).select_from(_living(tenant_id).where(lasts).subquery())) or 0)
 
 
 async def find(conn: AsyncConnection, key_id: str) -> ApiKeyInfo:
-    """Return a key by its id alone, for the operator; the operator's own keys are found too. Raises NotFoundError."""
+    """Returns a key by its id alone, for the operator; the operator's own keys are found too. Raises NotFoundError."""
     query = select(ApiKey.__table__).where(ApiKey.id == key_id, ApiKey.revoked_at.is_(None))
-    return key_info(await one(conn, query, "No such API key."))
+    return key_info(await one(conn, query, "There is no such API key."))
 
 
 async def change(
@@ -173,7 +173,7 @@ async def change(
     end_streams: bool = False,
     actor: str = SYSTEM,
 ) -> ApiKeyInfo:
-    """Change a key. An expired key cannot be changed: InvalidError."""
+    """Changes a key. An expired key cannot be changed: InvalidError."""
     present = await get(conn, tenant_id, key_id)
     if present.expires_at is not None and present.expires_at <= now:
         raise InvalidError("The API key has expired.")
@@ -191,7 +191,7 @@ async def change(
 async def rotate(
     conn: AsyncConnection, pepper: bytes, key_id: str, overlap_s: int, *, now: int, actor: str
 ) -> NewApiKey:
-    """Give the key a new secret. The present secret works for `overlap_s` more seconds; a still older one ends now."""
+    """Gives the key a new secret. The present secret works for `overlap_s` more seconds; a still older one ends now."""
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidError(f"The overlap is 0 to {MAX_OVERLAP_S} seconds.", "overlap_seconds")
     present = await find(conn, key_id)
@@ -222,7 +222,7 @@ async def rotate(
 async def revoke(
     conn: AsyncConnection, tenant_id: str, key_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
-    """Revoke a key. With `end_streams`, requests that run under the key end too, on every gateway."""
+    """Revokes a key. With `end_streams`, requests that run under the key end too, on every gateway."""
     await get(conn, tenant_id, key_id)
     values = {"revoked_at": now}
     version = await _update(conn, tenant_id, key_id, values, "api_key.deleted", now, actor, end_streams)
@@ -230,7 +230,7 @@ async def revoke(
 
 
 async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str) -> None:
-    """Revoke a leaked key at once and end the requests that run under it. Only the audit log says whether it was
+    """Revokes a leaked key at once and ends the requests that run under it. Only the audit log says whether it was
     found."""
     parsed = parse(value)
     row = None
@@ -248,20 +248,20 @@ async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now
 
 
 async def end_streams_of_tenant(conn: AsyncConnection, tenant_id: str, version: int) -> None:
-    """End the requests that run under any key of the tenant, on every gateway. `version` is that of the change that
+    """Ends the requests that run under any key of the tenant, on every gateway. `version` is that of the change that
     wants it."""
     mine = update(ApiKey).where(ApiKey.tenant_id == tenant_id)
     await conn.execute(mine.values(streams_ended=version))
 
 
 async def ended_streams(conn: AsyncConnection, key_ids: Collection[str]) -> dict[str, int]:
-    """Return a version by key id: a request that began under an older version of the key or its tenant has to end."""
+    """Returns a version by key id: a request that began under an older version of the key or its tenant has to end."""
     query = select(ApiKey.id, ApiKey.streams_ended).where(ApiKey.id.in_(key_ids), ApiKey.streams_ended.is_not(None))
     return {row.id: row.streams_ended for row in await conn.execute(query)}
 
 
 async def touch(conn: AsyncConnection, used_at: Mapping[str, int]) -> None:
-    """Store the last use by key id, to the minute. This counts as no change: it neither raises the epoch nor is
+    """Stores the last use by key id, to the minute. This counts as no change: it neither raises the epoch nor is
     audited."""
     uses = [{"key_id": key_id, "at": at, "stale": at - LAST_USED_GRAIN_S} for key_id, at in sorted(used_at.items())]
     if uses:
@@ -293,7 +293,7 @@ def _scopes(kind: Kind, asked: Collection[str]) -> frozenset[str]:
 
 def _networks(asked: Sequence[str]) -> list[str]:
     if not asked or len(asked) > MAX_NETWORKS:
-        raise InvalidError(f"1 to {MAX_NETWORKS} addresses or networks.", "addresses")
+        raise InvalidError(f"A key may be limited to 1 to {MAX_NETWORKS} addresses or networks.", "addresses")
     try:
         return sorted({str(ipaddress.ip_network(value.strip())) for value in asked})
     except ValueError:
@@ -311,7 +311,7 @@ async def _update(
     end_streams: bool = False,
     detail: dict[str, Any] | None = None,
 ) -> int:
-    """Write `values` and return the new version. `detail` goes into the audit log where `values` must not appear
+    """Writes `values` and returns the new version. `detail` goes into the audit log where `values` must not appear
     there."""
     version = await auth_epoch.record(
         conn,

@@ -36,14 +36,14 @@ class ParsedKey(msgspec.Struct, frozen=True):
 
 
 def generate(kind: Kind, public_id: str | None = None) -> str:
-    """Make the text of a key. `public_id` names the key that gets a new secret; None makes a new key."""
+    """Makes the text of a key. `public_id` names the key that gets a new secret; None makes a new key."""
     body = f"hg_{kind}_{public_id or _random(ID_LENGTH)}_{_random(SECRET_LENGTH)}"
     return f"{body}_{_checksum(body)}"
 
 
 def parse(value: str) -> ParsedKey | None:
-    """Return None for a text that is no API key. A typing error or a scanner's guess is found here, before any database
-    call."""
+    """Returns None for a text that is no API key. A typing error or a scanner's guess is found here, before any
+    database call."""
     parts = value.split("_")
     if len(parts) != 5 or parts[0] != "hg" or not value.isascii():
         return None
@@ -57,13 +57,13 @@ def parse(value: str) -> ParsedKey | None:
 
 
 def keyed_hash(pepper: bytes, value: str) -> bytes:
-    """Return the hash that is stored, under the newest pepper. It is useless without the pepper, and the pepper is never
-    in the database."""
+    """Returns the hash that is stored, under the newest pepper. It is useless without the pepper, and the pepper is
+    never in the database."""
     return _hash(pepper[:PEPPER_BYTES], value)
 
 
 def verify(pepper: bytes, value: str, stored: bytes | None) -> bool:
-    """Compare in constant time, with every pepper that is still known: after a rotation the older ones stand after the
+    """Compares in constant time, with every pepper that is still known: after a rotation the older ones stand after the
     newest. An unknown key (`stored` is None) costs the same comparisons as a known one."""
     found = False
     for start in range(0, max(len(pepper), 1), PEPPER_BYTES):
@@ -77,12 +77,12 @@ def _hash(pepper: bytes, value: str) -> bytes:
 
 
 def batch_credential(pepper: bytes, batch_id: str) -> str:
-    """Return the credential of a batch. It is computed by the job runner and by the gateway, and never stored."""
+    """Returns the credential of a batch. It is computed by the job runner and by the gateway, and never stored."""
     return f"hg_batch_{batch_id.removeprefix('batch_')}_{_mac(pepper, 'batch', batch_id)}"
 
 
 def parse_batch(pepper: bytes, value: str) -> str | None:
-    """Return the batch id if the credential is genuine, else None."""
+    """Returns the batch id if the credential is genuine, else None."""
     prefix, _, mac = value.rpartition("_")
     if not value.isascii() or not prefix.startswith("hg_batch_"):
         return None
@@ -91,12 +91,12 @@ def parse_batch(pepper: bytes, value: str) -> str | None:
 
 
 def run_credential(pepper: bytes, response_id: str) -> str:
-    """Return the credential by which a jobs process asks for the run of a response in the background."""
+    """Returns the credential by which a jobs process asks for the run of a response in the background."""
     return f"hg_run_{response_id.removeprefix('resp_')}_{_mac(pepper, 'run', response_id)}"
 
 
 def parse_run(pepper: bytes, value: str) -> str | None:
-    """Return the response id if the credential is genuine, else None."""
+    """Returns the response id if the credential is genuine, else None."""
     prefix, _, mac = value.rpartition("_")
     if not value.isascii() or not prefix.startswith("hg_run_"):
         return None

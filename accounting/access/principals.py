@@ -33,7 +33,7 @@ _TENANT = select(Tenant.__table__).where(Tenant.id == bindparam("tenant_id"))
 
 
 async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
-    """Return None for a credential that is unknown, revoked, expired, or no key at all. A wrong checksum costs no
+    """Returns None for a credential that is unknown, revoked, expired, or no key at all. A wrong checksum costs no
     statement."""
     if key_value.startswith("hg_batch_"):
         return await _resolve_batch(conn, pepper, key_value, now)
@@ -51,7 +51,7 @@ async def resolve(conn: AsyncConnection, pepper: bytes, key_value: str, now: int
 
 
 async def _resolve_batch(conn: AsyncConnection, pepper: bytes, key_value: str, now: int) -> Principal | None:
-    """Return the principal of the submitting key as it is now. Revoking that key thus stops the batch."""
+    """Returns the principal of the submitting key as it is now. Revoking that key thus stops the batch."""
     batch_id = credentials.parse_batch(pepper, key_value)
     if batch_id is None:
         return None
@@ -64,8 +64,9 @@ async def _resolve_batch(conn: AsyncConnection, pepper: bytes, key_value: str, n
 
 
 async def _resolve_run(conn: AsyncConnection, response_id: str) -> Principal | None:
-    """Return who may ask for the run of a response that waits, and for nothing else. It may do so whatever has become of
-    the response's key and tenant: a run that they do not allow ends as failed, and one that nobody asks for never ends."""
+    """Returns who may ask for the run of a response that waits, and for nothing else. It may do so whatever has become
+    of the response's key and tenant: a run that they do not allow ends as failed, and one that nobody asks for never
+    ends."""
     query = select(Response.tenant_id, Response.key_id)
     row = (await conn.execute(query.where(Response.id == response_id, Response.state.in_(WAITING_RESPONSE)))).first()
     if row is None:
@@ -75,7 +76,7 @@ async def _resolve_run(conn: AsyncConnection, response_id: str) -> Principal | N
 
 
 async def of_run(conn: AsyncConnection, response_id: str, now: int) -> Principal | None:
-    """Return the principal of the key that asked for a response in the background, as that key is now. It is None once
+    """Returns the principal of the key that asked for a response in the background, as that key is now. It is None once
     the response has ended."""
     query = select(ApiKey.__table__).join(Response, Response.key_id == ApiKey.id)
     key = (await conn.execute(query.where(Response.id == response_id, Response.state.in_(WAITING_RESPONSE)))).first()
@@ -91,7 +92,7 @@ def _living(key: Row[Any], now: int) -> bool:
 
 
 def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
-    """Return the time at which this secret ends. A secret that was replaced ends with the overlap."""
+    """Returns the time at which this secret ends. A secret that was replaced ends with the overlap."""
     ends = [key.expires_at]
     if not credentials.verify(pepper, key_value, key.hash):
         ends.append(key.previous_until)
@@ -99,7 +100,7 @@ def _end_of(pepper: bytes, key_value: str, key: Row[Any]) -> int | None:
 
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str] | None = None) -> Principal:
-    """Return what is true of every key of an existing tenant, without a key. `models` is the key's own list."""
+    """Returns what is true of every key of an existing tenant, without a key. `models` is the key's own list."""
     (tenant,), of_models, permitted, budget_rows, adjustments, quota_rows = await select_together(
         conn,
         {"tenant_id": tenant_id},

@@ -20,7 +20,7 @@ from accounting.values.tenant_types import ServiceAccountInfo
 async def create_service_account(
     conn: AsyncConnection, tenant_id: str, name: str, *, now: int, with_key: bool = True, actor: str = SYSTEM
 ) -> ServiceAccountInfo:
-    """Create a service account. `with_key` False gives it the role `none`, for an account that will never hold a
+    """Creates a service account. `with_key` False gives it the role `none`, for an account that will never hold a
     key."""
     await tenants.living(conn, tenant_id)
     account_id = new_id("svc_acct")
@@ -41,7 +41,7 @@ async def create_service_account(
 
 async def get_service_account(conn: AsyncConnection, tenant_id: str, account_id: str) -> ServiceAccountInfo:
     query = _accounts(tenant_id).where(ServiceAccount.id == account_id)
-    return _account(await one(conn, query, "No such service account."))
+    return _account(await one(conn, query, "There is no such service account."))
 
 
 async def list_service_accounts(
@@ -69,7 +69,7 @@ async def rename_service_account(
 async def delete_service_account(
     conn: AsyncConnection, tenant_id: str, account_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> None:
-    """Delete an account and revoke its keys. With `end_streams`, requests under those keys end too, on every
+    """Deletes an account and revokes its keys. With `end_streams`, requests under those keys end too, on every
     gateway."""
     await auth_epoch.hold(conn)
     await get_service_account(conn, tenant_id, account_id)

@@ -48,7 +48,7 @@ class Anomaly(msgspec.Struct, frozen=True):
 
 
 async def find(conn: AsyncConnection, now: int, num_hours: int, tenant_id: str | None = None) -> list[Anomaly]:
-    """Judge the current hour, as far as it has gone, and those before it, `num_hours` together: the worst first. With
+    """Judges the current hour, as far as it has gone, and those before it, `num_hours` together: the worst first. With
     `tenant_id` only that tenant's keys are judged."""
     last = now - now % HOUR_S
     hours = [last - HOUR_S * back for back in reversed(range(num_hours))]
@@ -124,7 +124,7 @@ async def _described(conn: AsyncConnection, key_ids: Collection[str]) -> list[Ro
 async def _used(
     conn: AsyncConnection, hours: Sequence[int], tenant_ids: Collection[str], key_ids: Collection[str]
 ) -> Mapping[str, Mapping[int, Sums]]:
-    """Return what each key used by hour, in these hours and the same ones of the days before."""
+    """Returns what each key used by hour, in these hours and the same ones of the days before."""
     buckets = [hour - day * DAY_S for hour in hours for day in range(NUM_DAYS + 1)]
     table = RollupHour
     columns = (table.num_requests, table.cache_read, table.cache_write + table.uncached, table.output, table.charge)
@@ -139,7 +139,7 @@ async def _used(
 
 
 async def _models_before(conn: AsyncConnection, hour: int, tenant_ids: Collection[str]) -> Mapping[str, set[str]]:
-    """Return the models that each key used on the whole days before that hour's day and the day before it, so that
+    """Returns the models that each key used on the whole days before that hour's day and the day before it, so that
     none of the judged hours is among them."""
     day = hour - hour % DAY_S
     days = [day - back * DAY_S for back in range(2, NUM_DAYS + 2)]

@@ -30,7 +30,7 @@ class Band(msgspec.Struct, frozen=True):
 
 
 def band(past: Sequence[int], least: int) -> Band | None:
-    """Return the band of an hour. `past` has one value for each day before, 0 for a silent hour. An hour with at most
+    """Returns the band of an hour. `past` has one value for each day before, 0 for a silent hour. An hour with at most
     `least` is always usual. None means that there is too little past."""
     if len(past) < MIN_DAYS:
         return None

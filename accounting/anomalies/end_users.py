@@ -39,7 +39,7 @@ class EndUserAnomaly(msgspec.Struct, frozen=True):
 
 
 async def find(conn: AsyncConnection, now_ms: int, tenant_id: str | None = None) -> list[EndUserAnomaly]:
-    """Judge the present day in UTC, the highest charge first. With `tenant_id` only that tenant's end users are
+    """Judges the present day in UTC, the highest charge first. With `tenant_id` only that tenant's end users are
     judged."""
     today = now_ms - now_ms % DAY_MS
     usage = LabelUsage
@@ -59,7 +59,7 @@ async def find(conn: AsyncConnection, now_ms: int, tenant_id: str | None = None)
 async def _before(
     conn: AsyncConnection, today: int, used: Mapping[_Who, object]
 ) -> Mapping[_Who, dict[int, tuple[int, int]]]:
-    """Return the requests and charges of each earlier day on which an end user was seen."""
+    """Returns the requests and charges of each earlier day on which an end user was seen."""
     usage = LabelUsage
     who = usage.tenant_id, usage.value, usage.currency
     query = select(*who, usage.day_ms, func.sum(usage.num_requests), func.sum(usage.charge)).where(
@@ -77,7 +77,7 @@ async def _before(
 def _judge(
     who: _Who, today: int, num_requests: int, charge: int, past: Mapping[int, tuple[int, int]]
 ) -> EndUserAnomaly | None:
-    """Judge by the days since the end user was first seen. None means that nothing is unusual, or that these are too
+    """Judges by the days since the end user was first seen. None means that nothing is unusual, or that these are too
     few."""
     first = min(past, default=today)
     days = [past.get(day, (0, 0)) for day in range(first, today, DAY_MS)]

@@ -85,7 +85,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def judge(use: KeyUse, hours: Sequence[int]) -> Finding | None:
-    """Judge these hours of a key by the same hours of the 28 days before. None means that nothing is unusual, or that
+    """Judges these hours of a key by the same hours of the 28 days before. None means that nothing is unusual, or that
     the key is too young."""
     seen = {hour: _Hour.of(use, hour) for hour in hours}
     busy = [hour for hour in hours if seen[hour].has_more("num_requests")]

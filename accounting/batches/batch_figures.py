@@ -24,7 +24,7 @@ class BatchFigures(msgspec.Struct, frozen=True):
 
 
 async def batch_figures(conn: AsyncConnection, now_ms: int) -> BatchFigures:
-    """Return the present counts. O(batches + open chunks)."""
+    """Returns the present counts. O(batches + open chunks)."""
     ended = func.coalesce(func.sum(Batch.num_completed), 0), func.coalesce(func.sum(Batch.num_failed), 0)
     batches, lines = dict.fromkeys(BATCH_STATES, 0), dict.fromkeys((*OPEN_CHUNKS, "completed", "failed"), 0)
     for state, number, completed, failed in await conn.execute(

@@ -41,7 +41,7 @@ class LineEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[int, LineState]:
-    """Return the lines of the chunk that were ever started."""
+    """Returns the lines of the chunk that were ever started."""
     query = select(BatchLine.line_no, BatchLine.state, BatchLine.failures, BatchLine.crashes).where(
         BatchLine.batch_id == held.batch_id, BatchLine.chunk_seq == held.seq
     )
@@ -51,7 +51,7 @@ async def line_states(conn: AsyncConnection, held: claims.ChunkClaim) -> dict[in
 async def start_lines(
     conn: AsyncConnection, held: claims.ChunkClaim, lines: Sequence[tuple[int, str]], now: int, lasts_ms: int
 ) -> None:
-    """Note (line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
+    """Notes (line_no, custom_id) pairs that are about to be sent. Raises `ClaimLost`."""
     await claims.renew(conn, held, now, lasts_ms)
     rows = [
         {"batch_id": held.batch_id, "line_no": no, "chunk_seq": held.seq, "custom_id": custom_id}
@@ -63,7 +63,7 @@ async def start_lines(
 
 
 async def note_failures(conn: AsyncConnection, held: claims.ChunkClaim, failures: Mapping[int, int]) -> None:
-    """Store the failures of each line, so that the next claimer does not count from 0 again."""
+    """Stores the failures of each line, so that the next claimer does not count from 0 again."""
     for line_no, num in sorted(failures.items()):
         await conn.execute(
             update(BatchLine)
@@ -75,7 +75,7 @@ async def note_failures(conn: AsyncConnection, held: claims.ChunkClaim, failures
 async def finish_lines(
     conn: AsyncConnection, held: claims.ChunkClaim, ends: Sequence[LineEnd], now: int, lasts_ms: int
 ) -> None:
-    """Write terminal rows and the batch's counters in one transaction. Raises `ClaimLost`."""
+    """Writes terminal rows and the batch's counters in one transaction. Raises `ClaimLost`."""
     await claims.renew(conn, held, now, lasts_ms)
     won = await end_lines(conn, held.batch_id, ends)
     if any(end.state == "succeeded" for end in won):
@@ -83,7 +83,7 @@ async def finish_lines(
 
 
 async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> list[LineEnd]:
-    """Make started lines terminal and leave lines alone that are terminal already. Return the lines that were
+    """Makes started lines terminal and leaves lines alone that are terminal already. Returns the lines that were
     changed."""
     won = []
     for end in sorted(ends, key=lambda e: e.line_no):
@@ -96,7 +96,7 @@ async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd
 
 
 async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> None:
-    """Add lines that end without having been started: faulty ones, and those that a cancel or the batch's expiry cut
+    """Adds lines that end without having been started: faulty ones, and those that a cancel or the batch's expiry cut
     off."""
     for start in range(0, len(ends), 500):
         rows = [

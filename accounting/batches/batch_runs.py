@@ -44,7 +44,7 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -> BatchClaim | None:
-    """Claim a batch that waits to be validated or finalised. A cancelled or expired batch waits until its runners have
+    """Claims a batch that waits to be validated or finalised. A cancelled or expired batch waits until its runners have
     left, for `quiet_ms` at most; then their fences are raised.
 
     The tenant is drawn at random among those with such a batch, and its oldest one is taken: a tenant with hundreds of
@@ -60,7 +60,7 @@ async def claim(conn: AsyncConnection, now: int, lasts_ms: int, quiet_ms: int) -
 
 
 async def _claim_of(conn: AsyncConnection, tenant_id: str, due: Any, until_ms: int) -> BatchClaim | None:
-    """Claim the tenant's oldest due batch."""
+    """Claims the tenant's oldest due batch."""
     chosen = (
         select(Batch.id)
         .where(due, Batch.tenant_id == tenant_id)
@@ -86,12 +86,12 @@ async def is_due(conn: AsyncConnection, now: int, quiet_ms: int) -> bool:
 
 
 async def renew(conn: AsyncConnection, held: BatchClaim, now: int, lasts_ms: int) -> None:
-    """Prolong the claim. Raises `ClaimLost`, also when the batch's state has changed: a cancel takes the work away."""
+    """Prolongs the claim. Raises `ClaimLost`, also when the batch's state has changed: a cancel takes the work away."""
     await _move(conn, held, claimed_until_ms=now + lasts_ms)
 
 
 async def pause(conn: AsyncConnection, held: BatchClaim, reason: str) -> None:
-    """Say why the work cannot be done now. The claim stays, so that it is tried again when that has run out. Raises
+    """Says why the work cannot be done now. The claim stays, so that it is tried again when that has run out. Raises
     `ClaimLost`."""
     await _move(conn, held, paused_reason=reason)
 
@@ -107,7 +107,7 @@ async def begin(
     faulty: Sequence[LineEnd],
     errors: list[Any] | None,
 ) -> None:
-    """Move a validated batch to `in_progress`, or at once to `finalizing` if no line can run. Raises `ClaimLost`."""
+    """Moves a validated batch to `in_progress`, or at once to `finalizing` if no line can run. Raises `ClaimLost`."""
     state = "in_progress" if chunks else "finalizing"
     values: dict[str, Any] = {} if chunks else {"finalizing_at": now // 1000}
     await _move(
@@ -141,7 +141,7 @@ async def begin(
 
 
 async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[Any], num_invalid: int) -> None:
-    """End a batch of which no line was run. Raises `ClaimLost`."""
+    """Ends a batch of which no line was run. Raises `ClaimLost`."""
     await _move(
         conn,
         held,
@@ -156,13 +156,13 @@ async def fail(conn: AsyncConnection, held: BatchClaim, now: int, errors: list[A
 
 
 async def get(conn: AsyncConnection, batch_id: str) -> BatchInfo:
-    """Return a batch of any owner. Only its runner uses this."""
+    """Returns a batch of any owner. Only its runner uses this."""
     query = select(Batch.__table__).where(Batch.id == batch_id)
     return batch_info((await conn.execute(query)).one())
 
 
 async def usable_models(conn: AsyncConnection, tenant_id: str, key_id: str, priced: Collection[str]) -> frozenset[str]:
-    """Return the priced models that the submitting key may use."""
+    """Returns the priced models that the submitting key may use."""
     of_key = await conn.scalar(select(ApiKey.models).where(ApiKey.id == key_id))
     permissions = await model_permissions.get(conn, tenant_id)
     allowed = permissions.narrow(None if of_key is None else frozenset(of_key))
@@ -171,7 +171,7 @@ async def usable_models(conn: AsyncConnection, tenant_id: str, key_id: str, pric
 
 
 async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
-    """Raise the fences of open chunks: a runner that still has a line of one can write nothing more."""
+    """Raises the fences of open chunks: a runner that still has a line of one can write nothing more."""
     await conn.execute(
         update(BatchChunk)
         .where(BatchChunk.batch_id == batch_id, BatchChunk.state != "done")
@@ -180,7 +180,7 @@ async def close_chunks(conn: AsyncConnection, batch_id: str) -> None:
 
 
 async def chunk_lines(conn: AsyncConnection, batch_id: str) -> list[bytes]:
-    """Return the packed lines of every chunk, in order."""
+    """Returns the packed lines of every chunk, in order."""
     query = select(BatchChunk.lines).where(BatchChunk.batch_id == batch_id)
     return list((await conn.execute(query.order_by(BatchChunk.seq))).scalars())
 
@@ -188,7 +188,8 @@ async def chunk_lines(conn: AsyncConnection, batch_id: str) -> list[bytes]:
 async def finish(
     conn: AsyncConnection, held: BatchClaim, now: int, *, output_file_id: str | None, error_file_id: str | None
 ) -> None:
-    """End the batch: name its files, drop the answers from its rows, free its idempotency keys. Raises `ClaimLost`."""
+    """Ends the batch: names its files, drops the answers from its rows, frees its idempotency keys. Raises
+    `ClaimLost`."""
     outcome = OUTCOMES[held.work]
     await _move(
         conn,
@@ -208,7 +209,7 @@ async def finish(
 
 
 async def standing(conn: AsyncConnection, batch_id: str, now: int) -> Standing:
-    """Tell a runner how to go on after a line: `run`, the reason of a pause (it can be undone), `stop` (cancelled,
+    """Tells a runner how to go on after a line: `run`, the reason of a pause (it can be undone), `stop` (cancelled,
     expired or ended), `revoked` (the key has ended or the tenant is archived)."""
     query = (
         select(
@@ -235,13 +236,14 @@ async def standing(conn: AsyncConnection, batch_id: str, now: int) -> Standing:
 
 
 async def backlog_tokens(conn: AsyncConnection, tenant_id: str, model: str) -> int:
-    """Return the predicted prompt tokens of the tenant's chunks for that model that are not done."""
+    """Returns the predicted prompt tokens of the tenant's chunks for that model that are not done."""
     query = select(func.coalesce(func.sum(BatchChunk.predicted_tokens), 0)).join(Batch, Batch.id == BatchChunk.batch_id)
     return int(await conn.scalar(query.where(BatchChunk.tenant_id == tenant_id, _is_open(model))) or 0)
 
 
 async def backlogs(conn: AsyncConnection, model: str) -> dict[str, int]:
-    """Return the predicted prompt tokens that are not done, for that model, of each tenant whose batches may run now."""
+    """Returns the predicted prompt tokens that are not done, for that model, of each tenant whose batches may run
+    now."""
     query = (
         select(BatchChunk.tenant_id, func.sum(BatchChunk.predicted_tokens))
         .join(Batch, Batch.id == BatchChunk.batch_id)

@@ -87,8 +87,8 @@ async def create(
     metadata: dict[str, Any] | None = None,
     traceparent: str = "",
 ) -> BatchInfo:
-    """Create a batch. Raises NotFoundError for an input file that the tenant does not have, InvalidError for a file that
-    is no batch input, and TooManyError while `MAX_OPEN` batches of the tenant have not ended."""
+    """Creates a batch. Raises NotFoundError for an input file that the tenant does not have, InvalidError for a file
+    that is no batch input, and TooManyError while `MAX_OPEN` batches of the tenant have not ended."""
     await check_input(conn, tenant_id, input_file_id, endpoint, completion_window, now)
     await _check_open(conn, tenant_id)
     batch_id = new_id("batch")
@@ -124,7 +124,7 @@ async def create(
 async def check_input(
     conn: AsyncConnection, tenant_id: str, input_file_id: str, endpoint: str, completion_window: str, now: int
 ) -> FileInfo:
-    """Return the input file of a batch with this endpoint and window. Raises what `create` raises."""
+    """Returns the input file of a batch with this endpoint and window. Raises what `create` raises."""
     if endpoint not in ENDPOINTS:
         raise InvalidError(f"A batch's endpoint is one of {', '.join(ENDPOINTS)}.", "endpoint")
     if completion_window not in WINDOWS:
@@ -148,14 +148,15 @@ async def _check_open(conn: AsyncConnection, tenant_id: str) -> None:
 
 
 async def get(conn: AsyncConnection, tenant_id: str | None, batch_id: str) -> BatchInfo:
-    """Return a batch of the tenant, or of any tenant for None. Raises NotFoundError, also for another tenant's batch."""
+    """Returns a batch of the tenant, or of any tenant for None. Raises NotFoundError, also for another tenant's
+    batch."""
     return batch_info(await one(conn, _owned(tenant_id).where(Batch.id == batch_id), "No such Batch object."))
 
 
 async def list_batches(
     conn: AsyncConnection, tenant_id: str | None, *, running: bool = False, after: str | None = None, limit: int = 20
 ) -> Page[BatchInfo]:
-    """Return batches of the tenant, or of all tenants for None, newest first; only those that have not ended, if
+    """Returns batches of the tenant, or of all tenants for None, newest first; only those that have not ended, if
     `running`."""
     query = _owned(tenant_id)
     if running:
@@ -165,7 +166,8 @@ async def list_batches(
 
 
 async def cancel(conn: AsyncConnection, tenant_id: str | None, batch_id: str, now: int, *, actor: str) -> BatchInfo:
-    """Cancel a batch of the tenant, or of any tenant for None. Raises ConflictError for a batch that has ended; cancelling one twice is no error."""
+    """Cancels a batch of the tenant, or of any tenant for None. Raises ConflictError for a batch that has ended;
+    cancelling one twice is no error."""
     await get(conn, tenant_id, batch_id)
     await stop(conn, batch_id, now)
     found = await get(conn, tenant_id, batch_id)
@@ -178,7 +180,7 @@ async def cancel(conn: AsyncConnection, tenant_id: str | None, batch_id: str, no
 
 
 async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
-    """Move a batch to `cancelling` if it can still be cancelled; its runners see it within a second."""
+    """Moves a batch to `cancelling` if it can still be cancelled; its runners see it within a second."""
     running = Batch.state.in_(("validating", "in_progress", "finalizing"))
     await conn.execute(
         update(Batch)
@@ -188,7 +190,7 @@ async def stop(conn: AsyncConnection, batch_id: str, now: int) -> None:
 
 
 async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
-    """Move every open batch of a tenant to `cancelling`."""
+    """Moves every open batch of a tenant to `cancelling`."""
     query = select(Batch.id).where(
         Batch.tenant_id == tenant_id, Batch.state.in_(("validating", "in_progress", "finalizing"))
     )
@@ -197,7 +199,7 @@ async def stop_all(conn: AsyncConnection, tenant_id: str, now: int) -> None:
 
 
 async def charge(conn: AsyncConnection, batch_id: str) -> int:
-    """Return the micro-units that the batch has cost so far."""
+    """Returns the micro-units that the batch has cost so far."""
     paid = select(func.coalesce(func.sum(LedgerEntry.charge), 0)).join(
         BatchCharge, BatchCharge.request_id == LedgerEntry.request_id
     )

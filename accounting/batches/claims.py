@@ -50,7 +50,7 @@ class ChunkClaim(msgspec.Struct, frozen=True):
 
 
 async def now_ms(conn: AsyncConnection) -> int:
-    """Return the database's clock in Unix milliseconds: claimers on several hosts share no other clock."""
+    """Returns the database's clock in Unix milliseconds: claimers on several hosts share no other clock."""
     clock = (
         "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
         if conn.dialect.name == "sqlite"
@@ -63,7 +63,7 @@ async def now_ms(conn: AsyncConnection) -> int:
 
 
 async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
-    """Return every tenant with a chunk that could be claimed now. Until the transaction ends nobody else changes the
+    """Returns every tenant with a chunk that could be claimed now. Until the transaction ends nobody else changes the
     memory of the round robin."""
     await _take_turn(conn)
     place = func.row_number().over(partition_by=Batch.tenant_id, order_by=_ORDER)
@@ -99,14 +99,14 @@ async def waiting(conn: AsyncConnection, now: int) -> list[Waiting]:
 
 
 async def num_claimable(conn: AsyncConnection, now: int, most: int) -> int:
-    """Return the number of chunks that could be claimed now, or `most` if there are more."""
+    """Returns the number of chunks that could be claimed now, or `most` if there are more."""
     free = select(BatchChunk.seq).join(Batch, Batch.id == BatchChunk.batch_id)
     some = free.where(*_is_running(now), *_is_free(now)).limit(most).subquery()
     return int(await conn.scalar(select(func.count()).select_from(some)) or 0)
 
 
 async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits: Mapping[str, int]) -> None:
-    """Store the round robin's memory. A tenant that waits no more loses the tokens it had saved up."""
+    """Stores the round robin's memory. A tenant that waits no more loses the tokens it had saved up."""
     await conn.execute(update(TenantTurn).where(TenantTurn.tenant_id.not_in(list(deficits))).values(deficit_tokens=0))
     for tenant_id, deficit in sorted(deficits.items()):
         values = {"deficit_tokens": deficit, "last_visit": visits[tenant_id]}
@@ -115,7 +115,7 @@ async def save_turns(conn: AsyncConnection, deficits: Mapping[str, int], visits:
 
 
 async def correct_turn(conn: AsyncConnection, tenant_id: str, surplus_tokens: int) -> None:
-    """Take the tokens that a chunk used beyond its prediction from the tenant's deficit counter."""
+    """Takes the tokens that a chunk used beyond its prediction from the tenant's deficit counter."""
     await _take_turn(conn)
     await conn.execute(
         update(TenantTurn)
@@ -134,7 +134,7 @@ async def _take_turn(conn: AsyncConnection) -> None:
 
 
 async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, lasts_ms: int) -> ChunkClaim | None:
-    """Claim the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database."""
+    """Claims the tenant's next chunk, unless somebody was quicker (None). It is one statement on either database."""
     next_batch = (
         select(Batch.id)
         .where(Batch.tenant_id == tenant_id, _has_work(now))
@@ -162,17 +162,17 @@ async def claim(conn: AsyncConnection, tenant_id: str, owner: str, now: int, las
 
 
 async def renew(conn: AsyncConnection, held: ChunkClaim, now: int, lasts_ms: int) -> None:
-    """Prolong the claim. Raises `ClaimLost`. A claimer calls it first in every transaction, as it locks the chunk."""
+    """Prolongs the claim. Raises `ClaimLost`. A claimer calls it first in every transaction, as it locks the chunk."""
     await _update_held(conn, held, claimed_until_ms=now + lasts_ms)
 
 
 async def release(conn: AsyncConnection, held: ChunkClaim, not_before_ms: int = 0) -> None:
-    """Put the chunk back into the queue, at a drain or when the time is over. Raises `ClaimLost`."""
+    """Puts the chunk back into the queue, at a drain or when the time is over. Raises `ClaimLost`."""
     await _update_held(conn, held, state="queued", claimed_by=None, claimed_until_ms=None, not_before_ms=not_before_ms)
 
 
 async def postpone(conn: AsyncConnection, batch_id: str, not_before_ms: int, reason: str) -> None:
-    """Pause a batch: none of its queued chunks can be claimed before `not_before_ms`."""
+    """Pauses a batch: none of its queued chunks can be claimed before `not_before_ms`."""
     await conn.execute(
         update(BatchChunk)
         .where(BatchChunk.batch_id == batch_id, BatchChunk.state == "queued")
@@ -182,7 +182,8 @@ async def postpone(conn: AsyncConnection, batch_id: str, not_before_ms: int, rea
 
 
 async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> bool:
-    """End a chunk. Returns True if it was the batch's last, so that the batch is now finalizing. Raises `ClaimLost`."""
+    """Ends a chunk. Returns True if it was the batch's last, so that the batch is now finalizing. Raises
+    `ClaimLost`."""
     await _update_held(conn, held, state="done", claimed_by=None, claimed_until_ms=None)
     # This is read under the batch's lock: of two chunks that finish at once the second one sees both done.
     await conn.execute(select(Batch.id).where(Batch.id == held.batch_id).with_for_update())
@@ -201,7 +202,7 @@ async def finish_chunk(conn: AsyncConnection, held: ChunkClaim, now: int) -> boo
 async def expire(
     conn: AsyncConnection, now: int, own_prefix: str, others_wait_ms: int = 0, *, counts_crashes: bool = True
 ) -> int:
-    """Put claims that ran out back into the queue and return their number. A claim of this process (`own_prefix`) ran
+    """Puts claims that ran out back into the queue and returns their number. A claim of this process (`own_prefix`) ran
     out because its claimer crashed, as the process itself lives: each of its started lines counts one crash, unless
     nobody could prolong a claim (`counts_crashes`). Claims of other processes are left to them for `others_wait_ms`,
     since no other process counts their crashes."""

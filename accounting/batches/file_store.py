@@ -40,14 +40,14 @@ class FileStore:
         return Writer(storage_key, data_key, self._unfinished / storage_key, self._root)
 
     def open(self, storage_key: str, data_key: bytes) -> Reader:
-        """Open a file to read it. Raises `FileNotFoundError`."""
+        """Opens a file to read it. Raises `FileNotFoundError`."""
         return Reader(storage_key, data_key, self._root / storage_key)
 
     def delete(self, storage_key: str) -> None:
         (self._root / storage_key).unlink(missing_ok=True)
 
     def drop_unfinished(self, older_than: float) -> None:
-        """Delete files that a killed process left half written. `older_than` is a Unix time. A file that cannot be
+        """Deletes files that a killed process left half written. `older_than` is a Unix time. A file that cannot be
         deleted is told in the log and stays."""
         if not self._unfinished.is_dir():
             return
@@ -84,7 +84,7 @@ class Writer:
             del self._rest[:PART_BYTES]
 
     def finish(self) -> str:
-        """Make the file durable and visible; return the SHA-256 of its plain bytes."""
+        """Makes the file durable and visible; returns the SHA-256 of its plain bytes."""
         self._write_part(bytes(self._rest))
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -116,7 +116,7 @@ class Reader:
         self._cached: tuple[int, bytes] = (-1, b"")
 
     def read(self, offset: int, num_bytes: int) -> bytes:
-        """Return that range, or less at the end of the file."""
+        """Returns that range, or less at the end of the file."""
         found = bytearray()
         while len(found) < num_bytes:
             number, start = divmod(offset + len(found), PART_BYTES)
@@ -128,7 +128,7 @@ class Reader:
         return bytes(found)
 
     def parts(self) -> Iterator[bytes]:
-        """Yield the whole file in order, part by part."""
+        """Yields the whole file in order, part by part."""
         for number in itertools.count():
             if part := self._part(number):
                 yield part

@@ -50,7 +50,7 @@ async def create(
     actor: str | None = None,
     most_bytes: int | None = None,
 ) -> FileInfo:
-    """Insert a file's row once its bytes are on disk, in the transaction that needs the file to exist. `actor` is None
+    """Inserts a file's row once its bytes are on disk, in the transaction that needs the file to exist. `actor` is None
     for a file that Headgate made. `most_bytes` bounds all files of the tenant: NoRoomError beyond it, however many are
     created at the same time."""
     await _take_turn(conn, storage_key)
@@ -82,7 +82,7 @@ async def create(
 
 
 async def is_registered(conn: AsyncConnection, storage_key: str) -> bool:
-    """Say whether those bytes have a row. A transaction that inserts it is waited for, even if its connection is gone:
+    """Says whether those bytes have a row. A transaction that inserts it is waited for, even if its connection is gone:
     call this in a transaction that may write."""
     await _take_turn(conn, storage_key)
     return (await conn.execute(select(File.id).where(File.storage_key == storage_key).limit(1))).first() is not None
@@ -103,7 +103,7 @@ async def _check_room(conn: AsyncConnection, tenant_id: str, num_bytes: int, mos
 
 
 async def get(conn: AsyncConnection, tenant_id: str, file_id: str, now: int) -> FileInfo:
-    """Return a file of the tenant. Raises NotFoundError, also for another tenant's file, an expired and a deleted
+    """Returns a file of the tenant. Raises NotFoundError, also for another tenant's file, an expired and a deleted
     one."""
     return _info(await one(conn, _living(tenant_id, now).where(File.id == file_id), "No such File object."))
 
@@ -126,22 +126,22 @@ async def list_files(
 
 
 async def delete(conn: AsyncConnection, tenant_id: str, file_id: str, now: int, *, actor: str) -> None:
-    """Hide a file from its owner at once. A running batch keeps the bytes until it ends (`purgeable`)."""
+    """Hides a file from its owner at once. A running batch keeps the bytes until it ends (`purgeable`)."""
     await get(conn, tenant_id, file_id, now)
     await conn.execute(update(File).where(File.id == file_id, File.tenant_id == tenant_id).values(deleted_at=now))
     await audit.record(conn, "headgate.file.deleted", actor=actor, now=now, tenant_id=tenant_id, object_id=file_id)
 
 
 async def of_batch(conn: AsyncConnection, batch_id: str) -> FileInfo:
-    """Return a batch's input, deleted or not, as a batch keeps its input."""
+    """Returns a batch's input, deleted or not, as a batch keeps its input."""
     query = select(File.__table__).join(Batch, Batch.input_file_id == File.id)
     row = (await conn.execute(query.where(Batch.id == batch_id))).one()
     return _info(row)
 
 
 async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
-    """Return the bytes that the tenant's files count, each at least `LEAST_BYTES`, deleted files included until they are
-    purged."""
+    """Returns the bytes that the tenant's files count, each at least `LEAST_BYTES`, deleted files included until they
+    are purged."""
     counted = case((File.num_bytes > LEAST_BYTES, File.num_bytes), else_=LEAST_BYTES)
     query = select(func.coalesce(func.sum(counted), 0)).where(
         File.tenant_id == tenant_id, File.storage_key.is_not(None)
@@ -150,7 +150,7 @@ async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
 
 
 async def purgeable(conn: AsyncConnection, now: int, limit: int = 100, *, after: str = "") -> list[tuple[str, str]]:
-    """Return (id, storage key) of files whose bytes nobody may read any more, by id, those behind the file `after`."""
+    """Returns (id, storage key) of files whose bytes nobody may read any more, by id, those behind the file `after`."""
     in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED))
     gone = or_(File.deleted_at.is_not(None), File.expires_at <= now)
     query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use, File.id > after)

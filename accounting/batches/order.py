@@ -41,7 +41,7 @@ class PackedLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 def prefix_bytes(body: Mapping[str, Any]) -> bytes:
-    """Return canonical bytes. They are the same for bodies that differ in spacing or in the order of keys."""
+    """Returns canonical bytes. They are the same for bodies that differ in spacing or in the order of keys."""
     before = [body.get("model"), body.get("tools"), body.get("messages"), body.get("prompt"), body.get("input")]
     for name in ("system", "instructions"):  # the places of Messages and Responses for chat's first message
         if name in body:
@@ -67,8 +67,8 @@ def predicted_tokens(prefix: bytes) -> int:
 
 
 def chunks(lines: Iterable[Placed], max_lines: int) -> Iterator[list[Placed]]:
-    """Yield chunks of at most `max_lines` lines, and of at most `CHUNK_TOKENS` predicted tokens and `CHUNK_BYTES` unless
-    one line has more; never empty ones."""
+    """Yields chunks of at most `max_lines` lines, and of at most `CHUNK_TOKENS` predicted tokens and `CHUNK_BYTES`
+    unless one line has more; never empty ones."""
     chunk: list[Placed] = []
     num_tokens = num_bytes = 0
     for line in sorted(lines, key=lambda line: (line.sort_key, line.line_no)):

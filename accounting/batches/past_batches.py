@@ -23,7 +23,7 @@ class PastBatches(msgspec.Struct, frozen=True):
 
 
 async def past_batches(conn: AsyncConnection, tenant_id: str, endpoint: str, model: str, now: int) -> PastBatches:
-    """Return the sums over the latest completed batches of the tenant with that endpoint and model."""
+    """Returns the sums over the latest completed batches of the tenant with that endpoint and model."""
     query = (
         select(
             Batch.num_completed, Batch.in_progress_at, Batch.finalizing_at, *(getattr(Batch, c) for c in TOKEN_CLASSES)

@@ -22,7 +22,7 @@ WAITS_S = (0.2, 1.0, 3.0)
 
 
 async def discard(database: Database, store: FileStore, storage_key: str) -> None:
-    """Delete stored bytes unless a row names them. Where SQL cannot be asked they stay, and the log names them."""
+    """Deletes stored bytes unless a row names them. Where SQL cannot be asked they stay, and the log names them."""
     if await _may_be_registered(database, storage_key):
         return
     await asyncio.to_thread(store.delete, storage_key)

@@ -147,7 +147,7 @@ class LineChecker:
         """Hashes of the custom_ids: ids of 512 characters would take a hundred megabytes."""
 
     def check(self, raw: bytes | None) -> Body:
-        """Return the body of a line that can run; None stands for a line that is too long. Raises `Refused`."""
+        """Returns the body of a line that can run; None stands for a line that is too long. Raises `Refused`."""
         line = _decoded(_LINE, raw)
         custom_id = _text(line.custom_id)
         # A null character is no part of a text of PostgreSQL: writing such a line would fail, each time it is tried.
@@ -175,7 +175,7 @@ class LineChecker:
 
 
 def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> Validated:
-    """Check a file. `models` are those that the submitting key may use."""
+    """Checks a file. `models` are those that the submitting key may use."""
     found = Validated([], [], None, None, 0)
     checker = LineChecker(endpoint, models)
     for line_no, (offset, raw) in enumerate(split(parts, MAX_LINE_BYTES), 1):
@@ -195,7 +195,7 @@ def validate(parts: Iterable[bytes], endpoint: str, models: Container[str]) -> V
 
 
 def _decoded(decoder: msgspec.json.Decoder[L], raw: bytes | msgspec.Raw | None) -> L:
-    """Decode a line or a part of it. Raises `Refused`."""
+    """Decodes a line or a part of it. Raises `Refused`."""
     if raw is None:
         raise Refused("invalid_json_line")
     try:
@@ -205,7 +205,7 @@ def _decoded(decoder: msgspec.json.Decoder[L], raw: bytes | msgspec.Raw | None) 
 
 
 def _text(raw: msgspec.Raw) -> str | None:
-    """Return the text that a field holds. None stands for anything else, and for a text that is too long."""
+    """Returns the text that a field holds. None stands for anything else, and for a text that is too long."""
     return _decoded(_TEXT, raw) if _begins(raw, b'"') and len(raw) <= MAX_TEXT_BYTES else None
 
 
@@ -214,7 +214,7 @@ def _begins(raw: msgspec.Raw, first: bytes) -> bool:
 
 
 def _prefix(body: Body, line_bytes: int) -> bytes:
-    """Return what the line is sorted by. Raises `Refused`."""
+    """Returns what the line is sorted by. Raises `Refused`."""
     parts = body.present()
     if line_bytes > MAX_CANONICAL_BYTES:
         return b",".join(parts.values())
@@ -222,8 +222,8 @@ def _prefix(body: Body, line_bytes: int) -> bytes:
 
 
 def split(parts: Iterable[bytes], most: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (offset, line) without the line's ending (LF or CRLF). The line is None if it has more than `most` bytes. A
-    last newline may be missing; a blank line counts as a line."""
+    """Yields (offset, line) without the line's ending (LF or CRLF). The line is None if it has more than `most` bytes.
+    A last newline may be missing; a blank line counts as a line."""
     start = position = 0
     line = bytearray()
     for part in parts:
@@ -240,8 +240,8 @@ def split(parts: Iterable[bytes], most: int = MAX_LINE_BYTES) -> Iterator[tuple[
 
 
 def _extend(line: bytearray, piece: bytes, most: int) -> None:
-    """Append to a line. One byte beyond the limit is kept, so that the excess is noticed; the rest of a huge line never
-    fills memory."""
+    """Appends to a line. One byte beyond the limit is kept, so that the excess is noticed; the rest of a huge line
+    never fills memory."""
     line += piece[: most + 1 - len(line)]
 
 

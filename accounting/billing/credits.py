@@ -76,7 +76,7 @@ class CreditInfo(msgspec.Struct, frozen=True, kw_only=True):
 async def create(
     conn: AsyncConnection, wanted: NewCredit, *, key: str, now_ms: int, actor: str
 ) -> tuple[CreditInfo, bool]:
-    """Return (the credit, whether the same idempotency key had made it before). Raises KeyReusedError if the key was
+    """Returns (the credit, whether the same idempotency key had made it before). Raises KeyReusedError if the key was
     used for another request."""
     fingerprint = sha256(msgspec.json.encode(wanted)).digest()
     now_ms = await ledger.take_turn(conn, now_ms)
@@ -117,7 +117,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, credit_id: str) -> CreditInfo:
-    return _info(await one(conn, _listed().where(Credit.id == credit_id), "No such credit."))
+    return _info(await one(conn, _listed().where(Credit.id == credit_id), "There is no such credit."))
 
 
 async def list_credits(
@@ -131,7 +131,7 @@ async def list_credits(
 
 
 async def corrected(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[str, int]:
-    """Return the micro-units of the corrections that were given in [start, end), Unix seconds, by currency."""
+    """Returns the micro-units of the corrections that were given in [start, end), Unix seconds, by currency."""
     query = (
         select(Credit.currency, func.sum(Credit.amount))
         .where(Credit.tenant_id == tenant_id, Credit.type.in_(CORRECTIONS))
@@ -142,7 +142,7 @@ async def corrected(conn: AsyncConnection, tenant_id: str, start: int, end: int)
 
 
 async def open_grants(conn: AsyncConnection, tenant_id: str, currency: str) -> list[Grant]:
-    """Return the grants that have micro-units left, and how many. Ended grants are among them, as they paid for their
+    """Returns the grants that have micro-units left, and how many. Ended grants are among them, as they paid for their
     time."""
     query = _listed().where(Credit.tenant_id == tenant_id, Credit.type == "grant", Credit.currency == currency)
     rows = (await conn.execute(query)).all()
@@ -186,7 +186,7 @@ def _check(wanted: NewCredit, now_ms: int) -> None:
 
 async def _grant(conn: AsyncConnection, wanted: NewCredit, values: dict[str, Any], now_ms: int) -> None:
     if await conn.scalar(select(Tenant.id).where(Tenant.id == wanted.tenant_id)) is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     currency = await prices.check_currency(conn, wanted.tenant_id, wanted.currency, now_ms)
     owner = {"tenant_id": wanted.tenant_id, "currency": currency}
     await conn.execute(insert(Credit).values(**values, **owner, source=wanted.source))
@@ -202,7 +202,7 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     )
     wrong = (await conn.execute(query)).mappings().first()
     if wrong is None:
-        raise NotFoundError("No such charge of this tenant.")
+        raise NotFoundError("There is no such charge of this tenant.")
     taken_back = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "reversal"
     )
@@ -227,7 +227,7 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
 
 
 async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:
-    """Split the amount by token class, within what earlier corrections left of the charge. Raises ConflictError beyond
+    """Splits the amount by token class, within what earlier corrections left of the charge. Raises ConflictError beyond
     it."""
     columns = [func.coalesce(func.sum(getattr(LedgerEntry, f"charge_{n}")), 0) for n in TOKEN_CLASSES]
     query = select(*columns).join(Credit, Credit.id == LedgerEntry.request_id)
@@ -243,8 +243,8 @@ async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, in
 
 
 async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
-    """Return the number of the invoice that has the charge and is not void: the first that was closed after it was posted.
-    An invoice that was issued again has the time of its first close."""
+    """Returns the number of the invoice that has the charge and is not void: the first that was closed after it was
+    posted. An invoice that was issued again has the time of its first close."""
     voided = select(InvoiceTerms.refers_to).where(InvoiceTerms.voids)
     covering = (
         select(Invoice.number)
@@ -261,7 +261,7 @@ async def _invoice_of(conn: AsyncConnection, wrong: Any) -> str | None:
 
 
 async def _issue_note(conn: AsyncConnection, credit: dict[str, Any], wrong: Any, invoice: str, now_ms: int) -> None:
-    """Write a credit note to the invoice: under its rule of tax, from and to whom it was issued."""
+    """Writes a credit note to the invoice: under its rule of tax, from and to whom it was issued."""
     period = period_of(wrong["opened_at_ms"] // 1000)
     start, end = bounds(period)
     query = select(Tenant.name, Tenant.time_zone).where(Tenant.id == wrong["tenant_id"])

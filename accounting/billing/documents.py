@@ -25,8 +25,8 @@ async def write(
     series: invoice_numbers.Series,
     now_ms: int,
 ) -> str:
-    """Write a document and return its number. `columns` are those of the invoice row that `terms` do not know. The caller
-    holds `ledger.take_turn`."""
+    """Writes a document and returns its number. `columns` are those of the invoice row that `terms` do not know. The
+    caller holds `ledger.take_turn`."""
     number, place = await frozen.following(conn, _prefix(terms, series))
     await conn.execute(
         insert(Invoice).values(
@@ -58,7 +58,7 @@ async def _post_tax(conn: AsyncConnection, number: str, columns: dict[str, Any],
 
 
 async def next_version(conn: AsyncConnection, tenant_id: str, period: str, series: invoice_numbers.Series) -> int:
-    """Return 1 plus the number of the tenant's documents of that kind and period."""
+    """Returns 1 plus the number of the tenant's documents of that kind and period."""
     query = select(func.count()).where(
         Invoice.tenant_id == tenant_id, Invoice.period == period, Invoice.series == series
     )

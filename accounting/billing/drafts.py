@@ -48,7 +48,7 @@ async def of_period(conn: AsyncConnection, tenant_id: str, period: str, sums: Su
     is nothing to invoice or if it is in two currencies."""
     start, end = bounds(period)
     named = select(Tenant.name, Tenant.time_zone).where(Tenant.id == tenant_id, Tenant.id != OPERATOR_TENANT)
-    tenant = await one(conn, named, "No such tenant.")
+    tenant = await one(conn, named, "There is no such tenant.")
     lines = await invoice_lines.of_usage(conn, sums)
     lines += await invoice_lines.of_residency(conn, tenant_id, end)
     lines += await invoice_lines.of_adjustments(conn, tenant_id, now_ms)
@@ -85,7 +85,7 @@ async def _terms(conn: AsyncConnection, tenant_id: str, currency: str, subtotal:
 async def _prepaid(
     conn: AsyncConnection, tenant_id: str, currency: str, period: str, late: int, subtotal: int
 ) -> tuple[Uses, Uses]:
-    """Return the amount that each grant pays, and the rest of each grant that has ended with the period."""
+    """Returns the amount that each grant pays, and the rest of each grant that has ended with the period."""
     start, end = bounds(period)
     hours = await _charges(conn, RollupHour, tenant_id, range(start, end, HOUR_S))
     for hour, charge in (await residency_sums.by_hour(conn, tenant_id, start, end)).items():
@@ -114,8 +114,8 @@ async def _days(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> 
 async def _charges(
     conn: AsyncConnection, table: type[RollupHour | RollupDay], tenant_id: str, buckets: range
 ) -> dict[int, int]:
-    """Return the charge of each bucket that has one. Buckets are listed, because rollups have no index that begins with
-    a tenant: a range would read those of all tenants."""
+    """Returns the charge of each bucket that has one. Buckets are listed, because rollups have no index that begins
+    with a tenant: a range would read those of all tenants."""
     query = select(table.bucket, func.sum(table.charge)).where(
         table.tenant_id == tenant_id, table.bucket.in_(bindparam("buckets", expanding=True))
     )

@@ -28,8 +28,8 @@ class Forecast(msgspec.Struct, frozen=True):
 
 
 def forecast(spent: int, recent: Sequence[int], now: int, month_end: int) -> Forecast | None:
-    """Return the forecast, or None without a recent day. `spent` is the month's amount so far; `recent` has the amounts
-    of the last whole days, oldest first."""
+    """Returns the forecast, or None without a recent day. `spent` is the month's amount so far; `recent` has the
+    amounts of the last whole days, oldest first."""
     days = _since_first_charge(recent[-NUM_DAYS:])
     if not days:
         return None
@@ -44,7 +44,7 @@ def forecast(spent: int, recent: Sequence[int], now: int, month_end: int) -> For
 
 
 def percentile(values: Sequence[int], percent: int) -> int:
-    """Return the least value that `percent` of all values do not exceed (the nearest rank)."""
+    """Returns the least value that `percent` of all values do not exceed (the nearest rank)."""
     rank = -(-len(values) * percent // 100)
     return sorted(values)[max(rank, 1) - 1]
 

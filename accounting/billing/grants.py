@@ -23,8 +23,8 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 def allocate(hours: Mapping[int, int], grants: Sequence[Grant], most: int) -> list[tuple[Grant, int]]:
-    """Return the amount that each grant pays of the charges in its time. The lowest priority pays first, then the first
-    to end.
+    """Returns the amount that each grant pays of the charges in its time. The lowest priority pays first, then the
+    first to end.
 
     An hour that overlaps a grant's time is paid as a whole. All grants together pay at most `most`.
     """

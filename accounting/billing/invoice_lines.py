@@ -46,8 +46,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 async def is_invoiced(
     conn: AsyncConnection, tenant_id: str, opened_ms: SQLColumnExpression[int], posted_ms: SQLColumnExpression[int]
 ) -> ColumnElement[bool]:
-    """Return the condition that an invoice has the row: its month or a later one was closed after it was posted. A month
-    may be closed after a later one, if its first usage came late."""
+    """Returns the condition that an invoice has the row: its month or a later one was closed after it was posted. A
+    month may be closed after a later one, if its first usage came late."""
     query = (
         select(Invoice.until_ms, func.max(Invoice.cutoff_ms))
         .where(Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE)
@@ -76,7 +76,7 @@ async def place_of(conn: AsyncConnection, tenant_id: str, opened_ms: int, posted
 
 
 async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByKey:
-    """Return the month sums up to `end`, less the lines that invoices have of them."""
+    """Returns the month sums up to `end`, less the lines that invoices have of them."""
     sums = await _rolled_up(conn, tenant_id, end)
     for key, had in (await invoiced(conn, tenant_id, InvoiceLine.period < period_of(end))).items():
         mine = sums.setdefault(key, Sums())
@@ -88,7 +88,7 @@ async def uninvoiced(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 
 async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:
-    """Return a line for each token class that was used. The number of requests is on the first line of each group."""
+    """Returns a line for each token class that was used. The number of requests is on the first line of each group."""
     rates = RatesByVersion()
     lines: list[Line] = []
     for key in sorted(sums):
@@ -119,7 +119,7 @@ async def of_usage(conn: AsyncConnection, sums: SumsByKey) -> list[Line]:
 
 
 async def of_adjustments(conn: AsyncConnection, tenant_id: str, now_ms: int) -> list[Line]:
-    """Return the adjustments that no invoice has taken yet."""
+    """Returns the adjustments that no invoice has taken yet."""
     taken = select(InvoiceLine.credit_id).where(InvoiceLine.kind == "adjustment")
     query = (
         select(Credit.__table__, LedgerEntry.model, LedgerEntry.tier, LedgerEntry.price_version)
@@ -146,7 +146,7 @@ async def of_adjustments(conn: AsyncConnection, tenant_id: str, now_ms: int) -> 
 
 
 async def of_residency(conn: AsyncConnection, tenant_id: str, end: int) -> list[Line]:
-    """Return the charges for kept KV of hours before `end`, less the lines that earlier invoices have of it."""
+    """Returns the charges for kept KV of hours before `end`, less the lines that earlier invoices have of it."""
     sums = await residency_sums.charged(conn, tenant_id, ResidencyCharge.hour < end)
     had = await residency_sums.invoiced(conn, tenant_id)
     lines = []
@@ -176,7 +176,7 @@ def of_grant(grant: Grant, amount: int, period: str, currency: str) -> Line:
 
 
 async def is_anything_left(conn: AsyncConnection, tenant_id: str, now: int) -> bool:
-    """Say whether the tenant has anything that no invoice has, up to the end of the present month."""
+    """Says whether the tenant has anything that no invoice has, up to the end of the present month."""
     _, end = bounds(period_of(now))
     return bool(
         await uninvoiced(conn, tenant_id, end)
@@ -221,7 +221,7 @@ async def _rolled_up(conn: AsyncConnection, tenant_id: str, end: int) -> SumsByK
 
 
 async def invoiced(conn: AsyncConnection, tenant_id: str, *where: ColumnElement[bool]) -> SumsByKey:
-    """Return the sums of a tenant's usage over all its documents. A credit note that cancels an invoice takes away."""
+    """Returns the sums of a tenant's usage over all its documents. A credit note that cancels an invoice takes away."""
     group = (InvoiceLine.period, InvoiceLine.model, InvoiceLine.tier, InvoiceLine.price_version, Invoice.currency)
     sums = (InvoiceLine.num_requests, InvoiceLine.quantity, InvoiceLine.amount)
     query = (

@@ -20,6 +20,6 @@ CREDIT_NOTE: Series = "CN"
 
 
 async def following(conn: AsyncConnection, series: Series) -> int:
-    """Return the place of the next document of the kind. The caller holds `ledger.take_turn`."""
+    """Returns the place of the next document of the kind. The caller holds `ledger.take_turn`."""
     last = await conn.scalar(select(func.max(Invoice.sequence)).where(Invoice.series == series))
     return (last or 0) + 1

@@ -71,7 +71,7 @@ def refuse_early(period: str, now_ms: int) -> None:
 
 
 async def close(database: Database, tenant_id: str, period: str, *, now_ms: int, actor: str) -> InvoiceInfo:
-    """Return the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
+    """Returns the invoice of that period: a new one, or the one that was made before. Raises ConflictError if it is too
     early, if an earlier month is open, if there is nothing to invoice, or if rows and sums differ."""
     _, end = bounds(period)
     refuse_early(period, now_ms)
@@ -111,8 +111,8 @@ async def close(database: Database, tenant_id: str, period: str, *, now_ms: int,
 
 
 async def preview(conn: AsyncConnection, tenant_id: str, period: str, *, now_ms: int) -> InvoiceInfo:
-    """Return the invoice that a close would make of what is posted so far. Nothing is written and nothing is reconciled.
-    Raises ConflictError if the period is closed or there is nothing to invoice."""
+    """Returns the invoice that a close would make of what is posted so far. Nothing is written and nothing is
+    reconciled. Raises ConflictError if the period is closed or there is nothing to invoice."""
     known = await _known(conn, tenant_id, period)
     if known is not None:
         raise ConflictError(f"The period {period} is closed: its invoice is {known.number}.")
@@ -132,10 +132,11 @@ async def preview(conn: AsyncConnection, tenant_id: str, period: str, *, now_ms:
 
 
 async def get(conn: AsyncConnection, number: str, tenant_id: str | None = None) -> InvoiceInfo:
-    """Return the invoice with its lines. With `tenant_id` another tenant's invoice is unknown. Raises NotFoundError."""
+    """Returns the invoice with its lines. With `tenant_id` another tenant's invoice is unknown. Raises
+    NotFoundError."""
     row = (await conn.execute(select(Invoice.__table__).where(Invoice.number == number))).first()
     if row is None or tenant_id not in (None, row.tenant_id):
-        raise NotFoundError("No such invoice.")
+        raise NotFoundError("There is no such invoice.")
     (info,) = await _infos(conn, [row])
     return msgspec.structs.replace(info, lines=await invoice_lines.of_invoice(conn, number))
 
@@ -148,7 +149,7 @@ async def list_invoices(
     after: str | None = None,
     limit: int,
 ) -> Page[InvoiceInfo]:
-    """Return invoices, newest first, without their lines."""
+    """Returns invoices, newest first, without their lines."""
     query = select(Invoice.__table__)
     if tenant_id is not None:
         query = query.where(Invoice.tenant_id == tenant_id)
@@ -159,16 +160,16 @@ async def list_invoices(
 
 
 async def due_tenants(conn: AsyncConnection, period: str) -> list[str]:
-    """Return the tenants that have no invoice for that month and used anything in it, or were charged late for a month
+    """Returns the tenants that have no invoice for that month and used anything in it, or were charged late for a month
     that is closed. What was reversed was not used, and KV that was kept for somebody without requests may be on the
     next month's invoice. The operator, who fills public prefixes, sends itself none."""
     return sorted(await _that_used(conn, period) | await _charged_late(conn, period))
 
 
 async def due(conn: AsyncConnection, end: int) -> list[tuple[str, str]]:
-    """Return each month before `end`, Unix seconds, and tenant that is due for an invoice, the oldest month first. KV that
-    was kept for somebody without requests counts in the last of these months, as do late charges of closed ones; before
-    it they wait for the next invoice."""
+    """Returns each month before `end`, Unix seconds, and tenant that is due for an invoice, the oldest month first. KV
+    that was kept for somebody without requests counts in the last of these months, as do late charges of closed ones;
+    before it they wait for the next invoice."""
     has_invoice = exists().where(
         Invoice.tenant_id == RollupMonth.tenant_id,
         Invoice.from_ms == RollupMonth.bucket * 1000,
@@ -197,8 +198,8 @@ async def _that_used(conn: AsyncConnection, period: str) -> set[str]:
 
 
 async def _charged_late(conn: AsyncConnection, period: str) -> set[str]:
-    """Return the tenants without an invoice for that month whose closed months before it were charged more than invoices
-    have of them."""
+    """Returns the tenants without an invoice for that month whose closed months before it were charged more than
+    invoices have of them."""
     start, _ = bounds(period)
     closed = select(Invoice.tenant_id, Invoice.from_ms).where(
         Invoice.series == invoice_numbers.INVOICE,
@@ -239,15 +240,15 @@ async def _known(conn: AsyncConnection, tenant_id: str, period: str) -> InvoiceI
 
 
 async def _open_rows(conn: AsyncConnection, tenant_id: str, end: int, among: FromClause) -> list[ColumnElement[bool]]:
-    """Return the conditions for rows up to `end` that no invoice has. Rows of a month without an invoice are among them,
-    and rows of closed months that were posted after the close."""
+    """Returns the conditions for rows up to `end` that no invoice has. Rows of a month without an invoice are among
+    them, and rows of closed months that were posted after the close."""
     opened = among.c.opened_at_ms
     known = await invoice_lines.is_invoiced(conn, tenant_id, opened, among.c.posted_at_ms)
     return [among.c.tenant_id == tenant_id, opened < end * 1000, ~known]
 
 
 async def _issue(conn: AsyncConnection, tenant_id: str, period: str, rows: Repriced, *, now_ms: int) -> str:
-    """Write a new invoice with its lines, its terms and its payments by grants. Returns its number."""
+    """Writes a new invoice with its lines, its terms and its payments by grants. Returns its number."""
     start, end = bounds(period)
     await _check_earlier_months(conn, tenant_id, start)
     sums = await invoice_lines.uninvoiced(conn, tenant_id, end)

@@ -27,7 +27,7 @@ async def pay(
     now_ms: int,
     actor: str,
 ) -> InvoiceInfo:
-    """Record a payment: of all that is open, if `amount` is None. A reference that the invoice has already is the same
+    """Records a payment: of all that is open, if `amount` is None. A reference that the invoice has already is the same
     payment. Raises NotFoundError, InvalidError, and ConflictError if nothing, or not that much, is open."""
     now_ms = await ledger.take_turn(conn, now_ms)
     invoice = await invoices.get(conn, number)

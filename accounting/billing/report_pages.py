@@ -17,14 +17,14 @@ _CHECK_BYTES = 12
 
 
 def write(query: bytes, end: int, first: int) -> str:
-    """Make a page parameter. `end` fixes the end of the range where the query had none; `first` is the first bucket of
+    """Makes a page parameter. `end` fixes the end of the range where the query had none; `first` is the first bucket of
     the next reply."""
     numbers = end.to_bytes(8, "big") + first.to_bytes(8, "big")
     return base64.urlsafe_b64encode(numbers + _check(query, numbers)).decode()
 
 
 def read(query: bytes, page: str) -> tuple[int, int]:
-    """Return (end, first) as they were written for this very query. Raises InvalidError."""
+    """Returns (end, first) as they were written for this very query. Raises InvalidError."""
     try:
         raw = base64.b64decode(page, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

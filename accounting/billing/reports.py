@@ -109,7 +109,8 @@ class Report(msgspec.Struct, frozen=True):
 
 
 async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Usage of all models, or of embeddings: settled requests, each in the bucket of its start. Raises InvalidError."""
+    """Returns usage of all models, or of embeddings: settled requests, each in the bucket of its start. Raises
+    InvalidError."""
     page = _plan(query, now, USAGE_LIMITS, EMBEDDING_DIMENSIONS if query.of_embeddings else USAGE_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
     found: dict[int, list[UsageResult]] = defaultdict(list)
@@ -121,8 +122,8 @@ async def usage(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
 
 
 async def costs(conn: AsyncConnection, query: ReportQuery, now: int) -> Report:
-    """Settled charges and charges for kept KV, split into line items if the query wants it. No key keeps KV, so charges
-    for kept KV are under no key. They are charged by the hour, and stand in the first minute of it. Raises
+    """Returns settled charges and charges for kept KV, split into line items if the query wants it. No key keeps KV, so
+    charges for kept KV are under no key. They are charged by the hour, and stand in the first minute of it. Raises
     InvalidError."""
     page = _plan(query, now, COST_LIMITS, COST_DIMENSIONS)
     columns = tuple(dict.fromkeys(column for name in query.group_by for column in COLUMNS[name]))
@@ -199,8 +200,8 @@ def _fingerprint(query: ReportQuery) -> bytes:
 async def _sums(
     conn: AsyncConnection, query: ReportQuery, page: _Page, columns: Sequence[str], sums: Sequence[str], most: int
 ) -> tuple[Sequence[Row[Any]], _Page]:
-    """Return one row per bucket and group in a stable order, and the page as far as `most` rows reach, or, if its first
-    bucket has more, `MAX_RESULTS` rows."""
+    """Returns one row per bucket and group in a stable order, and the page as far as `most` rows reach, or, if its
+    first bucket has more, `MAX_RESULTS` rows."""
     rows: list[Row[Any]] = []
     for width, start, end in _segments(query.width, page):
         statement = _segment_sums(query, columns, sums, width, start, end).limit(MAX_RESULTS + 1 - len(rows))
@@ -214,7 +215,7 @@ async def _sums(
 async def _kept(
     conn: AsyncConnection, query: ReportQuery, page: _Page
 ) -> tuple[Sequence[residency_sums.Bucket], _Page]:
-    """Return the sums of kept KV, and the page as far as they reach. No key keeps KV."""
+    """Returns the sums of kept KV, and the page as far as they reach. No key keeps KV."""
     if query.key_ids is not None:
         return (), page
     most = MAX_RESULTS // len(residency_sums.CLASSES)
@@ -234,8 +235,8 @@ async def _kept(
 
 
 def _with_room(page: _Page, starts: Sequence[int], most: int) -> _Page:
-    """Return the page without the buckets of which a part is beyond the first `most` rows, whose `starts` are given. The
-    page's first bucket may have more. Raises InvalidError if it has more than `MAX_RESULTS`."""
+    """Returns the page without the buckets of which a part is beyond the first `most` rows, whose `starts` are given.
+    The page's first bucket may have more. Raises InvalidError if it has more than `MAX_RESULTS`."""
     if starts[MAX_RESULTS:] and starts[MAX_RESULTS] <= page.first:
         raise InvalidError(
             f"One bucket has more than {MAX_RESULTS:,} sums. Group by less, or filter, for example by project.",
@@ -246,7 +247,7 @@ def _with_room(page: _Page, starts: Sequence[int], most: int) -> _Page:
 
 
 async def _in_pieces(rows: Sequence[T]) -> AsyncIterator[T]:
-    """Yield the rows, and let other tasks use the loop between their pieces."""
+    """Yields the rows, and lets other tasks use the loop between their pieces."""
     for number, row in enumerate(rows, 1):
         yield row
         if number % PIECE_ROWS == 0:
@@ -254,7 +255,7 @@ async def _in_pieces(rows: Sequence[T]) -> AsyncIterator[T]:
 
 
 def _segments(width: Width, page: _Page) -> Iterator[tuple[Width, int, int]]:
-    """Yield whole buckets from the width's own table and cut ones from minutes. No two segments share a bucket."""
+    """Yields whole buckets from the width's own table and cut ones from minutes. No two segments share a bucket."""
     seconds = SECONDS[width]
     end = min(page.end, page.last)
     whole_from, whole_to = page.start + -page.start % seconds, end - end % seconds
@@ -293,7 +294,7 @@ def _segment_sums(
 
 
 def _usage_reader(query: ReportQuery, columns: Sequence[str]) -> Callable[[Sequence[Any]], UsageResult]:
-    """Return a reader that finds columns by index: a page may have ten thousand results."""
+    """Returns a reader that finds columns by index: a page may have ten thousand results."""
     asked = query.group_by
 
     def place(dimension: Dimension, column: str) -> int | None:
@@ -355,7 +356,7 @@ def _is_asked(query: ReportQuery, item: str) -> bool:
 
 
 def _named(query: ReportQuery, part: CostResult) -> CostResult:
-    """Return the part as a result. If the query filters by line items and does not group by them, amounts of all kinds
+    """Returns the part as a result. If the query filters by line items and does not group by them, amounts of all kinds
     add up."""
     if "line_item" in query.group_by:
         return part

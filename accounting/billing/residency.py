@@ -57,7 +57,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
-    """Store readings. They may come in any order and repeatedly: the highest of each counts."""
+    """Stores readings. They may come in any order and repeatedly: the highest of each counts."""
     if not readings:
         return
     table = ResidencyReading.__table__
@@ -75,7 +75,7 @@ async def note(conn: AsyncConnection, readings: Sequence[Reading]) -> None:
 
 
 async def charge_due(conn: AsyncConnection, now_ms: int) -> int:
-    """Post the KV that was kept in hours that are over and was not charged yet. Returns the number of entries."""
+    """Posts the KV that was kept in hours that are over and was not charged yet. Returns the number of entries."""
     now_ms = await ledger.take_turn(conn, now_ms)
     versions = await residency_prices.versions(conn)
     num_posted = await _charge_left(conn, versions, now_ms) if versions else 0
@@ -85,7 +85,7 @@ async def charge_due(conn: AsyncConnection, now_ms: int) -> int:
 
 
 async def _charge_left(conn: AsyncConnection, versions: residency_prices.Versions, now_ms: int) -> int:
-    """Post what is left to be charged. All postings wait meanwhile, so the number of statements does not grow with the
+    """Posts what is left to be charged. All postings wait meanwhile, so the number of statements does not grow with the
     readings, but only with the entries."""
     kept = await _kept(conn, (now_ms - GRACE_MS) // 1000 - HOUR_S, {model for _, model in versions})
     had = await _had(conn, kept)
@@ -134,7 +134,7 @@ async def _had(conn: AsyncConnection, kept: Mapping[Hour, Kept]) -> dict[Hour, K
 async def _charge(
     conn: AsyncConnection, hour: Hour, rest: tuple[int, int], price: ResidencyPrice, num_charges: int, now_ms: int
 ) -> int:
-    """Post an entry for the rest of one hour. Returns 1, or 0 if the rest costs less than half a micro-unit."""
+    """Posts an entry for the rest of one hour. Returns 1, or 0 if the rest costs less than half a micro-unit."""
     charged = pricing.residency_charge(rest, price.rates)
     if not sum(charged):
         return 0

@@ -91,7 +91,7 @@ async def by_bucket(
     columns: Collection[str] = GROUPS,
     limit: int | None = None,
 ) -> AsyncIterator[Bucket]:
-    """Yield the sums over hours in [start, end), by buckets of `seconds` (whole hours) and by these columns; the first
+    """Yields the sums over hours in [start, end), by buckets of `seconds` (whole hours) and by these columns; the first
     `limit` at most."""
     table = ResidencyCharge
     bucket = (table.hour - table.hour % seconds).label("bucket")
@@ -106,13 +106,13 @@ async def by_bucket(
 
 
 async def by_hour(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[int, int]:
-    """Return the micro-units of each hour that has any."""
+    """Returns the micro-units of each hour that has any."""
     query = _charges(tenant_id, start, end, ResidencyCharge.hour)
     return {hour: int(amount) for hour, amount in await conn.execute(query)}
 
 
 async def by_model(conn: AsyncConnection, tenant_id: str, start: int, end: int) -> dict[tuple[str, str], int]:
-    """Return the micro-units of hours that begin in [start, end), by model and currency."""
+    """Returns the micro-units of hours that begin in [start, end), by model and currency."""
     query = _charges(tenant_id, start, end, ResidencyCharge.model, ResidencyCharge.currency)
     return {(model, currency): int(amount) for model, currency, amount in await conn.execute(query)}
 
@@ -132,7 +132,7 @@ class TenantKept(NamedTuple):
 
 
 async def by_tenant(conn: AsyncConnection, start: int, tenant_ids: Collection[str]) -> dict[str, TenantKept]:
-    """Return what was kept for these tenants in the hours from `start` on, charged or not yet. Readings are stored for
+    """Returns what was kept for these tenants in the hours from `start` on, charged or not yet. Readings are stored for
     two days."""
     reading, charge = ResidencyReading, ResidencyCharge
     kept = (
@@ -155,7 +155,7 @@ async def by_tenant(conn: AsyncConnection, start: int, tenant_ids: Collection[st
 
 
 async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
-    """Return the number of charges, and the ids of those that differ from the kept bytes times their rate."""
+    """Returns the number of charges, and the ids of those that differ from the kept bytes times their rate."""
     rates: dict[tuple[str, str], tuple[int, int] | None] = {}
     num_rows, failures = 0, []
     query = select(ResidencyCharge.__table__).execution_options(yield_per=ROWS_AT_ONCE)
@@ -172,14 +172,14 @@ async def wrong(conn: AsyncConnection) -> tuple[int, list[str]]:
 
 
 def _sums() -> list[ColumnElement[int]]:
-    """Byte-hours and micro-units of each class, in adjacent columns."""
+    """Returns byte-hours and micro-units of each class, in adjacent columns."""
     table = ResidencyCharge
     parts = ((table.cache, table.charge_cache), (table.pinned, table.charge_pinned))
     return [func.sum(x) for kept, charge in parts for x in (kept // HOUR_MS, charge)]
 
 
 def _by_class(sums: Sequence[Any]) -> Iterator[tuple[ResidencyClass, Kept]]:
-    """Yield the classes that are not empty."""
+    """Yields the classes that are not empty."""
     for i, token_class in enumerate(CLASSES):
         kept = Kept(int(sums[2 * i]), int(sums[2 * i + 1]))
         if kept != Kept():

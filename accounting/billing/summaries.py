@@ -43,8 +43,8 @@ class Spender(msgspec.Struct, frozen=True):
 async def charges_by_day(
     conn: AsyncConnection, start: int, end: int, tenant_id: str | None
 ) -> dict[str, dict[int, int]]:
-    """Return the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without a
-    charge are left out. Without `tenant_id` they are those of all tenants; the operator is none of them."""
+    """Returns the micro-units of each UTC day in [start, end), by currency and by the day's first second. Days without
+    a charge are left out. Without `tenant_id` they are those of all tenants; the operator is none of them."""
     query = select(RollupDay.currency, RollupDay.bucket, cast(func.sum(RollupDay.charge), BigInteger)).where(
         RollupDay.bucket >= start, RollupDay.bucket < end, _is_of(RollupDay, tenant_id)
     )
@@ -59,7 +59,7 @@ async def charges_by_day(
 
 
 async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> dict[str, Prompts]:
-    """Return the prompts of the month that begins at `month`, by currency. Without `tenant_id` they are those of all
+    """Returns the prompts of the month that begins at `month`, by currency. Without `tenant_id` they are those of all
     tenants; the operator, who fills public prefixes, is none of them."""
     keys = (RollupMonth.price_version, RollupMonth.model, RollupMonth.tier, RollupMonth.currency)
     sums = ("num_requests", *INPUT, *(f"charge_{name}" for name in INPUT))
@@ -82,7 +82,7 @@ async def prompts(conn: AsyncConnection, month: int, tenant_id: str | None) -> d
 
 
 async def top_tenants(conn: AsyncConnection, month: int, limit: int) -> Sequence[Spender]:
-    """Return the tenants with the highest charges of the month that begins at `month`, those for kept KV included. The
+    """Returns the tenants with the highest charges of the month that begins at `month`, those for kept KV included. The
     operator is none of them."""
     used, kept = RollupMonth, ResidencyCharge
     requests = select(used.tenant_id, used.currency, used.num_requests, used.charge)

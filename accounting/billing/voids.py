@@ -31,7 +31,8 @@ COPIED = ("tenant_id", "tenant_name", "time_zone", "period", "currency", "from_m
 async def void(
     conn: AsyncConnection, number: str, *, reason: str, now_ms: int, actor: str
 ) -> tuple[InvoiceInfo, InvoiceInfo]:
-    """Return (the credit note, the new invoice). Raises NotFoundError, and ConflictError if it is no invoice or void."""
+    """Returns (the credit note, the new invoice). Raises NotFoundError, and ConflictError if it is no invoice or
+    void."""
     now_ms = await ledger.take_turn(conn, now_ms)
     wrong = await invoices.get(conn, number)
     if wrong.series != invoice_numbers.INVOICE:
@@ -95,7 +96,7 @@ async def _issue_again(conn: AsyncConnection, row: Any, wrong: InvoiceInfo, now_
 
 
 async def _terms_now(conn: AsyncConnection, wrong: InvoiceInfo, now_ms: int) -> Terms:
-    """Return the terms of today. An erased tenant has no profile any more, so its copy in the void invoice holds."""
+    """Returns the terms of today. An erased tenant has no profile any more, so its copy in the void invoice holds."""
     discount = wrong.terms.discount
     cash = wrong.prepaid - discount
     is_erased = await conn.scalar(select(Tenant.erased_at).where(Tenant.id == wrong.tenant_id)) is not None

@@ -33,7 +33,7 @@ ENDING = LedgerEntry.kind.in_(("settle", "void"))
 
 
 async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: Told = nobody) -> BooksReport:
-    """Check every equation over all of the books; `told` hears of each that is checked."""
+    """Checks every equation over all of the books; `told` hears of each that is checked."""
     skip = frozenset(running)
     checks: tuple[Callable[[], Awaitable[EquationResult]], ...] = (
         lambda: _check(conn, equations.CONSERVATION, _conservation(), skip),
@@ -58,7 +58,7 @@ async def verify(conn: AsyncConnection, *, running: Collection[str] = (), told: 
 
 
 async def verify_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> BooksReport:
-    """Check the equations that hold for each request by itself, over requests whose ending was posted in [since,
+    """Checks the equations that hold for each request by itself, over requests whose ending was posted in [since,
     until)."""
     span = {"since_ms": since_ms, "until_ms": until_ms}
     return BooksReport(
@@ -81,7 +81,7 @@ _ANY_ENDED = ENDED.limit(1)
 
 
 async def any_ended(conn: AsyncConnection, since_ms: int, until_ms: int) -> bool:
-    """Whether `verify_ended` would check a request at all."""
+    """Says whether `verify_ended` would check a request at all."""
     return await conn.scalar(_ANY_ENDED, {"since_ms": since_ms, "until_ms": until_ms}) is not None
 
 
@@ -101,7 +101,7 @@ async def _check(
     skip: frozenset[str] = frozenset(),
     span: Mapping[str, int] | None = None,
 ) -> EquationResult:
-    """Check one equation. `skip` names requests that are left out; `span` has the parameters of `ENDED`."""
+    """Checks one equation. `skip` names requests that are left out; `span` has the parameters of `ENDED`."""
     bounds = dict(span or {})
     num_checked = await conn.scalar(statements.num_checked, bounds) or 0
     failures: dict[str, None] = {}
@@ -262,7 +262,7 @@ async def _idempotency(conn: AsyncConnection, skip: frozenset[str]) -> EquationR
 
 
 def _not_zero(both: Any, keys: list[str], sums: Collection[str]) -> Select[Any]:
-    """Select the groups in which the two signed halves do not cancel out."""
+    """Selects the groups in which the two signed halves do not cancel out."""
     return (
         select(both.c.request_id)
         .group_by(*(both.c[name] for name in keys))

@@ -109,8 +109,8 @@ async def _wrong_totals(conn: AsyncConnection) -> Iterable[str]:
 
 
 async def _wrong_corrections(conn: AsyncConnection) -> Iterable[str]:
-    """Return the credits of which documents have another amount, and documents with corrections of no credit. An adjustment
-    may wait for its invoice."""
+    """Returns the credits of which documents have another amount, and documents with corrections of no credit. An
+    adjustment may wait for its invoice."""
     is_its = and_(InvoiceLine.credit_id == Credit.id, InvoiceLine.kind == Credit.type)
     documented = func.coalesce(func.sum(InvoiceLine.amount), 0)
     differing = (

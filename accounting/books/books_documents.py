@@ -21,8 +21,8 @@ COLUMNS = ("number", "place", *WHOLE, "tax_rate", "decimals", "carried_in", "car
 
 
 async def rounding(conn: AsyncConnection) -> EquationResult:
-    """Check for each document `net - paid + carried_out = total + carried_in`, whole units, the tax, and for each tenant
-    and currency that every remainder is taken over by the next document."""
+    """Checks for each document `net - paid + carried_out = total + carried_in`, whole units, the tax, and for each
+    tenant and currency that every remainder is taken over by the next document."""
     table = InvoiceTerms
     query = (
         select(
@@ -49,7 +49,7 @@ def _holds(row: Any) -> bool:
 
 
 def _lost(rows: Sequence[Any]) -> list[str]:
-    """Return the tenants whose remainders do not form one chain: each document's `carried_in` is what some other one
+    """Returns the tenants whose remainders do not form one chain: each document's `carried_in` is what some other one
     carried on, or 0 for the first, so that the sets of both are equal but for the first and the last."""
     rest: dict[tuple[str, str], Counter[int]] = {}
     failures: dict[str, None] = {}

@@ -77,7 +77,7 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 async def draft(conn: AsyncConnection, now_ms: int) -> Draft | None:
-    """Return the seal of the oldest day that is over and not sealed, or None if there is no such day. This reads the
+    """Returns the seal of the oldest day that is over and not sealed, or None if there is no such day. This reads the
     whole day, so the caller gives a snapshot and holds up no writer."""
     last = await _last(conn)
     day = await _next_day(conn, last)
@@ -89,7 +89,7 @@ async def draft(conn: AsyncConnection, now_ms: int) -> Draft | None:
 
 
 async def seal(conn: AsyncConnection, found: Draft, now_ms: int) -> Sealed | None:
-    """Seal the day of the draft, or return None if the draft does not hold any more: another gateway has sealed the
+    """Seals the day of the draft, or returns None if the draft does not hold any more: another gateway has sealed the
     day, or a row was posted into it. Rows are only added, so equal numbers mean equal rows. The caller holds the
     poster's turn (`ledger.take_turn`), and nothing is read but the day's index and its wrong sums."""
     last = await _last(conn)
@@ -104,7 +104,7 @@ async def seal(conn: AsyncConnection, found: Draft, now_ms: int) -> Sealed | Non
 
 
 async def broken(conn: AsyncConnection) -> tuple[int, list[str]]:
-    """Return the number of sealed days, and a text for each day whose rows or predecessor differ from the seal."""
+    """Returns the number of sealed days, and a text for each day whose rows or predecessor differ from the seal."""
     seals = (await conn.execute(select(DaySeal.__table__).order_by(DaySeal.day))).all()
     failures: list[str] = []
     previous, expected_day = b"", None
@@ -124,7 +124,7 @@ async def _last(conn: AsyncConnection) -> Any:
 
 
 async def _next_day(conn: AsyncConnection, last: Any) -> int | None:
-    """Return the first day that is not sealed, or None if nothing was ever posted."""
+    """Returns the first day that is not sealed, or None if nothing was ever posted."""
     if last is not None:
         return int(last.day) + DAY_S
     first_ms = await conn.scalar(select(func.min(LedgerEntry.posted_at_ms)))
@@ -132,7 +132,7 @@ async def _next_day(conn: AsyncConnection, last: Any) -> int | None:
 
 
 def _rollups_of(day: int) -> tuple[int, int]:
-    """Return the time whose sums the day's rows are in. A request that began the day before may have ended today."""
+    """Returns the time whose sums the day's rows are in. A request that began the day before may have ended today."""
     return day - DAY_S, day + DAY_S
 
 
@@ -149,7 +149,7 @@ def _is_over(day: int, now_ms: int) -> bool:
 
 
 async def _digest(conn: AsyncConnection, day: int, previous: bytes) -> tuple[int, bytes]:
-    """Hash rows and legs in the order of their keys' bytes, so that the database's collation does not matter."""
+    """Hashes rows and legs in the order of their keys' bytes, so that the database's collation does not matter."""
     whole = sha256(previous + str(day).encode())
     posted = _posted_on(day)
     entries = select(*(getattr(LedgerEntry, name) for name in ENTRY_COLUMNS)).where(posted)

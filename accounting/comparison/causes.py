@@ -115,7 +115,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def change(before: Period, after: Period) -> Change:
-    """Split the difference of two periods. It takes about a millisecond for each model and tier."""
+    """Splits the difference of two periods. It takes about a millisecond for each model and tier."""
     effects = _effects(before, after)
     models = [_model_change(model, before, after, effects) for model in sorted(before.models | after.models)]
     models.sort(key=lambda one: -abs(one.after - one.before))
@@ -151,7 +151,7 @@ def _ranked(amounts: Mapping[Cause, int]) -> tuple[Part, ...]:
 
 
 def _rounded(parts: Sequence[Fraction]) -> list[int]:
-    """Round parts whose sum is whole so that they keep it: each is rounded down, and those with the largest remainders
+    """Rounds parts whose sum is whole so that they keep it: each is rounded down, and those with the largest remainders
     get the missing units, of equal ones the first. The negated parts are rounded to the negated amounts."""
     if next((part for part in parts if part), 0) < 0:
         return [-amount for amount in _rounded([-part for part in parts])]
@@ -219,7 +219,7 @@ def _mean(lines: Sequence[Line]) -> _Request:
 
 
 def _mean_rate(lines: Sequence[Line], name: str) -> Fraction:
-    """Return the mean of the versions' rates by the tokens that each has priced, or by requests if none has priced
+    """Returns the mean of the versions' rates by the tokens that each has priced, or by requests if none has priced
     any."""
     weights = [getattr(line.usage, name) for line in lines]
     if not any(weights):
@@ -246,14 +246,14 @@ def _effects(before: Period, after: Period) -> Effects:
 
 
 def _both(one: T | None, other: T | None) -> tuple[T, T]:
-    """Return both values. One that is not there is the other one."""
+    """Returns both values. One that is not there is the other one."""
     known = other if one is None else one
     assert known is not None
     return known, known if other is None else other
 
 
 def _costs(one: _Request, other: _Request) -> list[Fraction]:
-    """Return what a request costs with each choice of prompt, output, cache and price from the two. The choice of the
+    """Returns what a request costs with each choice of prompt, output, cache and price from the two. The choice of the
     prompt changes fastest."""
     no_prompt = Fraction(0), Fraction(0)
     cached = (no_prompt, no_prompt) if one.cached is other.cached is None else _both(one.cached, other.cached)
@@ -268,7 +268,7 @@ def _cost(rates: Sequence[Fraction], cached: tuple[Fraction, Fraction], output: 
 
 
 def _shapley(outer: Iterable[tuple[Fraction, Fraction]], inner: Sequence[Fraction]) -> list[Fraction]:
-    """Return the Shapley value of each factor of a product: of every pair in `outer`, and of the factors whose choices
+    """Returns the Shapley value of each factor of a product: of every pair in `outer`, and of the factors whose choices
     `inner` lists. It computes in integers over one common denominator, which is much faster than in fractions."""
     table, common = [1], 1
     for values in (*outer, inner):
@@ -282,7 +282,7 @@ def _shapley(outer: Iterable[tuple[Fraction, Fraction]], inner: Sequence[Fractio
 
 @cache
 def _weights(num: int) -> list[list[int]]:
-    """Return for each of `num` factors the weight of each choice of values in its effect, times `num` factorial. A bit
+    """Returns for each of `num` factors the weight of each choice of values in its effect, times `num` factorial. A bit
     of the choice says that a factor has its later value."""
     orders = [factorial(size) * factorial(num - 1 - size) for size in range(num)]
     sizes = [choice.bit_count() for choice in range(1 << num)]

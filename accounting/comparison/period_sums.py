@@ -65,7 +65,7 @@ class Periods(msgspec.Struct, frozen=True):
 
 
 def intervals(start: int, end: int | None, before_start: int | None, before_end: int | None, now: int) -> Intervals:
-    """Return the periods that are meant: the later one, and the one that it is compared with. Without an end the later
+    """Returns the periods that are meant: the later one, and the one that it is compared with. Without an end the later
     one ends now, as does one that still runs. Without a start the other one is the same length of time directly before.
     Raises InvalidError."""
     now = _minute(now)
@@ -98,7 +98,7 @@ def _minute(second: int) -> int:
 async def read(
     conn: AsyncConnection, tenant_id: str, intervals: Intervals, *, key_id: str | None = None, model: str | None = None
 ) -> Periods:
-    """Read both periods of a tenant, or what one key or model was charged. Corrections belong to a request and not to
+    """Reads both periods of a tenant, or what one key or model was charged. Corrections belong to a request and not to
     a sum, so they are in a whole tenant's periods alone; and no key keeps KV. Raises NotFoundError for an unknown
     tenant, ConflictError for more than one currency."""
     await tenants.get(conn, tenant_id)
@@ -126,7 +126,7 @@ async def read(
 
 
 def _buckets(intervals: Intervals, where: Mapping[str, str]) -> FromClause:
-    """The sums of both periods. `is_after` says which of the two a row belongs to."""
+    """Returns the sums of both periods. `is_after` says which of the two a row belongs to."""
     parts: list[Select[Any]] = []
     for is_after, interval in enumerate(intervals):
         for width, buckets in rollups.covering(*interval).items():
@@ -138,7 +138,7 @@ def _buckets(intervals: Intervals, where: Mapping[str, str]) -> FromClause:
 
 
 async def _lines(conn: AsyncConnection, source: FromClause) -> tuple[tuple[list[Line], list[Line]], set[str]]:
-    """Return the lines of each period, and all currencies."""
+    """Returns the lines of each period, and all currencies."""
     groups = [source.c[name] for name in ("is_after", *GROUPS)]
     # PostgreSQL sums BIGINT as NUMERIC.
     totals = [cast(func.sum(source.c[name]), BigInteger).label(name) for name in SUMS]

@@ -42,8 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 def upgrade(conn: Connection, revision: str, since: str | None, told: Told) -> None:
-    """Run the migrations from `since` to `revision` on a locked connection, and commit them. Where a table's lock is not
-    to be had in time, all is rolled back and begun again, because every other statement waits in line behind this one.
+    """Runs the migrations from `since` to `revision` on a locked connection, and commits them. Where a table's lock is
+    not to be had in time, all is rolled back and begun again, because every other statement waits in line behind this
+    one.
     """
     while not _has_upgraded(conn, revision, since, told):
         logger.warning("The migration waits for a lock and tries again. %s", _oldest(conn))
@@ -64,7 +65,7 @@ def _has_upgraded(conn: Connection, revision: str, since: str | None, told: Told
 
 
 def _oldest(conn: Connection) -> str:
-    """Say whose transaction is the oldest: it most likely has the lock."""
+    """Says whose transaction is the oldest: it most likely has the lock."""
     found = conn.execute(text(OLDEST)).first()
     conn.rollback()
     if found is None:
@@ -97,7 +98,7 @@ def _config(conn: Connection, applied: Callable[[], None] = lambda: None) -> Con
 
 @contextmanager
 def locked(engine: Engine) -> Iterator[Connection]:
-    """Let one migration run at a time: processes that start together wait here, and the later ones find nothing to
+    """Lets one migration run at a time: processes that start together wait here, and the later ones find nothing to
     do."""
     if engine.dialect.name == "postgresql":
         with engine.connect() as conn:
@@ -121,7 +122,7 @@ def locked(engine: Engine) -> Iterator[Connection]:
 
 
 def _let_tables_be_replaced(conn: Connection) -> None:
-    """Allow tables to be replaced. SQLite changes a table by making another and dropping the first, which its foreign
+    """Allows tables to be replaced. SQLite changes a table by making another and dropping the first, which its foreign
     keys would forbid (https://www.sqlite.org/lang_altertable.html, section 7). `_commit` checks the foreign keys."""
     raw = conn.connection.driver_connection
     assert raw is not None

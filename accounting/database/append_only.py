@@ -7,8 +7,8 @@ from alembic import op
 
 
 def refuse_edits(table: str, allowed: str = "") -> None:
-    """Refuse every DELETE and UPDATE of rows, but for updates of which the condition `allowed` holds. Migration 0001 makes
-    PostgreSQL's function `headgate_append_only`."""
+    """Refuses every DELETE and UPDATE of rows, but for updates of which the condition `allowed` holds. Migration 0001
+    makes PostgreSQL's function `headgate_append_only`."""
     is_postgresql = op.get_bind().dialect.name == "postgresql"
     for verb, exempt in (("DELETE", ""), ("UPDATE", allowed)):
         trigger = f"CREATE TRIGGER {table}_no_{verb.lower()} BEFORE {verb} ON {table} FOR EACH ROW "

@@ -57,7 +57,7 @@ async def record(
     object_id: str | None = None,
     detail: dict[str, Any] | None = None,
 ) -> None:
-    """Write a row for a change that authentication need not notice. `auth_epoch.record` is for the other changes."""
+    """Writes a row for a change that authentication need not notice. `auth_epoch.record` is for the other changes."""
     await conn.execute(
         insert(AuditLog).values(
             at_ms=now * 1000, actor=actor, event=event, tenant_id=tenant_id, object_id=object_id, detail=detail or {}
@@ -68,7 +68,7 @@ async def record(
 async def list_entries(
     conn: AsyncConnection, wanted: AuditFilter, *, after: str | None = None, before: str | None = None, limit: int = 20
 ) -> Page[AuditEntry]:
-    """Return a page of entries. `after` and `before` are ids of entries; a page towards `before` ends next to that
+    """Returns a page of entries. `after` and `before` are ids of entries; a page towards `before` ends next to that
     entry."""
     query = _entries(wanted)
     if after is not None:
@@ -102,7 +102,7 @@ def _entries(wanted: AuditFilter) -> Select[Any]:
 
 
 def _bound(comparison: Comparison, second: int) -> Any:
-    """A bound on whole seconds that ignores the milliseconds."""
+    """Returns a bound on whole seconds that ignores the milliseconds."""
     if comparison == "gt":
         return AuditLog.at_ms >= (second + 1) * 1000
     if comparison == "gte":

@@ -20,7 +20,7 @@ _EPOCH = select(AuthEpoch.epoch).where(AuthEpoch.id == 1)
 
 
 async def auth_epoch(conn: AsyncConnection) -> int:
-    """Return the epoch, which rises with each change. A gateway that sees another number than its own clears its
+    """Returns the epoch, which rises with each change. A gateway that sees another number than its own clears its
     cache."""
     epoch = await conn.scalar(_EPOCH)
     assert epoch is not None, "the first migration writes this row"
@@ -28,9 +28,9 @@ async def auth_epoch(conn: AsyncConnection) -> int:
 
 
 async def hold(conn: AsyncConnection) -> None:
-    """Wait for the changes under way, and let others wait until the end of this transaction. What a change checks before
-    it is `record`ed is read after this: PostgreSQL shows each statement what was committed before it. SQLite has one
-    writer."""
+    """Waits for the changes under way, and lets others wait until the end of this transaction. What a change checks
+    before it is `record`ed is read after this: PostgreSQL shows each statement what was committed before it. SQLite has
+    one writer."""
     await conn.execute(_EPOCH.with_for_update())
 
 
@@ -44,13 +44,13 @@ async def record(
     object_id: str | None = None,
     detail: dict[str, Any] | None = None,
 ) -> int:
-    """Write the audit row and raise the epoch. Returns the new epoch, which is the version of the changed row."""
+    """Writes the audit row and raises the epoch. Returns the new epoch, which is the version of the changed row."""
     await audit.record(conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=object_id, detail=detail)
     return await raised(conn)
 
 
 async def raised(conn: AsyncConnection) -> int:
-    """Raise the epoch and return it. For a change whose audit row its caller writes, if it has one."""
+    """Raises the epoch and returns it. For a change whose audit row its caller writes, if it has one."""
     statement = update(AuthEpoch).where(AuthEpoch.id == 1).values(epoch=AuthEpoch.epoch + 1)
     epoch: int | None = await conn.scalar(statement.returning(AuthEpoch.epoch))
     assert epoch is not None

@@ -117,7 +117,7 @@ class _Watched:
 
 
 def _hide_values(engine: AsyncEngine) -> None:
-    """Leave a statement's values out of the texts of its errors: those are logged, and a tenant's words are among the
+    """Leaves a statement's values out of the texts of its errors: those are logged, and a tenant's words are among the
     values."""
     engine.sync_engine.hide_parameters = True
 
@@ -142,7 +142,7 @@ class Database:
         self._turn = asyncio.Lock() if self.dialect == "sqlite" else None
 
     def _sqlite(self, url: URL, pool_size: int) -> tuple[AsyncEngine, AsyncEngine]:
-        """Return the pools of readers and of the writer. Connections are kept, since each is a thread with its own
+        """Returns the pools of readers and of the writer. Connections are kept, since each is a thread with its own
         caches; the one used last is taken next. The writer has its own connection: the long statements of inserts are
         prepared once, and a writer waits for no reader."""
         readers, writers = (
@@ -180,20 +180,20 @@ class Database:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """One snapshot for all statements of the block. Anything the block writes is rolled back."""
+        """Gives one snapshot for all statements of the block. Anything the block writes is rolled back."""
         async with self._readers.connect() as conn:
             yield conn
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """One transaction: it is committed at the end of the block and rolled back on an exception."""
+        """Gives one transaction: it is committed at the end of the block and rolled back on an exception."""
         async with AsyncExitStack() as stack:
             if self._turn is not None:
                 await stack.enter_async_context(self._turn)
             yield await stack.enter_async_context(self._writers.begin())
 
     def data_version(self) -> int | None:
-        """Return a number that is another one after each commit of any process, or None if the dialect has none.
+        """Returns a number that is another one after each commit of any process, or None if the dialect has none.
 
         A round that has read something may leave it out until the number changes. Take the number before reading: what is
         committed meanwhile then changes it. SQLite compares a number in shared memory, which takes microseconds, where a
@@ -214,7 +214,7 @@ class Database:
 
 
 def parsed_url(url: str) -> URL:
-    """Parse a database URL. Raises `DatabaseUrlError`."""
+    """Parses a database URL. Raises `DatabaseUrlError`."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -227,7 +227,7 @@ def parsed_url(url: str) -> URL:
 
 
 def driver_options(url: URL) -> dict[str, Any]:
-    """Return driver arguments that the URL does not set. A server that does not answer is given up within seconds."""
+    """Returns driver arguments that the URL does not set. A server that does not answer is given up within seconds."""
     if url.get_backend_name() == "sqlite":
         return {}
     return {name: value for name, value in _PATIENCE.items() if name not in url.query}
@@ -246,13 +246,13 @@ def reaching(url: URL) -> Iterator[None]:
 
 
 def first_line(error: SQLAlchemyError) -> str:
-    """Return the first line of the driver's message, without the statement, to be used at the end of a sentence."""
+    """Returns the first line of the driver's message, without the statement, to be used at the end of a sentence."""
     said = str(error.orig if isinstance(error, DBAPIError) else error).strip()
     return said.splitlines()[0].rstrip(".")[:300] if said else type(error).__name__
 
 
 def is_rows_fault(failure: Exception) -> bool:
-    """Say whether a repeat cannot help because this very row is refused. A statement that never reached the driver
+    """Says whether a repeat cannot help because this very row is refused. A statement that never reached the driver
     counts."""
     if isinstance(failure, DBAPIError):
         return isinstance(failure, DataError | IntegrityError)
@@ -260,7 +260,7 @@ def is_rows_fault(failure: Exception) -> bool:
 
 
 def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool = False) -> None:
-    """Set durable settings on each connection, and send BEGIN ourselves: by the driver's own rules DDL runs outside of
+    """Sets durable settings on each connection, and sends BEGIN itself: by the driver's own rules DDL runs outside of
     transactions and locks are taken late. A statement takes one trip to the connection's thread. If the engine only
     reads, its connections begin by themselves."""
 
@@ -295,8 +295,8 @@ def sqlite_transactions(engine: Any, begin: str = "BEGIN", *, only_reads: bool =
 def among(
     conn: AsyncConnection, column: InstrumentedAttribute[Any], ids: Collection[str] | Collection[int]
 ) -> ColumnElement[bool]:
-    """The condition `column IN ids`, for texts or integers. It is one parameter for any number of ids: drivers are slow with many parameters,
-    and the number of parameters is bounded."""
+    """Returns the condition `column IN ids`, for texts or integers. It is one parameter for any number of ids: drivers
+    are slow with many parameters, and the number of parameters is bounded."""
     if conn.dialect.name == "sqlite":
         values = bindparam("ids", msgspec.json.encode(sorted(ids)).decode(), unique=True, type_=Text)
         return column.in_(_EACH.bindparams(values).columns(_VALUE))
@@ -305,8 +305,8 @@ def among(
 
 
 def among_given(dialect: str, column: InstrumentedAttribute[Any], name: str = "ids") -> ColumnElement[bool]:
-    """The condition `column IN :ids` for texts or integers, in a statement that is built once; `given` makes its
-    parameter. To build a statement of a wide table takes as long as to run it."""
+    """Returns the condition `column IN :ids` for texts or integers, in a statement that is built once; `given` makes
+    its parameter. To build a statement of a wide table takes as long as to run it."""
     if dialect == "sqlite":
         return column.in_(select(_VALUE).select_from(func.json_each(bindparam(name, type_=Text))))
     of_one = BigInteger if isinstance(column.type, BigInteger) else Text
@@ -314,12 +314,12 @@ def among_given(dialect: str, column: InstrumentedAttribute[Any], name: str = "i
 
 
 def given(conn: AsyncConnection, ids: Collection[str] | Collection[int], name: str = "ids") -> dict[str, Any]:
-    """Return the parameter of `among_given`."""
+    """Returns the parameter of `among_given`."""
     return {name: msgspec.json.encode(sorted(ids)).decode() if conn.dialect.name == "sqlite" else sorted(ids)}
 
 
 def upsert(conn: AsyncConnection, table: FromClause) -> sqlite.Insert | postgresql.Insert:
-    """Return the dialect's INSERT, which supports ON CONFLICT; both dialects have the same methods."""
+    """Returns the dialect's INSERT, which supports ON CONFLICT; both dialects have the same methods."""
     assert isinstance(table, Table)
     return sqlite.insert(table) if conn.dialect.name == "sqlite" else postgresql.insert(table)
 
@@ -330,7 +330,7 @@ async def insert_new(
     rows: Sequence[Mapping[str, Any]],
     returning: Iterable[InstrumentedAttribute[Any]],
 ) -> list[Row[Any]]:
-    """Run `INSERT ... ON CONFLICT DO NOTHING RETURNING`. The returned rows are those that did not exist before."""
+    """Runs `INSERT ... ON CONFLICT DO NOTHING RETURNING`. The returned rows are those that did not exist before."""
     if not rows:
         return []
     statement = _inserting_new(conn.dialect.name, table, tuple(rows[0]), tuple(returning))
@@ -345,13 +345,13 @@ async def insert_new(
 
 
 async def insert_all(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert many plain rows (numbers and text) at once. A row that exists already is an error."""
+    """Inserts many plain rows (numbers and text) at once. A row that exists already is an error."""
     if rows:
         await _insert(conn, _inserting(conn.dialect.name, table, tuple(rows[0])), rows)
 
 
 async def insert_absent(conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert those rows that do not exist, many at once, without finding out which they are."""
+    """Inserts those rows that do not exist, many at once, without finding out which they are."""
     if rows:
         await _insert(conn, _inserting_absent(conn.dialect.name, table, tuple(rows[0])), rows)
 
@@ -369,7 +369,8 @@ async def _insert(
 async def add_up(
     conn: AsyncConnection, table: FromClause, rows: Sequence[Mapping[str, Any]], sums: Sequence[str]
 ) -> None:
-    """Add `sums` to those of the row with the same primary key, or insert the row. `rows` must not name a key twice."""
+    """Adds `sums` to those of the row with the same primary key, or inserts the row. `rows` must not name a key
+    twice."""
     if rows:
         statement = _adding_up(conn.dialect.name, table, tuple(rows[0]), tuple(sums))
         await conn.execute(statement, _parameters(conn, rows))
@@ -401,8 +402,8 @@ def _adding_up(dialect: str, table: FromClause, names: tuple[str, ...], sums: tu
 
 @cache
 def _inserting(dialect: str, table: FromClause, names: tuple[str, ...]) -> sqlite.Insert | postgresql.Insert:
-    """Return the INSERT of many rows. PostgreSQL takes all rows as one JSON parameter, since the driver's work for each
-    value is what makes big inserts slow."""
+    """Returns the INSERT of many rows. PostgreSQL takes all rows as one JSON parameter, since the driver's work for
+    each value is what makes big inserts slow."""
     assert isinstance(table, Table)
     if dialect == "sqlite":
         return sqlite.insert(table)

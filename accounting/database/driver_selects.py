@@ -62,7 +62,7 @@ _driver_select = cache(DriverSelect)
 async def select_together(
     conn: AsyncConnection, named: Mapping[str, Any], *statements: Select[*tuple[Any, ...]]
 ) -> list[list[Any]]:
-    """Return the rows of each statement. `named` holds the parameters of all of them. The caller keeps the statements:
+    """Returns the rows of each statement. `named` holds the parameters of all of them. The caller keeps the statements:
     each one is compiled once. Raises what SQLAlchemy raises."""
     if conn.dialect.name != "sqlite":
         return [list((await conn.execute(statement, named)).all()) for statement in statements]

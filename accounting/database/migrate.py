@@ -21,8 +21,9 @@ from accounting.values.progress import Told, nobody
 
 
 def upgrade(url: str, revision: str = "head", told: Told = nobody) -> None:
-    """Run every migration that is missing; `told` hears of each. Raises SchemaNewer if the database is newer than this code; nothing is
-    changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database can be used."""
+    """Runs every migration that is missing; `told` hears of each. Raises SchemaNewer if the database is newer than this
+    code; nothing is changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database
+    can be used."""
     with _engine(url) as engine:
         if revision == "head" and _found(engine) == head():
             return
@@ -47,7 +48,7 @@ def check(url: str) -> None:
 
 
 def revision(url: str) -> str | None:
-    """Return the revision of a database, or None for an empty one."""
+    """Returns the revision of a database, or None for an empty one."""
     with _engine(url) as engine:
         return _found(engine)
 
@@ -71,13 +72,13 @@ def check_models() -> None:
 
 @cache
 def known_revisions() -> tuple[str, ...]:
-    """Return the revisions that this code knows, in order. The name of a script begins with its revision."""
+    """Returns the revisions that this code knows, in order. The name of a script begins with its revision."""
     scripts = (path.name for path in files("accounting.migrations").joinpath("versions").iterdir())
     return tuple(sorted(name.partition("_")[0] for name in scripts if name[0].isdigit() and name.endswith(".py")))
 
 
 def head() -> str:
-    """Return the code's revision."""
+    """Returns the code's revision."""
     return known_revisions()[-1]
 
 

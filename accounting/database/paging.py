@@ -30,7 +30,7 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 async def one(conn: AsyncConnection, query: Executable, sentence: str = "") -> Row[Any]:
-    """Return the row. Raises NotFoundError with this sentence if there is none."""
+    """Returns the row. Raises NotFoundError with this sentence if there is none."""
     row: Row[Any] | None = (await conn.execute(query)).first()
     if row is None:
         raise NotFoundError(sentence)
@@ -38,8 +38,8 @@ async def one(conn: AsyncConnection, query: Executable, sentence: str = "") -> R
 
 
 def shaped(kind: type[V], row: Any, **others: Any) -> V:
-    """Return a struct whose fields are the row's columns of the same names. `others` are the fields that have no column, or
-    another value than theirs."""
+    """Returns a struct whose fields are the row's columns of the same names. `others` are the fields that have no
+    column, or another value than theirs."""
     named = {name: getattr(row, name) for name in kind.__struct_fields__ if name not in others}
     return kind(**named, **others)
 
@@ -55,10 +55,10 @@ async def newest_first(
     oldest_first: bool = False,
     created_at: int | None = None,
 ) -> Page[Row[Any]]:
-    """Return one page of a table that has `created_at` and a key of one column. `after` must be an id that `ever` could
-    return. `ever` selects what `query` lists and also objects that have ended since, as a caller may end objects between
-    two pages. Another tenant's id is unknown here. `created_at` is the creation time of `after` where no row has it any
-    more. Raises InvalidError."""
+    """Returns one page of a table that has `created_at` and a key of one column. `after` must be an id that `ever`
+    could return. `ever` selects what `query` lists and also objects that have ended since, as a caller may end objects
+    between two pages. Another tenant's id is unknown here. `created_at` is the creation time of `after` where no row
+    has it any more. Raises InvalidError."""
     created, (id_,) = table.__table__.c.created_at, table.__table__.primary_key
     if after is not None:
         seen = (await conn.execute((query if ever is None else ever).where(id_ == after))).first()

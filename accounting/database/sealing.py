@@ -29,8 +29,8 @@ class SealBroken(AccountingError):
 
 
 async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: int) -> bytes:
-    """Return the tenant's key. It is made when it is first needed, so the connection must be a writing one then. Raises
-    NotFoundError for a tenant that is erased."""
+    """Returns the tenant's key. It is made when it is first needed, so the connection must be a writing one then.
+    Raises NotFoundError for a tenant that is erased."""
     query = select(DataKey.wrapped).where(DataKey.tenant_id == tenant_id)
     wrapping = _wrapping(master)
     wrapped = await conn.scalar(query)
@@ -47,7 +47,7 @@ async def data_key(conn: AsyncConnection, master: bytes, tenant_id: str, now: in
 
 
 async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
-    """Wrap every tenant's data key with another master key. Return how many there are. Raises `SealBroken`."""
+    """Wraps every tenant's data key with another master key. Returns how many there are. Raises `SealBroken`."""
     rows = (await conn.execute(select(DataKey.tenant_id, DataKey.wrapped))).all()
     for row in rows:
         place = _place(row.tenant_id)
@@ -57,7 +57,7 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
 
 
 async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Say whether data keys are wrapped by this master key; one tells of all, because they change together."""
+    """Says whether data keys are wrapped by this master key; one tells of all, because they change together."""
     row = (await conn.execute(select(DataKey.tenant_id, DataKey.wrapped).limit(1))).first()
     return row is None or opens(_wrapping(master), row.wrapped, _place(row.tenant_id))
 
@@ -71,13 +71,13 @@ def opens(key: bytes, sealed: bytes, place: bytes) -> bool:
 
 
 def seal(key: bytes, value: bytes, place: bytes) -> bytes:
-    """Encrypt a value. `place` names where it is stored, so that it cannot be moved elsewhere unnoticed."""
+    """Encrypts a value. `place` names where it is stored, so that it cannot be moved elsewhere unnoticed."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, value, place)
 
 
 def unseal(key: bytes, sealed: bytes, place: bytes) -> bytes:
-    """Decrypt a value. Raises `SealBroken`."""
+    """Decrypts a value. Raises `SealBroken`."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], place)
     except (InvalidTag, ValueError):

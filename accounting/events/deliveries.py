@@ -63,7 +63,7 @@ class Schedule(msgspec.Struct, frozen=True):
     scale: float = 1.0
 
     def delay_ms(self, attempt: int) -> int:
-        """Return the milliseconds to wait after that try. They are up to a tenth shorter than the schedule, so that
+        """Returns the milliseconds to wait after that try. They are up to a tenth shorter than the schedule, so that
         deliveries that failed together do not come back together."""
         delay_s = DELAYS_S[min(attempt, len(DELAYS_S)) - 1]
         return int(1000 * delay_s * self.scale * (1 - self.jitter() / 10))
@@ -75,7 +75,7 @@ async def any_due(conn: AsyncConnection, now: int, shut_out: Collection[Queue] =
 
 
 async def any_waiting(conn: AsyncConnection) -> bool:
-    """Whether a delivery has not ended: one is due now, or will be without anything being written."""
+    """Says whether a delivery has not ended: one is due now, or will be without anything being written."""
     return (
         await conn.execute(select(Outbox.event_id).where(Outbox.ended_at_ms.is_(None)).limit(1))
     ).first() is not None
@@ -84,7 +84,8 @@ async def any_waiting(conn: AsyncConnection) -> bool:
 async def claim(
     conn: AsyncConnection, now: int, room: int, schedule: Schedule, shut_out: Collection[Queue] = ()
 ) -> list[Delivery]:
-    """Claim at most `room` deliveries, spread over as many tenants as possible, none of them of the queues `shut_out`."""
+    """Claims at most `room` deliveries, spread over as many tenants as possible, none of them of the queues
+    `shut_out`."""
     lanes = (
         select(OutboxLane.tenant_id)
         .where(_may_begin(conn, now, shut_out))
@@ -152,7 +153,7 @@ async def delivered(conn: AsyncConnection, done: Delivery, now: int) -> None:
 
 
 async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -> bool:
-    """Note a failed try. Returns True if it was the last one and the delivery is dead."""
+    """Notes a failed try. Returns True if it was the last one and the delivery is dead."""
     is_last = tried.attempt >= MAX_TRIES
     ended: dict[str, Any] = {"state": "dead", "ended_at_ms": now} if is_last else {}
     await conn.execute(_mine(tried).values(claimed_until_ms=0, last_error=error, **ended))
@@ -160,7 +161,7 @@ async def failed(conn: AsyncConnection, tried: Delivery, error: str, now: int) -
 
 
 async def tidy(conn: AsyncConnection, now: int) -> None:
-    """Mark last tries of dead senders as dead, and set which webhooks are full."""
+    """Marks last tries of dead senders as dead, and sets which webhooks are full."""
     lost = update(Outbox).where(
         Outbox.ended_at_ms.is_(None), Outbox.attempts >= MAX_TRIES, Outbox.claimed_until_ms <= now
     )
@@ -169,7 +170,8 @@ async def tidy(conn: AsyncConnection, now: int) -> None:
 
 
 async def purge(conn: AsyncConnection, now: int) -> bool:
-    """Delete deliveries that ended long ago, `PURGED_AT_ONCE` of each state at most. Return whether more may be there."""
+    """Deletes deliveries that ended long ago, `PURGED_AT_ONCE` of each state at most. Returns whether more may be
+    there."""
     may_be_more = False
     for state, kept_ms in (("delivered", DELIVERED_KEPT_MS), ("dead", DEAD_KEPT_MS)):
         old = select(Outbox.event_id, Outbox.webhook_id).where(
@@ -223,5 +225,5 @@ def _row(event_id: str, webhook_id: str) -> Any:
 
 
 def _mine(done: Delivery) -> Any:
-    """The row of a delivery, for this try alone: a later claim has another number."""
+    """Returns the row of a delivery, for this try alone: a later claim has another number."""
     return _row(done.event_id, done.webhook_id).where(Outbox.ended_at_ms.is_(None), Outbox.attempts == done.attempt)

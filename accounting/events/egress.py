@@ -81,7 +81,7 @@ class Egress(msgspec.Struct, frozen=True):
     allowed: tuple[Network, ...] = ()
 
     def permits(self, address: str, port: int, *, encrypted: bool = True) -> bool:
-        """Say whether a connection is permitted. Unencrypted ones are permitted only into the operator's own
+        """Says whether a connection is permitted. Unencrypted ones are permitted only into the operator's own
         networks."""
         found = _plain(ipaddress.ip_address(address))
         if not 0 < port < 65536 or port in STORE_PORTS or (port < 1024 and port not in WEB_PORTS):
@@ -126,12 +126,12 @@ class Egress(msgspec.Struct, frozen=True):
 
 
 def networks(text: str) -> tuple[Network, ...]:
-    """Parse a comma-separated list of networks. Raises ValueError."""
+    """Parses a comma-separated list of networks. Raises ValueError."""
     return tuple(ipaddress.ip_network(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _plain(address: Address) -> Address:
-    """Return the IPv4 address of an IPv4-mapped IPv6 address, so that it is judged as IPv4."""
+    """Returns the IPv4 address of an IPv4-mapped IPv6 address, so that it is judged as IPv4."""
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return address if mapped is None else mapped
 

@@ -39,7 +39,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def usage(entry: Mapping[Any, Any]) -> Event:
-    """The event of a settle, or of the reversal that takes it back with all numbers negative."""
+    """Returns the event of a settle, or of the reversal that takes it back with all numbers negative."""
     names = ("request_id", "kind", "key_id", "model", "tier", "price_version", "currency", "batch_id", "line_no")
     return Event(
         f"{entry['request_id']}/{entry['kind']}/{entry['attempt']}",
@@ -69,8 +69,8 @@ def budget_alert(row: Mapping[Any, Any], currency: str) -> Event:
 def spend_alert(
     alert_id: str, tenant_id: str, amounts: tuple[int, int], currency: str, start_ms: int, at_ms: int
 ) -> Event:
-    """The event of a spend alert. `amounts` are its threshold and what is spent, in micro-units. `threshold_amount` is in
-    the smallest unit of the currency, as in the API."""
+    """Returns the event of a spend alert. `amounts` are its threshold and what is spent, in micro-units.
+    `threshold_amount` is in the smallest unit of the currency, as in the API."""
     threshold, spent = amounts
     data = {
         "spend_alert_id": alert_id,
@@ -86,7 +86,7 @@ def spend_alert(
 def invoice_closed(
     number: str, tenant_id: str, period: str, currency: str, amounts: tuple[int, int], at_ms: int
 ) -> Event:
-    """The event of a new invoice. `amounts` are its exact total and what is due, in micro-units."""
+    """Returns the event of a new invoice. `amounts` are its exact total and what is due, in micro-units."""
     total, due = amounts
     asked = {"total_micro_units": total, "due_micro_units": due}
     data = {"number": number, "period": period, "currency": currency, **asked}
@@ -96,7 +96,7 @@ def invoice_closed(
 def api_key(
     verb: Literal["rotated", "revoked"], tenant_id: str, key_id: str, version: int, now: int, **data: Any
 ) -> Event:
-    """The event of a key. `version` is that of the change. The event names the key only by its id."""
+    """Returns the event of a key. `version` is that of the change. The event names the key only by its id."""
     type_: EventType = "headgate.api_key.rotated.v1" if verb == "rotated" else "headgate.api_key.revoked.v1"
     return Event(f"{key_id}/{version}", type_, tenant_id, now * 1000, {"api_key_id": key_id, **data})
 
@@ -109,7 +109,7 @@ def batch_ended(
 
 
 def body(event: Event, source: str) -> str:
-    """Return the event as CloudEvents' structured JSON."""
+    """Returns the event as CloudEvents' structured JSON."""
     when = datetime.fromtimestamp(event.at_ms / 1000, UTC).isoformat(timespec="milliseconds")
     value = {
         "specversion": "1.0",

@@ -22,13 +22,13 @@ from accounting.values.types import OPERATOR_TENANT, LedgerRow
 
 
 async def write(conn: AsyncConnection, told: Sequence[Event]) -> None:
-    """Write events for all webhooks that listen to them. A repeated event is written once. All are due now."""
+    """Writes events for all webhooks that listen to them. A repeated event is written once. All are due now."""
     if listening := await _listening(conn, {event.tenant_id for event in told}):
         await _tell(conn, told, listening)
 
 
 async def write_usage(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Write the events of settles and reversals. If no webhook listens, no event is made."""
+    """Writes the events of settles and reversals. If no webhook listens, no event is made."""
     if listening := await _listening(conn, {entry["tenant_id"] for entry in entries}):
         await _tell(conn, [events.usage(entry) for entry in entries], listening)
 
@@ -44,12 +44,12 @@ async def _tell(conn: AsyncConnection, told: Sequence[Event], listening: Sequenc
 
 
 async def write_to(conn: AsyncConnection, event: Event, webhook_id: str, lane: str, is_tenants: bool) -> None:
-    """Write an event for one webhook, whatever types it listens to."""
+    """Writes an event for one webhook, whatever types it listens to."""
     await _insert(conn, [(event, webhook_id, lane, is_tenants)])
 
 
 async def source(conn: AsyncConnection) -> str:
-    """Return the name of this installation in CloudEvents. It is made when it is first needed."""
+    """Returns the name of this installation in CloudEvents. It is made when it is first needed."""
     query = select(Installation.uuid).where(Installation.id == 1)
     found = await conn.scalar(query)
     if found is None:

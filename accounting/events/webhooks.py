@@ -88,7 +88,7 @@ async def create(
     actor: str,
     is_tenants: bool = False,
 ) -> NewWebhook:
-    """Create a webhook. `types` is None for all events. With `is_tenants` the tenant itself makes it, so it may go to
+    """Creates a webhook. `types` is None for all events. With `is_tenants` the tenant itself makes it, so it may go to
     public addresses only. Raises NotFoundError, InvalidError, ConflictError.
     """
     if tenant_id != OPERATOR_TENANT:
@@ -118,7 +118,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, webhook_id: str) -> WebhookInfo:
-    row = await one(conn, _all().where(Webhook.id == webhook_id), "No such webhook.")
+    row = await one(conn, _all().where(Webhook.id == webhook_id), "There is no such webhook.")
     return (await _with_counts(conn, [row]))[0]
 
 
@@ -130,7 +130,7 @@ async def list_webhooks(
     after: str | None = None,
     limit: int = 20,
 ) -> Page[WebhookInfo]:
-    """Return webhooks, newest first. With `only_tenants` those that tenants made for themselves."""
+    """Returns webhooks, newest first. With `only_tenants` those that tenants made for themselves."""
     query = _all() if tenant_id is None else _all().where(Webhook.tenant_id == tenant_id)
     if only_tenants:
         query = query.where(Webhook.is_tenants)
@@ -143,7 +143,7 @@ async def list_webhooks(
 async def list_deliveries(
     conn: AsyncConnection, webhook_id: str, *, state: str | None = None, event_id: str | None = None, limit: int = 20
 ) -> list[DeliveryInfo]:
-    """Return deliveries of a webhook, newest first."""
+    """Returns deliveries of a webhook, newest first."""
     await get(conn, webhook_id)
     names = DeliveryInfo.__struct_fields__
     query = select(*(getattr(Outbox, name) for name in names)).where(Outbox.webhook_id == webhook_id)
@@ -156,7 +156,7 @@ async def list_deliveries(
 
 
 async def remove(conn: AsyncConnection, webhook_id: str, *, now: int, actor: str) -> None:
-    """Remove a webhook and drop the deliveries that wait for it."""
+    """Removes a webhook and drops the deliveries that wait for it."""
     info = await get(conn, webhook_id)
     await conn.execute(select(Webhook.id).where(Webhook.id == webhook_id).with_for_update())
     await conn.execute(delete(Outbox).where(Outbox.webhook_id == webhook_id))
@@ -165,7 +165,7 @@ async def remove(conn: AsyncConnection, webhook_id: str, *, now: int, actor: str
 
 
 async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
-    """Remove the webhooks of an erased tenant; their addresses and secrets are deleted with them."""
+    """Removes the webhooks of an erased tenant; their addresses and secrets are deleted with them."""
     mine = select(Webhook.id).where(Webhook.tenant_id == tenant_id)
     await conn.execute(mine.with_for_update())
     await conn.execute(delete(Outbox).where(Outbox.lane == tenant_id))
@@ -173,7 +173,8 @@ async def remove_of_tenant(conn: AsyncConnection, tenant_id: str) -> None:
 
 
 async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: str) -> str:
-    """Send a test event to this webhook. Returns the event's id. Raises ConflictError where many events wait for it."""
+    """Sends a test event to this webhook. Returns the event's id. Raises ConflictError where many events wait for
+    it."""
     info = await get(conn, webhook_id)
     if info.is_full:
         raise ConflictError("So many events wait for this webhook that it takes no more now.")
@@ -191,7 +192,7 @@ async def test(conn: AsyncConnection, webhook_id: str, *, now_ms: int, actor: st
 
 
 async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
-    """Seal every secret with another master key. Return how many there are. Raises SealBroken."""
+    """Seals every secret with another master key. Returns how many there are. Raises SealBroken."""
     rows = (await conn.execute(select(Webhook.id, Webhook.secret))).all()
     for row in rows:
         sealed = sealing.seal(_key(new), signing_key(old, row.id, row.secret), row.id.encode())
@@ -200,18 +201,18 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
 
 
 async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Say whether secrets are sealed with this master key; one tells of all, because they change together."""
+    """Says whether secrets are sealed with this master key; one tells of all, because they change together."""
     row = (await conn.execute(select(Webhook.id, Webhook.secret).limit(1))).first()
     return row is None or sealing.opens(_key(master), row.secret, row.id.encode())
 
 
 def signing_key(master: bytes, webhook_id: str, sealed: bytes) -> bytes:
-    """Return the key that signs this webhook's deliveries. Raises SealBroken."""
+    """Returns the key that signs this webhook's deliveries. Raises SealBroken."""
     return sealing.unseal(_key(master), sealed, webhook_id.encode())
 
 
 def sign(key: bytes, event_id: str, at: int, body: bytes) -> str:
-    """Sign by Standard Webhooks, version 1: over the id, the time in Unix seconds and the body."""
+    """Signs by Standard Webhooks, version 1: over the id, the time in Unix seconds and the body."""
     signed = f"{event_id}.{at}.".encode() + body
     return "v1," + base64.b64encode(hmac.digest(key, signed, sha256)).decode()
 
@@ -270,7 +271,7 @@ async def _counts(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, Counts
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, webhook_id: str, url: str, now: int, actor: str
 ) -> None:
-    """Audit a change. Only the host of the URL is recorded, as paths of receivers are often secrets."""
+    """Audits a change. Only the host of the URL is recorded, as paths of receivers are often secrets."""
     await audit.record(
         conn,
         f"headgate.webhook.{verb}",

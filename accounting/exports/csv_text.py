@@ -17,7 +17,7 @@ _BEGINS_A_FORMULA = re.compile(r"(^|[\";,\n])(?=\s*[=+\-@\t\r\x00])")
 
 
 def line(cells: Sequence[Any]) -> str:
-    """Return one record with its line end. Cells are text, numbers or None."""
+    """Returns one record with its line end. Cells are text, numbers or None."""
     return lines([cells])
 
 

@@ -34,8 +34,8 @@ _USAGE_KEY = ("bucket", *KEYS)
 async def ledger_rows(
     database: Database, start: int, end: int, page_rows: int = PAGE_ROWS, told: Told = nobody
 ) -> AsyncIterator[list[Any]]:
-    """Yield pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first. `told` hears how much
-    of the range is behind."""
+    """Yields pages of ledger rows whose request began in [start, end) (Unix seconds), oldest first. `told` hears how
+    much of the range is behind."""
     table = LedgerEntry.__table__.c
     query = select(LedgerEntry.__table__).where(table.opened_at_ms >= start * 1000, table.opened_at_ms < end * 1000)
     async for page in _pages(database, query, [table[name] for name in _LEDGER_KEY], page_rows):
@@ -46,7 +46,7 @@ async def ledger_rows(
 async def usage_rows(
     database: Database, start: int, end: int, page_rows: int = PAGE_ROWS, told: Told = nobody
 ) -> AsyncIterator[list[Any]]:
-    """Yield pages of day sums, oldest first. `told` hears how much of the range is behind."""
+    """Yields pages of day sums, oldest first. `told` hears how much of the range is behind."""
     table = RollupDay.__table__.c
     query = select(*(table[name] for name in USAGE_COLUMNS)).where(table.bucket >= start, table.bucket < end)
     async for page in _pages(database, query, [table[name] for name in _USAGE_KEY], page_rows):
@@ -70,8 +70,8 @@ async def _pages(
 
 
 def _behind(key: list[ColumnElement[Any]], last: list[Any]) -> ColumnElement[bool]:
-    """The condition that a row comes after `last`. The first column bounds the range by an index; the other columns
-    decide among rows with the same first value."""
+    """Returns the condition that a row comes after `last`. The first column bounds the range by an index; the other
+    columns decide among rows with the same first value."""
     first, *rest = key
     deciding: ColumnElement[bool] = rest[-1] > last[-1]
     for column, value in reversed(list(zip(rest[:-1], last[1:-1], strict=True))):

@@ -121,8 +121,8 @@ class Names:
             self._list = []
 
     def list_rates(self, second: int, model: str, tier: Tier, currency: str) -> Rates | None:
-        """Return the rates of the default sheet that were in force when the day began, if it is in that currency. For a
-        day before the first version they are those of the first version."""
+        """Returns the rates of the default sheet that were in force when the day began, if it is in that currency. For
+        a day before the first version they are those of the first version."""
         for version in reversed(self._list):
             if version.currency == currency and (version.from_ms <= second * 1000 or version is self._list[0]):
                 return next((r.rates for r in version.rates if (r.model, r.tier) == (model, tier)), None)
@@ -132,7 +132,7 @@ class Names:
 async def rows(
     database: Database, start: int, end: int, page_rows: int = exports.PAGE_ROWS, told: Told = nobody
 ) -> AsyncIterator[list[tuple[Any, ...]]]:
-    """Yield pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then documents."""
+    """Yields pages of rows in the order of `COLUMNS`: usage by day, then kept KV by day, then documents."""
     names = Names()
     async with database.read() as conn:
         await names.read(conn)
@@ -177,7 +177,7 @@ def _usage(names: Names, row: Any, rates: Rates | None) -> Iterable[dict[str, An
 
 
 async def _kept(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield rows of kept KV. They are under no key, as a cache keeps KV for a tenant. A price sheet has one rate for
+    """Yields rows of kept KV. They are under no key, as a cache keeps KV for a tenant. A price sheet has one rate for
     kept KV, which is its list price too."""
     async for one in residency_sums.by_bucket(conn, start, end, DAY_S):
         period = period_of(one.start)
@@ -212,7 +212,7 @@ def _used_on(day: int, meter: str) -> dict[str, Any]:
 
 
 async def _documents(conn: AsyncConnection, names: Names, start: int, end: int) -> AsyncIterator[dict[str, Any]]:
-    """Yield what documents add to usage. The invoice of a month belongs to that month, and every other document to the
+    """Yields what documents add to usage. The invoice of a month belongs to that month, and every other document to the
     month in which it was issued, so that consecutive exports have each row once."""
     is_first = and_(Invoice.series == invoice_numbers.INVOICE, Invoice.version == 1)
     query = (
@@ -261,7 +261,7 @@ def _line(names: Names, document: Any, line: Line) -> Iterable[dict[str, Any]]:
 
 
 def _of_document(names: Names, document: Any, amount: int, category: str, text: str) -> dict[str, Any]:
-    """Return a row that belongs to a document as a whole."""
+    """Returns a row that belongs to a document as a whole."""
     period = document.period if document.is_first else period_of(document.created_at)
     start, end = bounds(period)
     is_correction = category == "Adjustment"
@@ -332,7 +332,7 @@ def _in_order(values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _money(millionths: int) -> Decimal:
-    """Exact decimal: micro-units become units, tokens become millions of tokens."""
+    """Returns an exact decimal: micro-units become units, tokens become millions of tokens."""
     return Decimal(millionths).scaleb(-6)
 
 

@@ -42,7 +42,7 @@ KEY = ("request_id", "kind", "attempt")
 
 
 async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Write the legs, in the transaction that wrote the entries."""
+    """Writes the legs, in the transaction that wrote the entries."""
     if not entries:
         return
     if conn.dialect.name == "sqlite":
@@ -54,7 +54,7 @@ async def book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
 
 
 def _compiled() -> Compiled:
-    """Compile the statement once: SQLAlchemy does not cache a compiled statement that contains a VALUES."""
+    """Compiles the statement once: SQLAlchemy does not cache a compiled statement that contains a VALUES."""
     return _statement().compile(dialect=make_url("postgresql+psycopg://").get_dialect()())
 
 
@@ -88,8 +88,8 @@ def _statement() -> Insert:
 
 
 def _on_sqlite() -> str:
-    """Return the same statement for SQLite, which has neither LATERAL nor names for the columns of VALUES. SQLite keeps
-    the order of a CROSS JOIN; else it would look for the entries anew for each rule.
+    """Returns the same statement for SQLite, which has neither LATERAL nor names for the columns of VALUES. SQLite
+    keeps the order of a CROSS JOIN; else it would look for the entries anew for each rule.
     """
     entry = LedgerEntry
     wanted = func.json_each(literal_column(":keys")).table_valued("value", name="wanted")

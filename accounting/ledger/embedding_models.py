@@ -10,11 +10,11 @@ from accounting.tables.request_models import EmbeddingModel
 
 
 async def note(conn: AsyncConnection, model: str, now: int) -> None:
-    """Note that a model gives embeddings. Noting it again changes nothing."""
+    """Notes that a model gives embeddings. Noting it again changes nothing."""
     row = {"model": model, "first_used_at": now}
     await conn.execute(upsert(conn, EmbeddingModel.__table__).values(row).on_conflict_do_nothing())
 
 
 def models() -> Select[tuple[str]]:
-    """Return the query of all of them."""
+    """Returns the query of all of them."""
     return select(EmbeddingModel.model)

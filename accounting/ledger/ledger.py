@@ -34,7 +34,7 @@ _CLOSED = select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING)
 
 
 async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
-    """Wait until the caller is the only poster; it stays so until its transaction ends. Returns the time of posting in
+    """Waits until the caller is the only poster; it stays so until its transaction ends. Returns the time of posting in
     milliseconds: not before the last posting, whoever's clock that was, and after every sealed day and every close."""
     if conn.dialect.name == "postgresql":
         await conn.execute(_TAKE_TURN)
@@ -45,25 +45,25 @@ async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
 
 
 async def last_posting_ms(conn: AsyncConnection) -> int:
-    """Return the milliseconds at which the last ending was posted; 0 if there is none."""
+    """Returns the milliseconds at which the last ending was posted; 0 if there is none."""
     return await conn.scalar(select(_LAST_POSTING)) or 0
 
 
 async def post_correction(conn: AsyncConnection, entry: LedgerRow) -> None:
-    """Post a credit note or an adjustment: a row whose charges are below 0."""
+    """Posts a credit note or an adjustment: a row whose charges are below 0."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await booking.book(conn, [entry])
 
 
 async def post_transfer(conn: AsyncConnection, entry: LedgerRow, debit: str, credit: str, amount: int) -> None:
-    """Post a row that moves money between two accounts and charges no tokens: a grant, its use or expiry, or kept
+    """Posts a row that moves money between two accounts and charges no tokens: a grant, its use or expiry, or kept
     KV."""
     await insert_all(conn, LedgerEntry.__table__, [entry])
     await insert_all(conn, LedgerLeg.__table__, transfer(entry, debit, credit, amount))
 
 
 def blank(kind: str, event_id: str, attempt: int, tenant_id: str, currency: str, now_ms: int) -> dict[str, Any]:
-    """Return a ledger row without tokens and charges."""
+    """Returns a ledger row without tokens and charges."""
     texts = ("key_id", "model", "root", "tier", "price_version", "write_off", "trace_id")
     charges = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
     counts = (*TOKEN_CLASSES, "speculated", "recomputed", "reserved", *charges)

@@ -17,7 +17,7 @@ CHARGES = ("charge", *(f"charge_{name}" for name in TOKEN_CLASSES))
 
 
 def reversal(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
-    """Return the entry that cancels a settle."""
+    """Returns the entry that cancels a settle."""
     return {
         **entry,
         "kind": "reversal",
@@ -55,7 +55,7 @@ TAKERS = "tenant_usage", "write_off"
 
 
 def transfer(entry: LedgerRow, debit: str, credit: str, amount: int) -> list[dict[str, Any]]:
-    """Return the legs of money that goes from one account to another."""
+    """Returns the legs of money that goes from one account to another."""
     unit = entry["currency"]
     return [_leg(entry, debit, unit, "", amount), _leg(entry, credit, unit, "", -amount)]
 

@@ -39,7 +39,7 @@ def table_of(span: Span) -> type[RollupMinute | RollupHour | RollupDay | RollupM
 
 
 async def add(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Add new settle entries, and subtract reversals, in the buckets in which their requests began."""
+    """Adds new settle entries, and subtracts reversals, in the buckets in which their requests began."""
     rows = summed(
         {
             **entry,
@@ -64,7 +64,7 @@ class TenantSums(NamedTuple):
 async def by_tenant(
     conn: AsyncConnection, width: Width, start: int, *, tier: Tier | None = None, limit: int = 100
 ) -> list[TenantSums]:
-    """Return the sums of all buckets from the one of `start` on, of the tenants with most tokens; those first. The
+    """Returns the sums of all buckets from the one of `start` on, of the tenants with most tokens; those first. The
     operator is not among them."""
     table = TABLES[width]
     sums = [cast(func.sum(getattr(table, name)), BigInteger).label(name) for name in TOKEN_CLASSES]
@@ -82,7 +82,7 @@ async def by_tenant(
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
-    """Return one row per bucket and key, sorted by key so that all writers lock in the same order."""
+    """Returns one row per bucket and key, sorted by key so that all writers lock in the same order."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
         key = tuple([row[name] for name in BUCKET_KEYS])
@@ -96,13 +96,13 @@ def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:
 
 
 def bucket_of(span: Span, second: int) -> int:
-    """Return the first second of the bucket that `second` lies in."""
+    """Returns the first second of the bucket that `second` lies in."""
     return month_start(second) if span == "month" else second - second % SECONDS[span]
 
 
 def covering(start: int, end: int) -> dict[Span, list[int]]:
-    """Return the buckets that together are [start, end), which is whole minutes. They are as large as can be, so that a
-    year needs at most some two hundred."""
+    """Returns the buckets that together are [start, end), which is whole minutes. They are as large as can be, so that
+    a year needs at most some two hundred."""
     found: dict[Span, list[int]] = {}
     while start < end:
         span = next(span for span in reversed(SPANS) if bucket_of(span, start) == start and _end(span, start) <= end)
@@ -116,12 +116,12 @@ def _end(span: Span, bucket: int) -> int:
 
 
 def _whole(span: Span, start: int, end: int) -> tuple[int, int]:
-    """Return [start, end), which is whole days, or the months that it lies in."""
+    """Returns [start, end), which is whole days, or the months that it lies in."""
     return (month_start(start), _end("month", month_start(end - 1))) if span == "month" else (start, end)
 
 
 def _source(conn: AsyncConnection, span: Span, start: int | None, end: int | None) -> Select[Any]:
-    """Select what the sums of a span are made of, all of it or that of [start, end)."""
+    """Selects what the sums of a span are made of, all of it or that of [start, end)."""
     rows = _days_by_month(conn) if span == "month" else _rows_by_bucket(span)
     if start is None or end is None:
         return rows
@@ -130,8 +130,8 @@ def _source(conn: AsyncConnection, span: Span, start: int | None, end: int | Non
 
 
 def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: int | None = None) -> Select[Any]:
-    """Select keys whose stored sums differ from the sums of their rows (for a month: of its days), in all buckets or in
-    [start, end)."""
+    """Selects keys whose stored sums differ from the sums of their rows (for a month: of its days), in all buckets or
+    in [start, end)."""
     stored = table_of(span)
     negated = select(
         stored.bucket,
@@ -147,7 +147,7 @@ def differing(conn: AsyncConnection, span: Span, start: int | None = None, end: 
 
 
 async def any_differs(conn: AsyncConnection, start: int, end: int) -> bool:
-    """Return whether a minute, hour or day of [start, end), or a month of them, differs from its sums."""
+    """Returns whether a minute, hour or day of [start, end), or a month of them, differs from its sums."""
     for span in SPANS:
         if (await conn.execute(differing(conn, span, *_whole(span, start, end)).limit(1))).first() is not None:
             return True
@@ -155,8 +155,8 @@ async def any_differs(conn: AsyncConnection, start: int, end: int) -> bool:
 
 
 async def recompute(conn: AsyncConnection, start: int, end: int) -> list[str]:
-    """Compute minutes, hours and days of [start, end), which are whole UTC days, anew from their rows, and their months
-    from the days. Returns the wrong buckets."""
+    """Computes minutes, hours and days of [start, end), which are whole UTC days, anew from their rows, and their
+    months from the days. Returns the wrong buckets."""
     found: list[str] = []
     for span in SPANS:
         first, last = _whole(span, start, end)

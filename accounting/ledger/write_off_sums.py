@@ -15,7 +15,7 @@ REASONS: tuple[WriteOffReason, ...] = get_args(WriteOffReason)
 
 
 async def written_off(conn: AsyncConnection, since_ms: int, until_ms: int) -> dict[str, int]:
-    """Return the tokens of each reason whose write-off was posted in [since, until)."""
+    """Returns the tokens of each reason whose write-off was posted in [since, until)."""
     tokens = sum((getattr(LedgerEntry, name) for name in COUNTED[1:]), getattr(LedgerEntry, COUNTED[0]))
     query = (
         select(LedgerEntry.kind, func.sum(tokens))

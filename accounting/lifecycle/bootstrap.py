@@ -46,8 +46,8 @@ class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
 async def bootstrap(
     url: str, pepper: bytes, models: Mapping[str, Mapping[Tier, Rates]], stored: Credentials | None
 ) -> Credentials:
-    """Return `stored` if this database knows its keys, else new keys for the tenant `default`. Also price those of
-    `models` that the default sheet never named, and warn of those that it cannot price."""
+    """Returns `stored` if this database knows its keys, else new keys for the tenant `default`. Also prices those of
+    `models` that the default sheet never named, and warns of those that it cannot price."""
     now_ms = clock.now_ms()
     database = Database(url)
     try:
@@ -63,8 +63,8 @@ async def bootstrap(
 
 
 async def _known(conn: AsyncConnection, stored: Credentials) -> bool:
-    """Say whether the database knows the stored keys. Another database does not, nor one restored from before the first
-    start."""
+    """Says whether the database knows the stored keys. Another database does not, nor one restored from before the
+    first start."""
     for value in (stored.admin_key, stored.api_key):
         parsed = credentials.parse(value)
         if parsed is None or await api_keys.lookup(conn, parsed.public_id) is None:

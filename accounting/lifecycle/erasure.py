@@ -46,7 +46,8 @@ class ErasureReport(msgspec.Struct, frozen=True):
 
 
 async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, now: int, actor: str) -> ErasureReport:
-    """Erase a tenant for good. Raises ConflictError while this is not allowed. Nobody makes it a data key meanwhile."""
+    """Erases a tenant for good. Raises ConflictError while this is not allowed. Nobody makes it a data key
+    meanwhile."""
     await conn.execute(select(Tenant.id).where(Tenant.id == tenant_id).with_for_update())
     await _refuse(conn, tenant_id, retention_days, now)
     report = await _destroy(conn, tenant_id, now)
@@ -60,7 +61,7 @@ async def erase(conn: AsyncConnection, tenant_id: str, *, retention_days: int, n
 
 
 async def delete_request_log(database: Database, tenant_id: str, *, retention_days: int, now: int) -> None:
-    """Delete the tenant's rows of the request log in short transactions, before `erase`, which has the same terms."""
+    """Deletes the tenant's rows of the request log in short transactions, before `erase`, which has the same terms."""
     async with database.read() as conn:
         await _refuse(conn, tenant_id, retention_days, now)
     mine = select(RequestLog.request_id).where(RequestLog.tenant_id == tenant_id).limit(PIECE_ROWS)

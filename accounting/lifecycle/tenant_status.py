@@ -15,7 +15,7 @@ from accounting.values.tenant_types import TenantInfo
 async def archive(
     conn: AsyncConnection, tenant_id: str, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Archive a tenant for good: its keys get 403 from now on, its open batches are cancelled, the books remain. A
+    """Archives a tenant for good: its keys get 403 from now on, its open batches are cancelled, the books remain. A
     repeated call changes nothing."""
     tenant = await tenants.get(conn, tenant_id)
     if tenant.status == "archived":
@@ -31,7 +31,8 @@ async def archive(
 async def suspend(
     conn: AsyncConnection, tenant_id: str, suspended: bool, *, now: int, end_streams: bool = False, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Suspend a tenant or make it active again. With `end_streams`, its running requests end too, on every gateway."""
+    """Suspends a tenant or makes it active again. With `end_streams`, its running requests end too, on every
+    gateway."""
     await tenants.living(conn, tenant_id)
     values = {"status": "suspended" if suspended else "active"}
     tenant = await tenants.apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -41,5 +42,5 @@ async def suspend(
 
 
 async def _end_streams(conn: AsyncConnection, tenant_id: str) -> None:
-    """End the tenant's streams. The caller has written its change, whose version is the newest one."""
+    """Ends the tenant's streams. The caller has written its change, whose version is the newest one."""
     await api_keys.end_streams_of_tenant(conn, tenant_id, await auth_epoch.auth_epoch(conn))

@@ -47,7 +47,7 @@ class NewBudget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str = SYSTEM) -> Budget:
-    """Create a budget. Raises NotFoundError, InvalidError, ConflictError."""
+    """Creates a budget. Raises NotFoundError, InvalidError, ConflictError."""
     await tenants.living(conn, new.tenant_id)
     await _check_key(conn, new)
     _check_period(new)
@@ -70,12 +70,12 @@ async def create(conn: AsyncConnection, new: NewBudget, *, now: int, actor: str 
 
 
 async def get(conn: AsyncConnection, budget_id: str) -> Budget:
-    row = await one(conn, _living().where(BudgetRow.id == budget_id), "No such budget.")
+    row = await one(conn, _living().where(BudgetRow.id == budget_id), "There is no such budget.")
     return (await _with_adjustments(conn, [row]))[0]
 
 
 async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Budget, ...]:
-    """Return all budgets of the tenant in force, oldest first."""
+    """Returns all budgets of the tenant in force, oldest first."""
     named = {"tenant_id": tenant_id}
     rows = (await conn.execute(OF_TENANT, named)).all()
     return tuple(whole(rows, await conn.execute(ADJUSTMENTS, named)) if rows else ())
@@ -88,7 +88,7 @@ async def of_tenants(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict
 
 @cache
 def of_given_tenants(dialect: str) -> tuple[Any, Any]:
-    """Return the statements of the budgets in force of these tenants (`given`), and of those budgets' adjustments."""
+    """Returns the statements of the budgets in force of these tenants (`given`), and of those budgets' adjustments."""
     mine = among_given(dialect, BudgetRow.tenant_id)
     return _in_order(_living().where(mine)), _adjustments().where(mine)
 
@@ -105,7 +105,7 @@ def by_tenant(budgets: Iterable[Budget]) -> dict[str, list[Budget]]:
 
 
 async def of_all(conn: AsyncConnection) -> dict[str, list[Budget]]:
-    """Return the budgets in force of every tenant, by tenant."""
+    """Returns the budgets in force of every tenant, by tenant."""
     return by_tenant(await _with_adjustments(conn, (await conn.execute(_in_order(_living()))).all()))
 
 
@@ -129,7 +129,7 @@ async def change(
     now: int,
     actor: str = SYSTEM,
 ) -> Budget:
-    """Change a budget. A value of None is not changed. Scope and period cannot be changed: that would be another
+    """Changes a budget. A value of None is not changed. Scope and period cannot be changed: that would be another
     budget."""
     budget = await get(conn, budget_id)
     values: dict[str, Any] = {}
@@ -142,7 +142,7 @@ async def change(
 
 
 async def delete(conn: AsyncConnection, budget_id: str, *, now: int, actor: str = SYSTEM) -> Budget:
-    """Delete a budget. It binds no request any more; alerts that were due stay."""
+    """Deletes a budget. It binds no request any more; alerts that were due stay."""
     budget = await get(conn, budget_id)
     await _write(conn, budget, "deleted", {"deleted_at": now}, {}, now, actor)
     return budget
@@ -158,7 +158,7 @@ async def adjust(
     now: int,
     actor: str = SYSTEM,
 ) -> Budget:
-    """Change the limit by `micro_units` from `from_ms` until `until_ms`."""
+    """Changes the limit by `micro_units` from `from_ms` until `until_ms`."""
     budget = await get(conn, budget_id)
     _check_amount(abs(micro_units), "micro_units")
     if not 0 <= from_ms < until_ms <= MAX_AMOUNT:
@@ -202,7 +202,7 @@ async def _check_key(conn: AsyncConnection, new: NewBudget) -> None:
 
 
 def _check_period(new: NewBudget) -> None:
-    """Check that a fixed period has whole minutes, as the minute's rollups are the finest sums of spending. Raises
+    """Checks that a fixed period has whole minutes, as the minute's rollups are the finest sums of spending. Raises
     InvalidError."""
     if new.period != "fixed":
         return
@@ -237,7 +237,7 @@ def _adjustments_of(dialect: str) -> Any:
 
 
 def whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Budget]:
-    """Return the budgets of these rows, as `OF_TENANT` selects them, with their adjustments, as `ADJUSTMENTS` does."""
+    """Returns the budgets of these rows, as `OF_TENANT` selects them, with their adjustments, as `ADJUSTMENTS` does."""
     found: dict[str, list[Adjustment]] = {}
     for row in adjustments:
         found.setdefault(row.budget_id, []).append(Adjustment(row.id, row.micro_units, row.from_ms, row.until_ms))
@@ -245,7 +245,7 @@ def whole(rows: Sequence[Row[Any]], adjustments: Iterable[Row[Any]]) -> list[Bud
 
 
 def _adjustments() -> Any:
-    """Select the adjustments of living budgets."""
+    """Selects the adjustments of living budgets."""
     query = select(BudgetAdjustment.__table__).join(BudgetRow, BudgetRow.id == BudgetAdjustment.budget_id)
     return query.where(BudgetRow.deleted_at.is_(None)).order_by(BudgetAdjustment.from_ms, BudgetAdjustment.id)
 

@@ -32,11 +32,11 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
     currency: str
 
     def binds_all_of(self, tenant_id: str | None) -> bool:
-        """Return whether every request of the tenant counts, or without a tenant every request of all."""
+        """Returns whether every request of the tenant counts, or without a tenant every request of all."""
         return self.tenant_id == tenant_id and not (self.key_id or self.model or self.tier)
 
     def reached_at_ms(self, now_ms: int) -> int | None:
-        """Return when the cap is reached at the mean pace of its period so far. None means that it lasts until its
+        """Returns when the cap is reached at the mean pace of its period so far. None means that it lasts until its
         period ends."""
         if self.used >= self.limit:
             return now_ms
@@ -48,7 +48,7 @@ class Cap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def nearest(conn: AsyncConnection, now_ms: int, tenant_id: str | None, limit: int) -> Sequence[Cap]:
-    """Return the caps that are reached first, the nearest first; those that last until their period ends come last, the
+    """Returns the caps that are reached first, the nearest first; those that last until their period ends come last, the
     least share left first. Without `tenant_id` they are those of all tenants. A cap of everything that is asked for, the
     tenant or all of them, is returned beyond the limit too."""
     found = [*await _budgets(conn, now_ms, tenant_id)]

@@ -19,13 +19,13 @@ DAY_MS = 61 * DAY_BUCKET_MS
 
 
 async def note(conn: AsyncConnection, new: Sequence[Posting]) -> None:
-    """Store the use of end users, in the transaction that posts these endings for the first time."""
+    """Stores the use of end users, in the transaction that posts these endings for the first time."""
     rows = [_row(ending) for ending in new if ending.end_user]
     await insert_new(conn, EndUserUse.__table__, rows, (EndUserUse.request_id,))
 
 
 async def forget(conn: AsyncConnection, now_ms: int) -> None:
-    """Delete the use that no window counts any more."""
+    """Deletes the use that no window counts any more."""
     await conn.execute(delete(EndUserUse).where(EndUserUse.opened_at_ms < now_ms - DAY_MS))
 
 

@@ -41,7 +41,7 @@ class Preview(msgspec.Struct, frozen=True):
 
 
 async def preview(conn: AsyncConnection, tenant_id: str, limits: Limits, now: int, model: str | None = None) -> Preview:
-    """Look at the last 7 days, the current hour included. With `model` only requests count that its limits bind."""
+    """Looks at the last 7 days, the current hour included. With `model` only requests count that its limits bind."""
     width = SECONDS["1h"]
     end = now - now % width + width
     hours = range(end - NUM_HOURS * width, end, width)
@@ -55,7 +55,7 @@ async def preview(conn: AsyncConnection, tenant_id: str, limits: Limits, now: in
 
 
 def num_refused(used: Use, limits: Limits) -> int:
-    """Return how many requests of a minute the limits on requests and tokens would have refused."""
+    """Returns how many requests of a minute the limits on requests and tokens would have refused."""
     refused = 0
     if limits.requests_per_minute is not None:
         refused = max(0, used.num_requests - limits.requests_per_minute)
@@ -85,8 +85,8 @@ async def _used(
 
 
 def _is_bound(table: type[RollupHour | RollupMinute], model: str) -> ColumnElement[bool]:
-    """The condition that the limits of `model` bound a request: it was of the model, of an adapter of it, or of its
-    overflow. It says in SQL what `base_of` says."""
+    """Returns the condition that the limits of `model` bound a request: it was of the model, of an adapter of it, or of
+    its overflow. It says in SQL what `base_of` says."""
     prefix = f"{model}:"
     is_longer = func.substr(table.model, 1, len(prefix)) == prefix
     return or_(table.model == model, and_(is_longer, func.substr(table.model, len(prefix) + 1).not_like("%:%")))

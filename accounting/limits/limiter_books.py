@@ -95,7 +95,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: int) -> dict[str, Snapshot]:
-    """Return the snapshot of each tenant under its epoch, all read in the caller's one transaction. The number of
+    """Returns the snapshot of each tenant under its epoch, all read in the caller's one transaction. The number of
     statements does not grow with the number of tenants."""
     named = given(conn, epochs) | {
         "oldest_epoch": min(epochs.values()),
@@ -141,7 +141,7 @@ async def snapshots(conn: AsyncConnection, epochs: Mapping[str, int], now_ms: in
 
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mapping[str, Ended]:
-    """Return the endings of those requests that have one in the ledger."""
+    """Returns the endings of those requests that have one in the ledger."""
     if not request_ids:
         return {}
     entry = LedgerEntry
@@ -153,8 +153,8 @@ async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> Mappin
 
 @cache
 def _statements(dialect: str) -> tuple[Any, ...]:
-    """Return what is read of all tenants (`given`) in any case: their lists, their newest requests, the oldest list of a
-    gateway that is behind, budgets, their adjustments, quotas, and the last minute."""
+    """Returns what is read of all tenants (`given`) in any case: their lists, their newest requests, the oldest list of
+    a gateway that is behind, budgets, their adjustments, quotas, and the last minute."""
     return (
         select(LimiterRunning.__table__)
         .where(among_given(dialect, LimiterRunning.tenant_id), LimiterRunning.epoch >= bindparam("oldest_epoch"))
@@ -170,7 +170,7 @@ def _statements(dialect: str) -> tuple[Any, ...]:
 async def _running(
     conn: AsyncConnection, epochs: Mapping[str, int], listed: Sequence[Row[Any]]
 ) -> dict[str, list[Running]]:
-    """Return the requests that are listed and not in the ledger, by tenant."""
+    """Returns the requests that are listed and not in the ledger, by tenant."""
     newest = {
         row.request_id: Running(row.request_id, row.slot, row.tenant_id, row.opened_ms, row.detail)
         for row in listed
@@ -191,7 +191,7 @@ async def _unposted(
     silent_ms: int | None,
     now_ms: int,
 ) -> dict[str, list[Unposted]]:
-    """Return unposted attempts of dead gateways, which are those that did not list; the first of them has been silent
+    """Returns unposted attempts of dead gateways, which are those that did not list; the first of them has been silent
     since `silent_ms`. If there is none, the request of every record is listed or has ended."""
     found: dict[str, list[Unposted]] = defaultdict(list)
     if silent_ms is None:
@@ -217,7 +217,7 @@ async def _unposted(
 async def _spent(
     conn: AsyncConnection, moments: Mapping[str, Collection[int]], by_tenant: Mapping[str, Sequence[Budget]]
 ) -> dict[str, list[Spent]]:
-    """Return the sums of every budget, for the periods that contain one of its tenant's moments."""
+    """Returns the sums of every budget, for the periods that contain one of its tenant's moments."""
     uses = [
         (budget, period)
         for tenant_id, of_tenant in by_tenant.items()
@@ -283,7 +283,7 @@ def _of_day(dialect: str) -> tuple[Any, ...]:
 
 
 def _recent(dialect: str, source: Source) -> tuple[Any, Any]:
-    """Select the last minute: requests and input by the second they began in, output by the second they ended in."""
+    """Selects the last minute: requests and input by the second they began in, output by the second they ended in."""
     table = source.table
     begun, ended = _floor(table.opened_at_ms, 1000), _floor(table.ended_at_ms, 1000)
     inputs = func.count(), func.sum(source.input), literal(0)
@@ -297,7 +297,7 @@ def _recent(dialect: str, source: Source) -> tuple[Any, Any]:
 
 
 def _of(dialect: str, source: Source, moment: Any, *sums: Any) -> Any:
-    """Select ended requests of the tenants (`given`), grouped by time and sender."""
+    """Selects ended requests of the tenants (`given`), grouped by time and sender."""
     groups = (source.table.tenant_id, moment, *source.who)
     return (
         select(*groups[:2], *sums, *source.who)

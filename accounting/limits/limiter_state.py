@@ -57,28 +57,28 @@ _EPOCHS = (
 
 
 async def incidents(conn: AsyncConnection, since: int = 0) -> list[Incident]:
-    """Return the incidents from the epoch `since` on, in order. Without it they are those in force: the newest of each
+    """Returns the incidents from the epoch `since` on, in order. Without it they are those in force: the newest of each
     tenant, for there is one for each charge that was ever taken back, after the last incident of every tenant."""
     (rows,) = await select_together(conn, {"epoch": since}, _SINCE if since else _IN_FORCE)
     return [Incident(row.epoch, row.tenant_id, row.raised_at_ms) for row in rows]
 
 
 async def epochs(conn: AsyncConnection) -> dict[str | None, int]:
-    """Return the epoch in force of all tenants, under None, and of each that had an incident of its own since."""
+    """Returns the epoch in force of all tenants, under None, and of each that had an incident of its own since."""
     return {row[0]: int(row[1]) for row in await conn.execute(_EPOCHS)}
 
 
 async def raise_for_life(conn: AsyncConnection, life: str, now_ms: int) -> None:
-    """Raise an incident for every tenant, as Redis' data is new and everything is lost. It is raised once for each life
-    of the data."""
+    """Raises an incident for every tenant, as Redis' data is new and everything is lost. It is raised once for each
+    life of the data."""
     known = select(LimiterIncident.epoch).where(LimiterIncident.life == life, LimiterIncident.tenant_id.is_(None))
     while await conn.scalar(known) is None:
         await _raise(conn, await _last(conn), EVERY_TENANT, life, now_ms)
 
 
 async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], now_ms: int, above: int = 0) -> None:
-    """Raise an incident for each tenant whose state, built under the given epoch, is damaged. A tenant that has a newer
-    incident already gets none. Their numbers are greater than `above`."""
+    """Raises an incident for each tenant whose state, built under the given epoch, is damaged. A tenant that has a
+    newer incident already gets none. Their numbers are greater than `above`."""
     query = select(LimiterIncident.tenant_id, func.max(LimiterIncident.epoch)).where(
         or_(LimiterIncident.tenant_id.is_(None), among(conn, LimiterIncident.tenant_id, damaged))
     )
@@ -90,7 +90,7 @@ async def raise_for_tenants(conn: AsyncConnection, damaged: Mapping[str, int], n
 
 
 async def raise_for_reversals(conn: AsyncConnection, reversals: Sequence[LedgerRow], now_ms: int) -> None:
-    """Raise incidents in the transaction that takes charges back: the budget is free again once its tenant's state is
+    """Raises incidents in the transaction that takes charges back: the budget is free again once its tenant's state is
     rebuilt. Tenants without such a budget get none."""
     of_tenants = await budgets.of_tenants(conn, {row["tenant_id"] for row in reversals})
     due = {row["tenant_id"] for row in reversals if _is_budgeted(row, of_tenants)}
@@ -112,7 +112,7 @@ async def _last(conn: AsyncConnection) -> int:
 async def _raise(
     conn: AsyncConnection, last: int, tenant_ids: Sequence[str | None], life: str | None, now_ms: int
 ) -> set[str | None]:
-    """Return the tenants for which an incident was raised. If somebody else has taken a number meanwhile, that one
+    """Returns the tenants for which an incident was raised. If somebody else has taken a number meanwhile, that one
     stays and the caller reads again."""
     rows = [
         {"epoch": epoch, "tenant_id": tenant_id, "life": life, "raised_at_ms": now_ms}
@@ -123,7 +123,7 @@ async def _raise(
 
 
 async def raise_for_all(conn: AsyncConnection, now_ms: int, above: int = 0) -> None:
-    """Raise an incident for every tenant. Its number is greater than `above`."""
+    """Raises an incident for every tenant. Its number is greater than `above`."""
     while not await _raise(conn, max(await _last(conn), above), EVERY_TENANT, None, now_ms):
         pass  # somebody else has taken the number
 
@@ -132,8 +132,9 @@ async def raise_for_all(conn: AsyncConnection, now_ms: int, above: int = 0) -> N
 
 
 async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
-    """Register a gateway that starts and has no running requests. Requests of its slot's last process are in the ledger
-    by now. If that process missed an epoch, states were built without those charges, so everything is built again."""
+    """Registers a gateway that starts and has no running requests. Requests of its slot's last process are in the
+    ledger by now. If that process missed an epoch, states were built without those charges, so everything is built
+    again."""
     last = await _last(conn)
     listed = await conn.scalar(select(LimiterGateway.epoch).where(LimiterGateway.slot == slot))
     if listed is not None and listed < last:
@@ -144,14 +145,14 @@ async def join(conn: AsyncConnection, slot: int, now_ms: int) -> int:
 
 
 async def leave(conn: AsyncConnection, slot: int) -> None:
-    """Remove a gateway that has ended all of its requests."""
+    """Removes a gateway that has ended all of its requests."""
     await conn.execute(delete(LimiterGateway).where(LimiterGateway.slot == slot))
 
 
 async def list_running(
     conn: AsyncConnection, slot: int, epoch: int, held: Sequence[Running], now_ms: int, late_ms: int
 ) -> bool:
-    """List the requests that this gateway runs as it learns of `epoch`. Returns False if the list comes so late that
+    """Lists the requests that this gateway runs as it learns of `epoch`. Returns False if the list comes so late that
     others may have built states without it; then a further epoch is raised, for which it must list again."""
     first = select(func.min(LimiterIncident.raised_at_ms)).where(
         LimiterIncident.epoch <= epoch,
@@ -171,18 +172,18 @@ async def list_running(
 
 
 async def slots(conn: AsyncConnection) -> set[int]:
-    """Return the slots of gateways that run, or that died without removing their row."""
+    """Returns the slots of gateways that run, or that died without removing their row."""
     return set(await conn.scalars(select(LimiterGateway.slot)))
 
 
 async def num_unlisted(conn: AsyncConnection, epoch: int) -> int:
-    """Return the number of gateways that have not listed their requests yet."""
+    """Returns the number of gateways that have not listed their requests yet."""
     behind = select(func.count()).select_from(LimiterGateway).where(LimiterGateway.epoch < epoch)
     return await conn.scalar(behind) or 0
 
 
 async def claimed(conn: AsyncConnection, epochs: Mapping[str, int]) -> set[str]:
-    """Return those tenants whose state under the given epoch, or under a later one, somebody claimed to build."""
+    """Returns those tenants whose state under the given epoch, or under a later one, somebody claimed to build."""
     (found,) = await select_together(conn, given(conn, epochs), _built(conn.dialect.name))
     return {tenant_id for tenant_id, epoch in found if epoch >= epochs[tenant_id]}
 
@@ -195,7 +196,7 @@ def _built(dialect: str) -> Any:
 
 
 async def keep_claims(conn: AsyncConnection, claims: Sequence[tuple[str, int]], slot: int, now_ms: int) -> None:
-    """Keep claims, each of a tenant under an epoch. Of each tenant only the newest stays."""
+    """Keeps claims, each of a tenant under an epoch. Of each tenant only the newest stays."""
     rows = [
         {"tenant_id": tenant_id, "epoch": epoch, "slot": slot, "claimed_at_ms": now_ms}
         for tenant_id, epoch in sorted(claims)

@@ -27,18 +27,18 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str) -> tuple[Quota, ...]:
 
 
 def quotas_of(rows: Iterable[Row[Any]]) -> tuple[Quota, ...]:
-    """Return the quotas of these rows, as `OF_TENANT` selects them."""
+    """Returns the quotas of these rows, as `OF_TENANT` selects them."""
     return tuple(map(_quota, rows))
 
 
 @cache
 def of_given_tenants(dialect: str) -> Any:
-    """Return the statement of the quotas of these tenants (`given`)."""
+    """Returns the statement of the quotas of these tenants (`given`)."""
     return _IN_ORDER.where(among_given(dialect, QuotaRow.tenant_id))
 
 
 def by_tenant(rows: Iterable[Row[Any]]) -> dict[str, tuple[Quota, ...]]:
-    """Return the quotas of the rows of `of_given_tenants`."""
+    """Returns the quotas of the rows of `of_given_tenants`."""
     found: dict[str, tuple[Quota, ...]] = {}
     for row in rows:
         found[row.tenant_id] = (*found.get(row.tenant_id, ()), _quota(row))
@@ -50,7 +50,7 @@ def _quota(row: Row[Any]) -> Quota:
 
 
 async def put(conn: AsyncConnection, tenant_id: str, quota: Quota, *, now: int, actor: str = SYSTEM) -> None:
-    """Set a quota. It replaces one with the same level, subject and dimension. Raises InvalidError."""
+    """Sets a quota. It replaces one with the same level, subject and dimension. Raises InvalidError."""
     await tenants.living(conn, tenant_id)
     await _check(conn, tenant_id, quota)
     values = {"limit": quota.limit, "shadow": quota.shadow}
@@ -80,7 +80,7 @@ async def remove(
         QuotaRow.dimension == dimension,
     )
     if (await conn.execute(gone)).rowcount != 1:
-        raise NotFoundError("No such quota.")
+        raise NotFoundError("There is no such quota.")
     await auth_epoch.record(
         conn,
         "rate_limit.updated",

@@ -29,12 +29,12 @@ LONGEST_MS = 100 * 366 * DAY_S * 1000
 
 
 async def spent(conn: AsyncConnection, budget: Budget, period: Period) -> int:
-    """Return the settled charges of requests that began in the period, in micro-units."""
+    """Returns the settled charges of requests that began in the period, in micro-units."""
     return (await spent_of(conn, [(budget, period)]))[0]
 
 
 async def spent_of(conn: AsyncConnection, uses: Sequence[tuple[Budget, Period]]) -> list[int]:
-    """Return the values of `spent` in the order of `uses`. There is one statement for each distinct period, for the
+    """Returns the values of `spent` in the order of `uses`. There is one statement for each distinct period, for the
     budgets of all tenants."""
     tenants: dict[Period, set[str]] = defaultdict(set)
     for budget, period in uses:
@@ -89,7 +89,7 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str, list[Alert]]:
-    """Return the alerts of all periods, by budget, oldest first."""
+    """Returns the alerts of all periods, by budget, oldest first."""
     table = BudgetAlert
     query = select(table.__table__).where(table.budget_id.in_(sorted(budget_ids)))
     found: dict[str, list[Alert]] = {}
@@ -99,7 +99,7 @@ async def alerts(conn: AsyncConnection, budget_ids: Collection[str]) -> dict[str
 
 
 async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_ms: int) -> None:
-    """Write new alerts, in the transaction that posts `settled` and after its rollups."""
+    """Writes new alerts, in the transaction that posts `settled` and after its rollups."""
     if not settled:
         return
     by_tenant = await budgets.of_tenants(conn, {entry["tenant_id"] for entry in settled})
@@ -117,7 +117,7 @@ async def note_alerts(conn: AsyncConnection, settled: Sequence[LedgerRow], now_m
 
 
 def _touched(by_tenant: Mapping[str, Sequence[Budget]], settled: Sequence[LedgerRow]) -> list[tuple[Budget, Period]]:
-    """Return the budgets and periods that the entries count against, each once."""
+    """Returns the budgets and periods that the entries count against, each once."""
     found: dict[tuple[str, int], tuple[Budget, Period]] = {}
     last: dict[str, Period] = {}
     for entry in settled:

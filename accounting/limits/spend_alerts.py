@@ -70,8 +70,8 @@ async def create(conn: AsyncConnection, tenant_id: str, fields: AlertFields, *, 
 
 
 async def get(conn: AsyncConnection, tenant_id: str, alert_id: str) -> SpendAlertInfo:
-    """Return an alert of the tenant. Raises NotFoundError, also for another tenant's alert."""
-    return _info(await one(conn, _living(tenant_id).where(SpendAlert.id == alert_id), "No such spend alert."))
+    """Returns an alert of the tenant. Raises NotFoundError, also for another tenant's alert."""
+    return _info(await one(conn, _living(tenant_id).where(SpendAlert.id == alert_id), "There is no such spend alert."))
 
 
 async def list_alerts(
@@ -98,7 +98,7 @@ async def delete(conn: AsyncConnection, tenant_id: str, alert_id: str, *, now: i
 
 
 async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
-    """Say whether `note_due` would find an alert."""
+    """Says whether `note_due` would find an alert."""
     due = set(await _due(conn, now_ms))
     if not due:
         return False
@@ -108,7 +108,7 @@ async def any_due(conn: AsyncConnection, now_ms: int) -> bool:
 
 
 async def note_due(conn: AsyncConnection, now_ms: int) -> list[DueAlert]:
-    """Write the alerts whose threshold is passed and that nobody noted this month. Of several callers only one gets
+    """Writes the alerts whose threshold is passed and that nobody noted this month. Of several callers only one gets
     each."""
     due = await _due(conn, now_ms)
     rows = [
@@ -140,7 +140,7 @@ def _event(due: DueAlert, now_ms: int) -> events.Event:
 
 
 async def _due(conn: AsyncConnection, now_ms: int) -> dict[str, DueAlert]:
-    """Return all alerts whose threshold is passed, by id."""
+    """Returns all alerts whose threshold is passed, by id."""
     period = month(now_ms)
     query = (
         select(SpendAlert.__table__, Tenant.name)
@@ -190,7 +190,7 @@ def _info(row: Row[Any]) -> SpendAlertInfo:
 async def _record(
     conn: AsyncConnection, verb: str, tenant_id: str, alert_id: str, now: int, actor: str, fields: AlertFields | None
 ) -> None:
-    """Audit a change. The recipients are addresses of persons: they are not kept in a log that nobody can edit."""
+    """Audits a change. The recipients are addresses of persons: they are not kept in a log that nobody can edit."""
     detail = {} if fields is None else {"threshold_amount": fields.cents, "num_recipients": len(fields.recipients)}
     await audit.record(
         conn,

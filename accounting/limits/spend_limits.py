@@ -37,7 +37,7 @@ class SpendLimitInfo(msgspec.Struct, frozen=True):
 
 
 async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitInfo:
-    """Return the limit. Raises NotFoundError if none is set."""
+    """Returns the limit. Raises NotFoundError if none is set."""
     row = await _row(conn, tenant_id)
     if row is None:
         raise NotFoundError("No spend limit is set.")
@@ -53,7 +53,7 @@ async def get(conn: AsyncConnection, tenant_id: str, now_ms: int) -> SpendLimitI
 
 
 async def put(conn: AsyncConnection, tenant_id: str, micro_units: int, *, now_ms: int, actor: str) -> SpendLimitInfo:
-    """Set the limit, in the currency that the tenant pays in. Raises InvalidError, NotFoundError."""
+    """Sets the limit, in the currency that the tenant pays in. Raises InvalidError, NotFoundError."""
     now, cents, budget_id = now_ms // 1000, in_cents(micro_units), None
     if tenant_id == OPERATOR_TENANT:
         currency = await prices.currency_of_tenant(conn, tenant_id, now_ms)
@@ -79,7 +79,7 @@ async def _put_budget(conn: AsyncConnection, tenant_id: str, micro_units: int, n
 
 
 async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) -> None:
-    """Delete the limit. Raises NotFoundError if none is set."""
+    """Deletes the limit. Raises NotFoundError if none is set."""
     row = await _row(conn, tenant_id)
     if row is None:
         raise NotFoundError("No spend limit is set.")
@@ -91,7 +91,7 @@ async def clear(conn: AsyncConnection, tenant_id: str, *, now: int, actor: str) 
 
 
 async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
-    """Say whether all tenants together have spent this month what the operator allows. None: there is no limit."""
+    """Says whether all tenants together have spent this month what the operator allows. None: there is no limit."""
     row = await _row(conn, OPERATOR_TENANT)
     if row is None:
         return None
@@ -101,7 +101,7 @@ async def reached(conn: AsyncConnection, now_ms: int) -> bool | None:
 
 
 async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> int:
-    """Return the micro-units that all tenants of the currency, without the operator, settled in the period, which is a
+    """Returns the micro-units that all tenants of the currency, without the operator, settled in the period, which is a
     month of UTC. It reads the rows of that month alone, because gateways ask each second."""
     query = select(func.coalesce(func.sum(RollupMonth.charge), 0)).where(
         RollupMonth.bucket == period.start_ms // 1000,
@@ -112,7 +112,7 @@ async def spent_by_all(conn: AsyncConnection, period: Period, currency: str) -> 
 
 
 def in_cents(micro_units: int) -> int:
-    """Return the amount in whole hundredths of its currency. Raises InvalidError if it has a part of one."""
+    """Returns the amount in whole hundredths of its currency. Raises InvalidError if it has a part of one."""
     cents, rest = divmod(micro_units, MICRO_UNITS_PER_CENT)
     if rest:
         raise InvalidError("A limit or alert is a whole number of hundredths of its currency.", "amount")
@@ -120,14 +120,14 @@ def in_cents(micro_units: int) -> int:
 
 
 def month(now_ms: int) -> Period:
-    """Return the UTC month of that time."""
+    """Returns the UTC month of that time."""
     period = Budget(id="", tenant_id="", period="month", limit_micro_units=0).period_at(now_ms)
     assert period is not None, "a month is never over"
     return period
 
 
 async def _row(conn: AsyncConnection, tenant_id: str) -> Row[tuple[object, ...]] | None:
-    """Return the row, or None if no limit is set or somebody deleted its budget."""
+    """Returns the row, or None if no limit is set or somebody deleted its budget."""
     query = (
         select(SpendLimit.__table__)
         .outerjoin(BudgetRow, BudgetRow.id == SpendLimit.budget_id)

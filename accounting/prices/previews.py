@@ -54,7 +54,7 @@ class TenantEffect(msgspec.Struct, frozen=True):
 
 
 async def effects(conn: AsyncConnection, sheet: str, rates: RateTable, now: int) -> Sequence[Effect]:
-    """Return the effects on the usage of the last `NUM_DAYS` UTC days, today among them, that any version of the sheet
+    """Returns the effects on the usage of the last `NUM_DAYS` UTC days, today among them, that any version of the sheet
     was charged for."""
     keys = (RollupDay.model, RollupDay.tier)
     sums = ("num_requests", *TOKEN_CLASSES, "charge")
@@ -88,8 +88,8 @@ async def month_by(
     after: str | None,
     limit: int,
 ) -> MonthBy:
-    """Price the month's usage under any sheet by the rates of `version`, raised by `percent` (lowered, below 0). Tenants
-    come in pages, in the order of their ids. Raises InvalidError for what is no period."""
+    """Prices the month's usage under any sheet by the rates of `version`, raised by `percent` (lowered, below 0).
+    Tenants come in pages, in the order of their ids. Raises InvalidError for what is no period."""
     month, _ = bounds(period)
     rates: RateTable = {(one.model, one.tier): _raised(one.rates, percent) for one in version.rates}
     where = [RollupMonth.bucket == month, RollupMonth.tenant_id != OPERATOR_TENANT]
@@ -125,7 +125,7 @@ def _tenant(tenant_id: str, effects: Sequence[Effect]) -> TenantEffect:
 
 
 def _raised(rates: Rates, percent: int) -> Rates:
-    """Each rate changed by `percent`, rounded to whole micro-units, half up."""
+    """Returns each rate changed by `percent`, rounded to whole micro-units, half up."""
     return Rates(*((rate * (100 + percent) + 50) // 100 for rate in msgspec.structs.astuple(rates)))
 
 

@@ -57,11 +57,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
     query = _versions().where(PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version)
-    return await _with_rates(conn, await one(conn, query, "No such price sheet."))
+    return await _with_rates(conn, await one(conn, query, "There is no such price sheet."))
 
 
 async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[SheetVersion]:
-    """Return versions ordered by sheet, newest version first."""
+    """Returns versions ordered by sheet, newest version first."""
     order = (PriceSheetVersion.sheet_id, PriceSheetVersion.version.desc())
     query = _versions().order_by(*order).limit(limit + 1)
     if after is not None:
@@ -73,7 +73,7 @@ async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int)
 
 
 async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | None:
-    """Return the version in force at that time."""
+    """Returns the version in force at that time."""
     row = (
         await conn.execute(_versions().where(PriceSheetVersion.sheet_id == sheet, covers(PriceSheetVersion, at_ms)))
     ).first()
@@ -81,14 +81,14 @@ async def at(conn: AsyncConnection, sheet: str, at_ms: int) -> SheetVersion | No
 
 
 def unpriced(found: SheetVersion | None, models: Collection[str]) -> list[tuple[str, Tier]]:
-    """Return the (model, tier) pairs of these models that have no rates in the version."""
+    """Returns the (model, tier) pairs of these models that have no rates in the version."""
     rates = () if found is None else found.rates
     priced = {(rate.model, rate.tier) for rate in rates}
     return [(model, tier) for model in sorted(models) for tier in TIERS if (model, tier) not in priced]
 
 
 async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
-    """Return all versions of one sheet. Raises NotFoundError."""
+    """Returns all versions of one sheet. Raises NotFoundError."""
     query = _versions().where(PriceSheetVersion.sheet_id == sheet)
     rows = (await conn.execute(query.order_by(PriceSheetVersion.version))).all()
     if not rows:
@@ -97,7 +97,7 @@ async def versions_of(conn: AsyncConnection, sheet: str) -> list[SheetVersion]:
 
 
 async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]:
-    """Return the tenant's assignments in order of time."""
+    """Returns the tenant's assignments in order of time."""
     query = (
         select(PriceAssignment.__table__)
         .where(PriceAssignment.tenant_id == tenant_id)
@@ -107,7 +107,7 @@ async def assignments(conn: AsyncConnection, tenant_id: str) -> list[Assignment]
 
 
 def split(price_version: str) -> tuple[str, int]:
-    """Split `<sheet>@<n>`. Raises InvalidError."""
+    """Splits `<sheet>@<n>`. Raises InvalidError."""
     sheet, _, number = price_version.rpartition("@")
     if not sheet or not number.isascii() or not number.isdigit() or len(number) > 9:
         raise InvalidError("A version of a price sheet is written <sheet>@<number>.")

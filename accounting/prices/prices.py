@@ -70,7 +70,7 @@ async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now:
 async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
     currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
     if currency is None:
-        raise NotFoundError("No such price sheet.")
+        raise NotFoundError("There is no such price sheet.")
     return currency
 
 
@@ -84,7 +84,7 @@ async def add_version(
     residency: ResidencyTable | None = None,
     now: int | None = None,
 ) -> str:
-    """Append `<sheet>@<n>`, in force from `from_ms`. Its predecessor ends there if it had no end. Raises InvalidError,
+    """Appends `<sheet>@<n>`, in force from `from_ms`. Its predecessor ends there if it had no end. Raises InvalidError,
     NotFoundError, ConflictError."""
     if until_ms is not None and until_ms <= from_ms:
         raise InvalidError("A price must end after it begins.", "until")
@@ -92,7 +92,7 @@ async def add_version(
     # The lock on the sheet's row makes check and insert one step on PostgreSQL; SQLite has one writer anyway.
     locked = select(PriceSheet.id).where(PriceSheet.id == sheet_id).with_for_update()
     if await conn.scalar(locked) is None:
-        raise NotFoundError("No such price sheet.")
+        raise NotFoundError("There is no such price sheet.")
     last = await _last_version(conn, sheet_id)
     version = 1 if last is None else last.version + 1
     if last is not None:
@@ -127,7 +127,7 @@ async def assign(
     *,
     now_ms: int | None = None,
 ) -> bool:
-    """Make the tenant pay by that sheet from `from_ms` on. A tenant has one currency for ever: it must pay in the
+    """Makes the tenant pay by that sheet from `from_ms` on. A tenant has one currency for ever: it must pay in the
     sheet's until then, and afterwards. Returns False if it pays by that sheet already. Raises InvalidError,
     NotFoundError, ConflictError."""
     if until_ms is not None and until_ms <= from_ms:
@@ -136,7 +136,7 @@ async def assign(
     # The lock on the tenant's row makes check and insert one step on PostgreSQL.
     tenant = select(Tenant.id).where(Tenant.id == tenant_id).with_for_update(key_share=True)
     if await conn.scalar(tenant) is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     if await _currencies(conn, tenant_id) - {currency}:
         raise ConflictError("A tenant has one currency.")
     if now_ms is None:
@@ -167,7 +167,7 @@ async def assign(
 
 
 async def _currencies(conn: AsyncConnection, tenant_id: str) -> set[str]:
-    """Return the currencies of the tenant's own sheets and of its charges."""
+    """Returns the currencies of the tenant's own sheets and of its charges."""
     own = (
         select(PriceSheet.currency)
         .join(PriceAssignment, PriceAssignment.sheet_id == PriceSheet.id)
@@ -215,7 +215,7 @@ async def _check_nothing_in(conn: AsyncConnection, tenant_id: str, currency: str
 
 
 async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
-    """Return the currency that each tenant pays in at that time. It takes two statements."""
+    """Returns the currency that each tenant pays in at that time. It takes two statements."""
     sheets = await _own_sheets(conn, tenant_ids, at_ms)
     named = {DEFAULT_SHEET, *sheets.values()}
     query = select(PriceSheet.id, PriceSheet.currency).where(PriceSheet.id.in_(sorted(named)))
@@ -224,12 +224,12 @@ async def currencies(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: 
 
 
 async def currency_of_tenant(conn: AsyncConnection, tenant_id: str, at_ms: int) -> str:
-    """Return the currency that the tenant pays in at that time. The operator's is that of the standard sheet."""
+    """Returns the currency that the tenant pays in at that time. The operator's is that of the standard sheet."""
     return (await currencies(conn, [tenant_id], at_ms))[tenant_id]
 
 
 async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | None, at_ms: int) -> str:
-    """Return the currency that the tenant pays in. Raises InvalidError if `given` names another one."""
+    """Returns the currency that the tenant pays in. Raises InvalidError if `given` names another one."""
     own = await currency_of_tenant(conn, tenant_id, at_ms)
     if given is not None and given.upper() != own:
         whose = "Limits of all tenants together are" if tenant_id == OPERATOR_TENANT else "This project pays"
@@ -238,7 +238,7 @@ async def check_currency(conn: AsyncConnection, tenant_id: str, given: str | Non
 
 
 async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tier, at_ms: int) -> Price | None:
-    """Return the rates in force at that time, or None if there is no price, so that the request must be refused."""
+    """Returns the rates in force at that time, or None if there is no price, so that the request must be refused."""
     named = {"tenant_id": tenant_id, "model": model, "tier": tier, "at_ms": at_ms}
     (rows,) = await select_together(conn, named, _PRICE)
     row = next(iter(rows), None)
@@ -246,7 +246,7 @@ async def price_for(conn: AsyncConnection, tenant_id: str, model: str, tier: Tie
 
 
 async def next_change_ms(conn: AsyncConnection, at_ms: int) -> int | None:
-    """Return the first moment after `at_ms` at which a price of anybody begins or ends, or None."""
+    """Returns the first moment after `at_ms` at which a price of anybody begins or ends, or None."""
     moments = [
         select(func.min(moment)).where(moment > at_ms).scalar_subquery()
         for table in (PriceAssignment, PriceSheetVersion)
@@ -257,7 +257,7 @@ async def next_change_ms(conn: AsyncConnection, at_ms: int) -> int | None:
 
 
 async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, Rates]:
-    """Return the highest rate of every token class in force for each tenant, over all models and tiers. It takes two
+    """Returns the highest rate of every token class in force for each tenant, over all models and tiers. It takes two
     statements."""
     if not tenant_ids:
         return {}
@@ -274,7 +274,7 @@ async def highest_rates(conn: AsyncConnection, tenant_ids: Collection[str], at_m
 
 
 async def residency_rates(conn: AsyncConnection, price_version: str, model: str) -> tuple[int, int] | None:
-    """Return the rates of the version that a charge recorded."""
+    """Returns the rates of the version that a charge recorded."""
     sheet_id, _, number = price_version.rpartition("@")
     query = select(PriceResidency.cache, PriceResidency.pinned).where(
         PriceResidency.sheet_id == sheet_id, PriceResidency.version == int(number), PriceResidency.model == model
@@ -284,32 +284,32 @@ async def residency_rates(conn: AsyncConnection, price_version: str, model: str)
 
 
 async def priced_models(conn: AsyncConnection, tenant_id: str, at_ms: int) -> list[str]:
-    """Return the models that the tenant can be billed for, sorted."""
+    """Returns the models that the tenant can be billed for, sorted."""
     rows = (await conn.execute(_in_force(tenant_id, at_ms))).all()
     return sorted({row.model for row in rows})
 
 
 async def rates_of(conn: AsyncConnection, price_version: str, model: str, tier: Tier) -> Rates | None:
-    """Return the rates of the version that an OPEN recorded, for re-pricing."""
+    """Returns the rates of the version that an OPEN recorded, for re-pricing."""
     return rates_in(await version_rates(conn, price_version), model, tier)
 
 
 async def version_rates(conn: AsyncConnection, price_version: str) -> RateTable:
-    """Return all rates of a version; they are empty if there is no such version."""
+    """Returns all rates of a version; they are empty if there is no such version."""
     sheet_id, _, number = price_version.rpartition("@")
     return await _rates_of_version(conn, sheet_id, int(number))
 
 
 def rates_in(rates: RateTable, model: str, tier: Tier) -> Rates | None:
-    """Return the rates that `model` has in a version. An adapter that the version does not name has those of its base
+    """Returns the rates that `model` has in a version. An adapter that the version does not name has those of its base
     model, as at admission."""
     own = rates.get((model, tier))
     return rates.get((base_of(model), tier)) if own is None else own
 
 
 async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Rates]], now_ms: int) -> list[str]:
-    """Price those of `models` that no version of the default sheet ever named. Return those that stay without a price,
-    as the sheet's last version begins or ends later: only the operator knows what they cost by then."""
+    """Prices those of `models` that no version of the default sheet ever named. Returns those that stay without a
+    price, as the sheet's last version begins or ends later: only the operator knows what they cost by then."""
     sheet = {"id": DEFAULT_SHEET, "currency": DEFAULT_CURRENCY, "created_at": now_ms // 1000}
     await insert_new(conn, PriceSheet.__table__, [sheet], (PriceSheet.id,))
     named = select(PriceRate.model).where(PriceRate.sheet_id == DEFAULT_SHEET).distinct()
@@ -332,7 +332,7 @@ async def bootstrap(conn: AsyncConnection, models: Mapping[str, Mapping[Tier, Ra
 
 
 async def _own_sheets(conn: AsyncConnection, tenant_ids: Collection[str], at_ms: int) -> dict[str, str]:
-    """Return the sheets of those tenants that have a sheet of their own at that time."""
+    """Returns the sheets of those tenants that have a sheet of their own at that time."""
     own = select(PriceAssignment.tenant_id, PriceAssignment.sheet_id).where(
         PriceAssignment.tenant_id.in_(sorted(tenant_ids)), covers(PriceAssignment, at_ms)
     )
@@ -349,7 +349,7 @@ def _in_force(tenant_id: str | BindParameter[str], at_ms: int | BindParameter[in
 
 
 def _sheet_of(tenant_id: str | BindParameter[str], at_ms: int | BindParameter[int]) -> ColumnElement[str]:
-    """The tenant's own sheet, or the default one."""
+    """Returns the tenant's own sheet, or the default one."""
     own = select(PriceAssignment.sheet_id).where(PriceAssignment.tenant_id == tenant_id, covers(PriceAssignment, at_ms))
     return func.coalesce(own.scalar_subquery(), DEFAULT_SHEET)
 
@@ -357,7 +357,7 @@ def _sheet_of(tenant_id: str | BindParameter[str], at_ms: int | BindParameter[in
 def covers(
     table: type[PriceAssignment] | type[PriceSheetVersion], at_ms: int | BindParameter[int]
 ) -> ColumnElement[bool]:
-    """The condition that a row is in force at that time."""
+    """Returns the condition that a row is in force at that time."""
     return and_(table.from_ms <= at_ms, or_(table.until_ms.is_(None), table.until_ms > at_ms))
 
 
@@ -378,8 +378,8 @@ async def _last_version(conn: AsyncConnection, sheet_id: str) -> Row[int, int, i
 
 
 async def _end_predecessor(conn: AsyncConnection, sheet_id: str, last: Row[int, int, int | None], from_ms: int) -> None:
-    """End the last version. Versions have the same order in time as in number, so only the last one can overlap. Raises
-    ConflictError."""
+    """Ends the last version. Versions have the same order in time as in number, so only the last one can overlap.
+    Raises ConflictError."""
     if from_ms <= last.from_ms or (last.until_ms is not None and from_ms < last.until_ms):
         raise ConflictError("The price interval overlaps with an earlier one.")
     if last.until_ms is None:

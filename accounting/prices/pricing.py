@@ -18,7 +18,7 @@ MAX_RATE = 10**12
 
 
 def charge(usage: Usage, rates: Rates) -> Charge:
-    """Return the charge of one request, rounded once, half to even. The amounts of the classes are split from it by
+    """Returns the charge of one request, rounded once, half to even. The amounts of the classes are split from it by
     largest remainder and add up to it."""
     made = sum_charge(usage, rates)
     _within_range(made.total)
@@ -26,7 +26,7 @@ def charge(usage: Usage, rates: Rates) -> Charge:
 
 
 def sum_charge(usage: Usage, rates: Rates) -> Charge:
-    """Return the charge of the usage of many requests, rounded as if it were one. It has no bound, because the limiter
+    """Returns the charge of the usage of many requests, rounded as if it were one. It has no bound, because the limiter
     never gets it."""
     exact = [_product(getattr(usage, name), getattr(rates, name)) for name in TOKEN_CLASSES]
     parts = _rounded(exact, PER_MILLION)
@@ -34,7 +34,7 @@ def sum_charge(usage: Usage, rates: Rates) -> Charge:
 
 
 def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
-    """Return byte-milliseconds times micro-units per GB and hour, each by its own rate, rounded as one charge. Raises
+    """Returns byte-milliseconds times micro-units per GB and hour, each by its own rate, rounded as one charge. Raises
     InvalidError."""
     for value, rate in zip(byte_ms, rates, strict=True):
         if value < 0 or not 0 <= rate <= MAX_RATE:
@@ -45,13 +45,13 @@ def residency_charge(byte_ms: Sequence[int], rates: Sequence[int]) -> list[int]:
 
 
 def prompt_reservation(num_tokens: int, rates: Rates) -> int:
-    """Return the highest price of a prompt, whatever part of it is cached: the highest input rate, rounded up."""
+    """Returns the highest price of a prompt, whatever part of it is cached: the highest input rate, rounded up."""
     highest = max(rates.cache_read, rates.cache_write, rates.uncached)
     return _within_range(_round_up(_product(num_tokens, highest)))
 
 
 def lease_cost(num_tokens: int, rates: Rates) -> int:
-    """Return the highest price of a lease of output tokens. It is rounded up per lease, so charge <= sum of
+    """Returns the highest price of a lease of output tokens. It is rounded up per lease, so charge <= sum of
     reservations."""
     return _within_range(_round_up(_product(num_tokens, rates.output)))
 
@@ -65,7 +65,7 @@ def _product(num_tokens: int, rate: int) -> int:
 
 
 def _rounded(exact: Sequence[int], per: int) -> list[int]:
-    """Divide each amount by `per`, so that the results add up to the rounded sum."""
+    """Divides each amount by `per`, so that the results add up to the rounded sum."""
     total = _round_half_even(sum(exact), per)
     parts = [amount // per for amount in exact]
     # The sort is stable: of equal remainders the first gets the unit.

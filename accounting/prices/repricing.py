@@ -72,7 +72,7 @@ class Sums:
 
 
 def not_empty(sums: dict[Key, Sums]) -> dict[Key, Sums]:
-    """Return the groups in which anything is left. A group whose requests were all reversed has nothing left, and no
+    """Returns the groups in which anything is left. A group whose requests were all reversed has nothing left, and no
     invoice has a line of it."""
     return {key: rest for key, rest in sums.items() if rest}
 
@@ -121,8 +121,8 @@ class RatesByVersion:
 
 
 def posted_since(since_ms: int) -> CTE:
-    """Select the entries that were posted from then on. A database finds them by that time, also where it would rather go
-    through the whole history of a tenant that is asked for besides."""
+    """Selects entries posted at or after `since_ms`. It is materialized, so that the index on the posting time is used
+    even if a tenant is asked for too."""
     query = select(ENTRIES).where(LedgerEntry.posted_at_ms >= since_ms)
     return query.cte("posted").prefix_with("MATERIALIZED")
 
@@ -130,7 +130,7 @@ def posted_since(since_ms: int) -> CTE:
 async def settled(
     conn: AsyncConnection, *where: ColumnElement[bool], among: FromClause = ENTRIES
 ) -> AsyncIterator[Any]:
-    """Yield the billed rows of `among`, to whose columns the conditions belong."""
+    """Yields the billed rows of `among`, to whose columns the conditions belong."""
     query = select(*(among.c[name] for name in COLUMNS))
     query = query.where(among.c.kind.in_(BILLED), *where)
     async with conn.stream(query.execution_options(yield_per=ROWS_AT_ONCE)) as rows:
@@ -139,13 +139,13 @@ async def settled(
 
 
 async def num_settled(conn: AsyncConnection, *where: ColumnElement[bool]) -> int:
-    """Return how many rows `settled` yields."""
+    """Returns how many rows `settled` yields."""
     query = select(func.count()).select_from(LedgerEntry).where(LedgerEntry.kind.in_(BILLED), *where)
     return int(await conn.scalar(query) or 0)
 
 
 def charge_of(row: Any, rates: Rates) -> Charge:
-    """Return the price of a row's tokens. For a reversal it is negative: the price that they had."""
+    """Returns the price of a row's tokens. For a reversal it is negative: the price that they had."""
     sign = sign_of(row)
     charge = pricing.charge(Usage(*(sign * getattr(row, name) for name in TOKEN_CLASSES)), rates)
     return Charge(*(sign * amount for amount in msgspec.structs.astuple(charge)))

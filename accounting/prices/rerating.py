@@ -48,7 +48,7 @@ class Difference(msgspec.Struct, frozen=True):
 async def rerate(
     conn: AsyncConnection, period: str, sheet: str, tenant_id: str | None = None, told: Told = nobody
 ) -> list[Difference]:
-    """Price the period by `sheet`: by the version that was in force at each request's start, or by one version
+    """Prices the period by `sheet`: by the version that was in force at each request's start, or by one version
     `<sheet>@<n>` for all. Returns sums per tenant, currency, model, tier and class. Raises InvalidError if the sheet
     lacks a price, or if it is in another currency than what was charged: no rate of exchange is known here."""
     start, end = bounds(period)

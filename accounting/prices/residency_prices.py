@@ -34,7 +34,7 @@ Sheets = Mapping[str, Spans[str]]
 
 
 async def versions(conn: AsyncConnection) -> Versions:
-    """Return the prices that were in force at the earliest reading or later."""
+    """Returns the prices that were in force at the earliest reading or later."""
     query = (
         select(PriceResidency.__table__, PriceSheet.currency, PriceSheetVersion.from_ms, PriceSheetVersion.until_ms)
         .join(
@@ -55,7 +55,7 @@ async def versions(conn: AsyncConnection) -> Versions:
 
 
 async def sheets(conn: AsyncConnection) -> Sheets:
-    """Return the sheets that tenants had of their own at the earliest reading or later."""
+    """Returns the sheets that tenants had of their own at the earliest reading or later."""
     table = PriceAssignment
     query = select(table.tenant_id, table.from_ms, table.until_ms, table.sheet_id).where(_still_matters(table))
     found: dict[str, list[tuple[int, int | None, str]]] = {}
@@ -65,7 +65,7 @@ async def sheets(conn: AsyncConnection) -> Sheets:
 
 
 def price(prices: Versions, own: Sheets, tenant_id: str, model: str, at_ms: int) -> ResidencyPrice | None:
-    """Return the price in force at that time, or None if kept KV is not charged."""
+    """Returns the price in force at that time, or None if kept KV is not charged."""
     sheet = _at(own.get(tenant_id, ()), at_ms) or DEFAULT_SHEET
     return _at(prices.get((sheet, model), ()), at_ms)
 

@@ -41,7 +41,7 @@ class Failures(msgspec.Struct, frozen=True):
 
 
 async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None, num_causes: int) -> Failures:
-    """Look at the newest requests that were accepted from `since_ms` on, at most `MAX_REQUESTS`. Without `tenant_id`
+    """Looks at the newest requests that were accepted from `since_ms` on, at most `MAX_REQUESTS`. Without `tenant_id`
     they are those of all tenants."""
     runs = [_newest(since_ms, tenant_id, is_tail).subquery() for is_tail in (True, False)]
     both = union_all(*(select(run) for run in runs)).subquery()
@@ -62,7 +62,7 @@ async def of_newest(conn: AsyncConnection, since_ms: int, tenant_id: str | None,
 
 
 def _newest(since_ms: int, tenant_id: str | None, is_tail: bool) -> Any:
-    """Select the newest rows of one run of an index."""
+    """Selects the newest rows of one run of an index."""
     query = select(
         RequestLog.request_id,
         RequestLog.started_at_ms,

@@ -37,7 +37,7 @@ _IS_RUNNING = Reply.state == literal_column("'running'")
 
 
 def line_key(batch_id: str, line_no: int) -> str:
-    """Return the Idempotency-Key of a batch line. The stored texts of the line are bound to this name when they are
+    """Returns the Idempotency-Key of a batch line. The stored texts of the line are bound to this name when they are
     encrypted."""
     return f"batch:{batch_id}:{line_no}"
 
@@ -88,7 +88,7 @@ async def take(
     now: int,
     line: tuple[str, int] | None = None,
 ) -> Known | None:
-    """Take the key. Returns None if the caller has it now: one of `store` and `drop` must follow. `line` is (batch,
+    """Takes the key. Returns None if the caller has it now: one of `store` and `drop` must follow. `line` is (batch,
     line_no). Raises `KeyClosed` if that line may not run (any more), and `NoRoom` for a tenant's own key."""
     if line is not None:
         await _check_line(conn, *line)
@@ -162,7 +162,7 @@ async def store(
     postings: Sequence[Posting],
     content_type: str | None = None,
 ) -> bool:
-    """Store the answer. Returns False if the key was closed meanwhile (its batch was cancelled): the request must end
+    """Stores the answer. Returns False if the key was closed meanwhile (its batch was cancelled): the request must end
     without a charge then. Storing twice changes nothing. `postings` are all that pay for the answer; an answer without
     any is free."""
     first, further = (postings[0], postings[1:]) if postings else (None, ())
@@ -196,26 +196,26 @@ async def store(
 
 
 async def drop(conn: AsyncConnection, tenant_id: str, key: str, request_id: str) -> None:
-    """Free the key of a request that ended without an answer to keep: the key may run again."""
+    """Frees the key of a request that ended without an answer to keep: the key may run again."""
     await conn.execute(
         delete(Reply).where(_key(tenant_id, key), Reply.request_id == request_id, Reply.state == "running")
     )
 
 
 async def drop_running(conn: AsyncConnection, slot: int) -> None:
-    """Free the keys that the slot's last process left running, once its journal is replayed."""
+    """Frees the keys that the slot's last process left running, once its journal is replayed."""
     await conn.execute(delete(Reply).where(Reply.slot == slot, _IS_RUNNING))
 
 
 async def drop_lost(conn: AsyncConnection, slot: int, held: Collection[str], claimed_before: int) -> None:
-    """Free keys that the slot's process runs no more, although this did not reach SQL. `held` has the requests that it
+    """Frees keys that the slot's process runs no more, although this did not reach SQL. `held` has the requests that it
     does run, and is complete for all that were claimed before that second."""
     lost = Reply.created_at < claimed_before, Reply.request_id.not_in(list(held))
     await conn.execute(delete(Reply).where(Reply.slot == slot, _IS_RUNNING, *lost))
 
 
 async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection[int]) -> Mapping[int, Stored]:
-    """Return the stored answer of each line that has one. The key of any other line is taken away, so that no answer
+    """Returns the stored answer of each line that has one. The key of any other line is taken away, so that no answer
     can come."""
     numbers = sorted(line_nos)
     stored: dict[int, Stored] = {}
@@ -235,7 +235,7 @@ async def close_lines(conn: AsyncConnection, batch_id: str, line_nos: Collection
 
 
 async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, Posting]:
-    """Return the postings of requests whose answer is stored: the content of their SETTLE if there was a crash in
+    """Returns the postings of requests whose answer is stored: the content of their SETTLE if there was a crash in
     between."""
     ids = sorted(request_ids)
     found: dict[str, Posting] = {}
@@ -251,7 +251,7 @@ async def postings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[
 
 
 async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) -> list[Posting]:
-    """Return the postings that pay for a stored answer and are not in the ledger (yet)."""
+    """Returns the postings that pay for a stored answer and are not in the ledger (yet)."""
     further = select(IdempotentPosting.posting).where(
         IdempotentPosting.tenant_id == tenant_id, IdempotentPosting.key == key
     )
@@ -266,7 +266,7 @@ async def owed(conn: AsyncConnection, tenant_id: str, key: str, stored: Stored) 
 
 
 async def owed_by_batch(conn: AsyncConnection, batch_id: str) -> list[Posting]:
-    """Return the postings that pay for stored answers of a batch and are not in the ledger (yet)."""
+    """Returns the postings that pay for stored answers of a batch and are not in the ledger (yet)."""
     ended = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id == Reply.request_id, LedgerEntry.kind.in_(("settle", "void"))
     )
@@ -275,8 +275,8 @@ async def owed_by_batch(conn: AsyncConnection, batch_id: str) -> list[Posting]:
 
 
 async def purge(conn: AsyncConnection, now: int) -> bool:
-    """Delete stored answers that have expired, `PURGED_AT_ONCE` at most. Return whether more may be there. Answers of a
-    batch are deleted with the batch."""
+    """Deletes stored answers that have expired, `PURGED_AT_ONCE` at most. Returns whether more may be there. Answers of
+    a batch are deleted with the batch."""
     expired = select(Reply.request_id).where(_IS_STORED, Reply.batch_id.is_(None), Reply.expires_at <= now)
     ids = list(await conn.scalars(expired.order_by(Reply.expires_at).limit(PURGED_AT_ONCE)))
     if ids:

@@ -75,7 +75,7 @@ class LabelDay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def note(conn: AsyncConnection, requests: Iterable[LoggedRequest]) -> None:
-    """Add requests to the sums, in the transaction that adds their rows to the log and before it does: a request that
+    """Adds requests to the sums, in the transaction that adds their rows to the log and before it does: a request that
     has a row already is in the sums."""
     labelled = {one.request_id: one for one in requests if one.currency and _labels(one)}
     if not labelled:
@@ -87,14 +87,14 @@ async def note(conn: AsyncConnection, requests: Iterable[LoggedRequest]) -> None
 
 
 async def take_back(conn: AsyncConnection, request_ids: Collection[str]) -> None:
-    """Take requests out of the sums, in the transaction that takes their charges back and marks their attempts as
+    """Takes requests out of the sums, in the transaction that takes their charges back and marks their attempts as
     moved. A request whose row comes into the log later does not come into the sums."""
     rows = await conn.execute(select(RequestLog.__table__).where(among(conn, RequestLog.request_id, request_ids)))
     await _add_up(conn, [LoggedRequest(**row._mapping) for row in rows], -1)
 
 
 async def _taken_back(conn: AsyncConnection, request_ids: Collection[str]) -> Iterable[str]:
-    """Return those of the requests whose charges were taken back. Until the transaction ends no other one's is, as its
+    """Returns those of the requests whose charges were taken back. Until the transaction ends no other one's is, as its
     attempt is locked: `take_back` then finds the row that this transaction adds."""
     attempt, entry = UnheardAttempt.request_id, LedgerEntry.request_id
     locked = select(attempt).where(among(conn, attempt, request_ids)).order_by(attempt).with_for_update(read=True)
@@ -118,7 +118,7 @@ async def _add_up(conn: AsyncConnection, requests: Iterable[LoggedRequest], sign
 
 
 async def _keep_bound(conn: AsyncConnection, sums: dict[_Key, list[int]], tenant_id: str, day_ms: int) -> None:
-    """Take the values out of new sums for which the tenant's day has no room."""
+    """Takes the values out of new sums for which the tenant's day has no room."""
     own = [key for key in sums if (key[0], key[2]) == (tenant_id, day_ms)]
     usage = LabelUsage
     of_day = usage.tenant_id == tenant_id, usage.day_ms == day_ms, usage.label.in_({key[1] for key in own})
@@ -145,13 +145,13 @@ def _add(sums: list[int], amounts: Iterable[int]) -> None:
 
 
 async def list_labels(conn: AsyncConnection, wanted: LabelFilter) -> list[str]:
-    """Return the labels that have a sum in these days, in their order."""
+    """Returns the labels that have a sum in these days, in their order."""
     query = select(LabelUsage.label).where(*_within(wanted))
     return list(await conn.scalars(query.distinct().order_by(LabelUsage.label)))
 
 
 async def list_sums(conn: AsyncConnection, wanted: LabelFilter, limit: int) -> Sequence[LabelSum]:
-    """Return the largest sums of a label."""
+    """Returns the largest sums of a label."""
     usage = LabelUsage
     groups = usage.value, usage.tenant_id, usage.currency
     totals: list[Any] = [func.sum(getattr(usage, name)).label(name) for name in _SUMS]
@@ -161,7 +161,7 @@ async def list_sums(conn: AsyncConnection, wanted: LabelFilter, limit: int) -> S
 
 
 async def list_days(conn: AsyncConnection, wanted: LabelFilter, values: Sequence[str]) -> Sequence[LabelDay]:
-    """Return the sums of each day: of the named values one by one, and of all others together, whose value is None."""
+    """Returns the sums of each day: of the named values one by one, and of all others together, whose value is None."""
     usage = LabelUsage
     value = case((usage.value.in_(values), usage.value), else_=None).label("value")
     totals = func.sum(usage.num_requests), func.sum(usage.charge)
@@ -174,7 +174,7 @@ async def list_days(conn: AsyncConnection, wanted: LabelFilter, values: Sequence
 
 
 async def forget(conn: AsyncConnection, before_ms: int) -> int:
-    """Delete the sums of days that ended before this time. Return how many they were."""
+    """Deletes the sums of days that ended before this time. Returns how many they were."""
     return (await conn.execute(delete(LabelUsage).where(LabelUsage.day_ms <= before_ms - DAY_MS))).rowcount
 
 

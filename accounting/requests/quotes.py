@@ -42,7 +42,7 @@ async def create(
 async def use(
     conn: AsyncConnection, quote_id: str, tenant_id: str, fingerprint: bytes, request_id: str, now_ms: int
 ) -> Terms | None:
-    """Use a quote. Returns None if it is unknown, another tenant's, for another body, used, or expired."""
+    """Uses a quote. Returns None if it is unknown, another tenant's, for another body, used, or expired."""
     statement = (
         update(Quote)
         .where(
@@ -65,7 +65,7 @@ async def price(conn: AsyncConnection, terms: Terms, tier: Tier) -> Price | None
 
 
 async def give_back(conn: AsyncConnection, quote_id: str, request_id: str) -> None:
-    """Free a quote whose request was refused: it may be used again."""
+    """Frees a quote whose request was refused: it may be used again."""
     mine = Quote.id == quote_id, Quote.used_by == request_id
     await conn.execute(update(Quote).where(*mine).values(used_by=None))
 

@@ -108,7 +108,7 @@ _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeli
 
 
 async def without_erased(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> list[LoggedRequest]:
-    """Return the requests of tenants that are not erased. No tenant is erased until the transaction ends."""
+    """Returns the requests of tenants that are not erased. No tenant is erased until the transaction ends."""
     tenants = given(conn, {one.tenant_id for one in requests})
     erased = {row.id for row in await conn.execute(_erased(conn.dialect.name), tenants) if row.erased_at is not None}
     return [one for one in requests if one.tenant_id not in erased]
@@ -116,18 +116,18 @@ async def without_erased(conn: AsyncConnection, requests: Sequence[LoggedRequest
 
 @cache
 def _erased(dialect: str) -> Select[str, int | None]:
-    """Return the query that locks tenants and says when they were erased."""
+    """Returns the query that locks tenants and says when they were erased."""
     query = select(Tenant.id, Tenant.erased_at).where(among_given(dialect, Tenant.id))
     return query.order_by(Tenant.id).with_for_update(read=True, key_share=True)
 
 
 async def add(conn: AsyncConnection, requests: Sequence[LoggedRequest]) -> None:
-    """Add rows. A row that exists already stays as it is, because a batch whose COMMIT is unknown is sent again."""
+    """Adds rows. A row that exists already stays as it is, because a batch whose COMMIT is unknown is sent again."""
     await insert_absent(conn, RequestLog.__table__, [msgspec.structs.asdict(request) for request in requests])
 
 
 async def get(conn: AsyncConnection, request_id: str, tenant_id: str | None = None) -> LoggedRequest:
-    """Return one request with its timeline. With `tenant_id` another tenant's request is unknown. Raises
+    """Returns one request with its timeline. With `tenant_id` another tenant's request is unknown. Raises
     NotFoundError."""
     query = select(RequestLog.__table__).where(RequestLog.request_id == request_id)
     if tenant_id is not None:
@@ -141,7 +141,7 @@ async def get(conn: AsyncConnection, request_id: str, tenant_id: str | None = No
 async def list_requests(
     conn: AsyncConnection, wanted: RequestFilter, *, after: str | None = None, limit: int = 20
 ) -> RequestPage:
-    """Return one page, the newest first, without timelines. `after` is any id: the page has older requests. Raises
+    """Returns one page, the newest first, without timelines. `after` is any id: the page has older requests. Raises
     InvalidError."""
     part = await part_of(conn, wanted, after, max_rows=MAX_SCANNED_ROWS if _without_index(wanted) else None)
     rows: list[Row[Any]] = []
@@ -175,8 +175,8 @@ class Part:
 async def part_of(
     conn: AsyncConnection, wanted: RequestFilter, after: str | None = None, *, max_rows: int | None
 ) -> Part:
-    """Return where the wanted requests are. With `max_rows` at most that number of the newest rows of each index run are read,
-    whether they are wanted or not. Raises InvalidError."""
+    """Returns where the wanted requests are. With `max_rows` at most that number of the newest rows of each index run
+    are read, whether they are wanted or not. Raises InvalidError."""
     if wanted.session_id is not None and wanted.tenant_id is None:
         raise InvalidError("A session is of a tenant: 'session_id' needs 'project_id'.", "session_id")
     if await _is_anothers_key(conn, wanted):
@@ -189,7 +189,7 @@ async def part_of(
 
 
 async def _is_anothers_key(conn: AsyncConnection, wanted: RequestFilter) -> bool:
-    """Say whether the key is of another tenant than the wanted one. How far its rows are read would tell when it was
+    """Says whether the key is of another tenant than the wanted one. How far its rows are read would tell when it was
     used."""
     if wanted.tenant_id is None or wanted.key_id is None:
         return False
@@ -198,7 +198,7 @@ async def _is_anothers_key(conn: AsyncConnection, wanted: RequestFilter) -> bool
 
 
 def id_at(at_ms: int) -> str:
-    """Return the least id of a request that was accepted at this time or later."""
+    """Returns the least id of a request that was accepted at this time or later."""
     return f"req_{min(max(at_ms, 0), 2**48 - 1):012x}"
 
 
@@ -216,12 +216,12 @@ def _bounds(wanted: RequestFilter, after: str | None) -> list[ColumnElement[bool
 
 
 def time_of(request_id: str) -> int:
-    """Return the time in the id, in Unix milliseconds."""
+    """Returns the time in the id, in Unix milliseconds."""
     return int(request_id.removeprefix("req_")[:12], 16)
 
 
 def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
-    """Return the columns with an index that the filter names, the narrowest first."""
+    """Returns the columns with an index that the filter names, the narrowest first."""
     columns = (
         (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
@@ -234,7 +234,7 @@ def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
 
 
 def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
-    """Return the runs of the first column's index that hold every wanted row. Failed requests are all in the tail."""
+    """Returns the runs of the first column's index that hold every wanted row. Failed requests are all in the tail."""
     failed_only = wanted.status_class in (4, 5) or wanted.outcome not in (None, "ok")
     columns = _columns(wanted)
     if not columns:
@@ -250,7 +250,7 @@ def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
 
 
 def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions that are checked row by row: all but the first column's."""
+    """Returns the conditions that are checked row by row: all but the first column's."""
     conditions: list[ColumnElement[bool]] = [column == value for column, value in _columns(wanted)[1:]]
     if wanted.outcome is not None:
         conditions.append(RequestLog.outcome == wanted.outcome)
@@ -265,7 +265,7 @@ def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
 async def _last_to_look_at(
     conn: AsyncConnection, conditions: Sequence[ColumnElement[bool]], max_rows: int
 ) -> str | None:
-    """Return the id of the last row that is looked at, or None if all of them are few enough."""
+    """Returns the id of the last row that is looked at, or None if all of them are few enough."""
     query = select(RequestLog.request_id).where(and_(true(), *conditions))
     query = query.order_by(RequestLog.request_id.desc()).offset(max_rows - 1).limit(1)
     return await conn.scalar(query)

@@ -36,7 +36,7 @@ class Queued(NamedTuple):
 
 
 async def refused(conn: AsyncConnection, since_ms: int) -> list[Refused]:
-    """Return who was refused, the most frequent first, of the newest `MAX_FAILED_ROWS` failed and slow requests."""
+    """Returns who was refused, the most frequent first, of the newest `MAX_FAILED_ROWS` failed and slow requests."""
     log = RequestLog
     newest = (
         select(log.tenant_id, log.error_code, log.outcome)
@@ -52,7 +52,7 @@ async def refused(conn: AsyncConnection, since_ms: int) -> list[Refused]:
 
 
 async def queued(conn: AsyncConnection, since_ms: int, tier: Tier) -> dict[str, Queued]:
-    """Return the waits by tenant, of the newest `MAX_TIMED_ROWS` requests of all tenants."""
+    """Returns the waits by tenant, of the newest `MAX_TIMED_ROWS` requests of all tenants."""
     log = RequestLog
     query = select(log.tenant_id, log.tier, log.timeline).where(log.request_id >= id_at(since_ms))
     waits: dict[str, list[float]] = {}

@@ -30,7 +30,7 @@ _Run = tuple[str, bool]
 
 
 async def prune(database: Database, now_ms: int, *, max_rows: int, max_days: int) -> int:
-    """Delete what is too old, then the oldest rows above `max_rows`. Return the number of deleted rows. Sums by label
+    """Deletes what is too old, then the oldest rows above `max_rows`. Returns the number of deleted rows. Sums by label
     are deleted by their age alone."""
     async with database.write() as conn:
         await label_usage.forget(conn, now_ms - max_days * DAY_MS)
@@ -62,8 +62,8 @@ async def _counts(conn: AsyncConnection) -> Counter[_Run]:
 
 
 async def _delete_piece(database: Database, counts: Counter[_Run], num_wanted: int) -> int:
-    """Delete the oldest rows of the tenant that has the most, from the larger of its two runs: at most half of that, as
-    others may then have more. Correct `counts`."""
+    """Deletes the oldest rows of the tenant that has the most, from the larger of its two runs: at most half of that,
+    as others may then have more. Corrects `counts`."""
     by_tenant: Counter[str] = Counter()
     for (tenant_id, _), number in counts.items():
         by_tenant[tenant_id] += number

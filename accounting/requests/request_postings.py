@@ -52,8 +52,8 @@ class JournalPlace(msgspec.Struct, frozen=True):
 async def post(
     conn: AsyncConnection, slot: int, offset: int, postings: Sequence[Posting], *, now_ms: int | None = None
 ) -> int:
-    """Post endings from one slot's journal, and the journal offset after them, in the caller's transaction. Return the
-    number of new rows: one that was posted before is no error."""
+    """Posts endings from one slot's journal, and the journal offset after them, in the caller's transaction. Returns
+    the number of new rows: one that was posted before is no error."""
     now_ms = await ledger.take_turn(conn, now_ms)
     result = await _post(conn, postings, now_ms)
     await _set_offset(conn, slot, offset, now_ms)
@@ -61,8 +61,8 @@ async def post(
 
 
 async def post_unshipped(conn: AsyncConnection, postings: Sequence[Posting]) -> list[Posting]:
-    """Post endings that come from no journal: they are kept with a stored answer, or the journal takes none. A journal may
-    hold them too; its offset is not changed. One whose row the database refuses is left out and logged: it must not
+    """Posts endings that come from no journal: they are kept with a stored answer, or the journal takes none. A journal
+    may hold them too; its offset is not changed. One whose row the database refuses is left out and logged: it must not
     keep an answer back for ever. Returns those that were refused."""
     now_ms = await ledger.take_turn(conn)
     try:
@@ -105,8 +105,8 @@ async def _post(conn: AsyncConnection, postings: Sequence[Posting], now_ms: int)
 
 
 async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: WriteOffReason) -> list[str]:
-    """Take settled charges back: a reversal cancels the settle, and a write-off takes its tokens. This happens once per
-    request. A request that is not settled is skipped, and so is one of which an operator has corrected anything: a
+    """Takes settled charges back: a reversal cancels the settle, and a write-off takes its tokens. This happens once
+    per request. A request that is not settled is skipped, and so is one of which an operator has corrected anything: a
     reversal is of the whole charge, and would take that part back twice. Returns the requests that were reversed."""
     now_ms = await ledger.take_turn(conn)
     corrected = await _corrected(conn, request_ids)
@@ -129,8 +129,8 @@ async def reverse(conn: AsyncConnection, request_ids: Collection[str], reason: W
 async def post_engine_records(
     conn: AsyncConnection, records: Sequence[WitnessRecord], *, now_ms: int | None = None
 ) -> int:
-    """Post the token counts of workers. A record whose request has no ending yet waits for it. Return the number of new
-    rows."""
+    """Posts the token counts of workers. A record whose request has no ending yet waits for it. Returns the number of
+    new rows."""
     now_ms = await ledger.take_turn(conn, now_ms)
     rows = [_record(record, now_ms) for record in sorted(records, key=lambda r: (r.request_id, r.attempt))]
     columns = (EngineRecordRow.request_id, EngineRecordRow.attempt)
@@ -142,19 +142,19 @@ async def post_engine_records(
 
 
 async def journal_offset(conn: AsyncConnection, slot: int) -> int | None:
-    """Return the offset at which the shipper of that slot continues, or None if nothing of it was ever posted."""
+    """Returns the offset at which the shipper of that slot continues, or None if nothing of it was ever posted."""
     return await conn.scalar(select(JournalOffset.offset).where(JournalOffset.slot == slot))
 
 
 async def journal_offsets(conn: AsyncConnection) -> list[JournalPlace]:
-    """Return how far the journal of each slot is posted, by slot."""
+    """Returns how far the journal of each slot is posted, by slot."""
     table = JournalOffset
     rows = await conn.execute(select(table.slot, table.offset, table.posted_at_ms).order_by(table.slot))
     return [JournalPlace(row.slot, row.offset, row.posted_at_ms) for row in rows]
 
 
 async def endings(conn: AsyncConnection, request_ids: Collection[str]) -> dict[str, LedgerRow]:
-    """Return the settle or void of each request that has one."""
+    """Returns the settle or void of each request that has one."""
     return {row["request_id"]: row for row in await _endings_of(conn, request_ids)}
 
 
@@ -169,7 +169,7 @@ class Unsettled(NamedTuple):
 
 
 async def unended(conn: AsyncConnection) -> list[Unsettled]:
-    """Return requests without an ending: running ones, those whose ending is not shipped yet, and those whose journal
+    """Returns requests without an ending: running ones, those whose ending is not shipped yet, and those whose journal
     is lost. O(engine records)."""
     record = EngineRecordRow
     ended = exists().where(LedgerEntry.request_id == record.request_id, LedgerEntry.kind.in_(ENDINGS))
@@ -179,7 +179,7 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
 
 
 async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
-    """Return requests whose ending was posted at `since_ms` or later and that have no engine record."""
+    """Returns requests whose ending was posted at `since_ms` or later and that have no engine record."""
     ending, record = LedgerEntry, EngineRecordRow
     recent = select(ending.request_id).where(ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms)
     found = await conn.scalars(recent.where(~exists().where(record.request_id == ending.request_id)))
@@ -187,7 +187,7 @@ async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
 
 
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:
-    """Make this ending a void if another request has paid for its batch line, so that its tokens are written off."""
+    """Makes this ending a void if another request has paid for its batch line, so that its tokens are written off."""
     lines = {(p.batch_id, p.line_no) for p in endings if _is_line(p)}
     if not lines:
         return endings
@@ -219,7 +219,7 @@ def _second_is_void(ending: Posting, paid: dict[tuple[str, int], str]) -> Postin
 
 
 async def _book(conn: AsyncConnection, entries: Sequence[LedgerRow]) -> None:
-    """Write the legs of new entries, and the one charge of their batch lines."""
+    """Writes the legs of new entries, and the one charge of their batch lines."""
     await booking.book(conn, entries)
     lines = [
         {"batch_id": entry["batch_id"], "line_no": entry["line_no"], "request_id": entry["request_id"]}
@@ -237,7 +237,7 @@ async def _write_off(
     new_records: Collection[tuple[str, int]],
     now_ms: int,
 ) -> None:
-    """Write off what the engine computed beyond these endings. `earlier` has their present write-offs."""
+    """Writes off what the engine computed beyond these endings. `earlier` has their present write-offs."""
     with_records = {request_id for request_id, _ in records}
     met = [ending for ending in endings if ending["request_id"] in with_records]
     if not met:
@@ -269,14 +269,14 @@ async def _endings_of(conn: AsyncConnection, request_ids: Collection[str]) -> li
 
 
 async def _corrected(conn: AsyncConnection, request_ids: Collection[str]) -> set[str]:
-    """Return those of the requests that a credit note or an adjustment corrects."""
+    """Returns those of the requests that a credit note or an adjustment corrects."""
     column = Credit.corrects_request_id
     query = select(column).where(among_given(conn.dialect.name, column))
     return {str(request_id) for request_id in (await conn.execute(query, given(conn, request_ids))).scalars()}
 
 
 def _apart(entries: Iterable[LedgerRow]) -> tuple[list[LedgerRow], list[LedgerRow]]:
-    """Return the endings, and all other entries, which write off or take back."""
+    """Returns the endings, and all other entries, which write off or take back."""
     endings: list[LedgerRow] = []
     others: list[LedgerRow] = []
     for entry in entries:

@@ -47,7 +47,7 @@ class RequestPrice(msgspec.Struct, frozen=True):
 
 
 async def price_of(conn: AsyncConnection, one: LoggedRequest) -> RequestPrice | None:
-    """Return the parts of the request's charge; their sum is the charge. None if the ledger has no charge for it: it
+    """Returns the parts of the request's charge; their sum is the charge. None if the ledger has no charge for it: it
     was refused, ended without a charge, or is not posted yet."""
     entries = {
         row.kind: row

@@ -25,7 +25,7 @@ class Volume(msgspec.Struct, frozen=True):
 
 
 async def volume(conn: AsyncConnection, wanted: RequestFilter, num_buckets: int) -> Volume:
-    """Return the counts between the filter's two times, which must be set. Raises InvalidError."""
+    """Returns the counts between the filter's two times, which must be set. Raises InvalidError."""
     since_ms, until_ms = wanted.since_ms, wanted.until_ms
     if since_ms is None or until_ms is None or until_ms <= since_ms:
         raise InvalidError("The end must be later than the start.", "end_time")

@@ -49,7 +49,7 @@ async def note(conn: AsyncConnection, unheard: Sequence[DisconnectedEarly]) -> N
 
 
 async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_id: str, started_at_ms: int) -> int:
-    """Note that a settled repeat replaces the attempts before it. Returns how many engine requests are no longer
+    """Notes that a settled repeat replaces the attempts before it. Returns how many engine requests are no longer
     charged."""
     query = select(Attempt.__table__).where(
         Attempt.key_id == key_id, Attempt.fingerprint == fingerprint, Attempt.attempt_id != retry_id
@@ -69,7 +69,7 @@ async def replace(conn: AsyncConnection, key_id: str, fingerprint: bytes, retry_
 
 
 async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
-    """Return the key's replaced engine requests in the hour before `now_ms`. The caller holds a lock on the key until
+    """Returns the key's replaced engine requests in the hour before `now_ms`. The caller holds a lock on the key until
     it commits."""
     await conn.execute(select(ApiKey.id).where(ApiKey.id == key_id).with_for_update(key_share=True))
     recent = Attempt.replaced_by.is_not(None) & (Attempt.ended_at_ms > now_ms - HOUR_MS)
@@ -78,8 +78,9 @@ async def _num_moved(conn: AsyncConnection, key_id: str, now_ms: int) -> int:
 
 
 async def move(conn: AsyncConnection) -> list[str]:
-    """Move the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now. Returns
-    the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at again."""
+    """Moves the charges of replaced attempts if their own settle and that of the repeat are in the ledger by now.
+    Returns the moved ones. An attempt that an operator has corrected by hand is left as it is, and not looked at
+    again."""
     found = await conn.execute(select(Attempt.request_id, Attempt.replaced_by).where(text(TO_MOVE)))
     pairs = [(row.request_id, row.replaced_by) for row in found]
     of_pairs = among(conn, LedgerEntry.request_id, {request_id for pair in pairs for request_id in pair})
@@ -102,7 +103,8 @@ async def any_to_move(conn: AsyncConnection) -> bool:
 
 
 async def forget(conn: AsyncConnection, now_ms: int) -> None:
-    """Delete attempts that nobody repeated in time. Those that were repeated are counted for a day and deleted then."""
+    """Deletes attempts that nobody repeated in time. Those that were repeated are counted for a day and deleted
+    then."""
     late = Attempt.ended_at_ms < now_ms - 10 * WITHIN_MS
     await conn.execute(
         delete(Attempt).where(or_(late & Attempt.replaced_by.is_(None), Attempt.ended_at_ms < now_ms - DAY_MS))

@@ -37,7 +37,7 @@ _TOKENS = (RequestLog.prompt_tokens, RequestLog.cached_tokens, RequestLog.output
 
 
 async def list_sessions(conn: AsyncConnection, wanted: RequestFilter, limit: int) -> Sessions:
-    """Return the newest sessions among the wanted requests. Raises InvalidError."""
+    """Returns the newest sessions among the wanted requests. Raises InvalidError."""
     part = await part_of(conn, wanted, max_rows=MAX_SCANNED_ROWS)
     log = RequestLog
     columns = (log.session_id, log.tenant_id, log.currency, log.status, log.started_at_ms, log.charge, *_TOKENS)

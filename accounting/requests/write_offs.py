@@ -20,7 +20,7 @@ def rows(
     new_records: Collection[tuple[str, int]],
     now_ms: int,
 ) -> list[dict[str, Any]]:
-    """Return write-off rows for those of `records` that are in `new_records`. `earlier` has the request's present
+    """Returns write-off rows for those of `records` that are in `new_records`. `earlier` has the request's present
     write-offs."""
     if not earlier and len(records) == 1 and _is_paid(records[0], ending):
         return []
@@ -43,7 +43,7 @@ def rows(
 
 
 def taken_over(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
-    """Return the write-off that follows a reversal: the tokens that the tenant had been charged for."""
+    """Returns the write-off that follows a reversal: the tokens that the tenant had been charged for."""
     return {
         **entry,
         "kind": reason,
@@ -54,7 +54,7 @@ def taken_over(entry: LedgerRow, reason: str, now_ms: int) -> dict[str, Any]:
 
 
 def _is_paid(record: LedgerRow, ending: LedgerRow) -> bool:
-    """Return whether the ending covers all of the record. This is so for nearly every request."""
+    """Returns whether the ending covers all of the record. This is so for nearly every request."""
     if record["speculated"] or record["recomputed"]:
         return False
     return all(record[name] <= ending[name] for name in TOKEN_CLASSES)
@@ -66,7 +66,7 @@ def _not_covered(
     earlier: Sequence[LedgerRow],
     new_records: Collection[tuple[str, int]],
 ) -> dict[str, int]:
-    """Return the billed tokens that no earlier record covers. They are never negative, as a record covers at most its
+    """Returns the billed tokens that no earlier record covers. They are never negative, as a record covers at most its
     own count."""
     met = [r for r in records if (r["request_id"], r["attempt"]) not in new_records]
     return {name: ending[name] - (sum(r[name] for r in met) - sum(w[name] for w in earlier)) for name in TOKEN_CLASSES}

@@ -36,8 +36,8 @@ class Packet(msgspec.Struct, frozen=True):
 
 
 async def claim(conn: AsyncConnection, response_id: str, now_ms: int) -> Claim | None:
-    """Claim a response that waits, or whose run has ended without an end. The events of an earlier run are deleted, since
-    this one sends its own. Returns None if there is nothing to run.
+    """Claims a response that waits, or whose run has ended without an end. The events of an earlier run are deleted,
+    since this one sends its own. Returns None if there is nothing to run.
     """
     done = await conn.execute(
         update(Response)
@@ -57,8 +57,8 @@ async def claim(conn: AsyncConnection, response_id: str, now_ms: int) -> Claim |
 async def write(
     conn: AsyncConnection, run: Claim, packet: Packet | None, next_number: int, now_ms: int
 ) -> State | None:
-    """Renew the claim and add events. Returns "in_progress" while the run may go on, "cancelled" if it is to stop, and
-    None if it may write nothing any more."""
+    """Renews the claim and adds events. Returns "in_progress" while the run may go on, "cancelled" if it is to stop,
+    and None if it may write nothing any more."""
     changed = await conn.execute(
         update(Response)
         .where(_is_mine(run))
@@ -81,7 +81,7 @@ async def finish(
     next_number: int,
     chain_bytes: int,
 ) -> bool:
-    """Write the end of a response. Returns False if this run may not."""
+    """Writes the end of a response. Returns False if this run may not."""
     before = run.response
     values = {"state": state, "body": body, "next_number": next_number, "chain_bytes": before.chain_bytes + chain_bytes}
     done = await conn.execute(update(Response).where(_is_mine(run)).values(**values))
@@ -93,13 +93,13 @@ async def finish(
 
 
 async def release(conn: AsyncConnection, run: Claim, not_before_ms: int) -> None:
-    """Let the response wait: it may be run again from then on."""
+    """Lets the response wait: it may be run again from then on."""
     values = {"state": "queued", "claimed_until_ms": not_before_ms}
     await conn.execute(update(Response).where(_is_mine(run)).values(**values))
 
 
 async def stop(conn: AsyncConnection, response: StoredResponse, body: bytes, now_ms: int) -> bool:
-    """Ask for the end of a run. Returns True if nothing runs: then the response is cancelled already, with `body`."""
+    """Asks for the end of a run. Returns True if nothing runs: then the response is cancelled already, with `body`."""
     mine = (Response.id == response.id) & Response.state.in_(RUNNING)
     waits = mine & ((Response.state == "queued") | (Response.claimed_until_ms <= now_ms))
     done = await conn.execute(
@@ -118,18 +118,18 @@ async def num_running(conn: AsyncConnection, tenant_id: str) -> int:
 
 
 async def due(conn: AsyncConnection, now_ms: int, most: int, *, after: str = "") -> list[str]:
-    """Return responses that anybody may run now, by id and so the oldest first, those behind the response `after`."""
+    """Returns responses that anybody may run now, by id and so the oldest first, those behind the response `after`."""
     query = select(Response.id).where(_is_due(now_ms), Response.id > after).order_by(Response.id)
     return list((await conn.execute(query.limit(most))).scalars())
 
 
 async def first_events(conn: AsyncConnection, response: StoredResponse, packet: Packet) -> None:
-    """Store the events of a response that waits."""
+    """Stores the events of a response that waits."""
     await _add(conn, response, packet)
 
 
 async def events_after(conn: AsyncConnection, response_id: str, number: int, most: int) -> list[Packet]:
-    """Return packets with events after `number`. The first of them may begin before it."""
+    """Returns packets with events after `number`. The first of them may begin before it."""
     mine = ResponseEvents.response_id == response_id
     first = select(func.max(ResponseEvents.first_number)).where(mine, ResponseEvents.first_number <= number + 1)
     behind = ResponseEvents.first_number >= func.coalesce(first.scalar_subquery(), 0)
@@ -139,7 +139,8 @@ async def events_after(conn: AsyncConnection, response_id: str, number: int, mos
 
 
 async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet | None) -> None:
-    """Add a packet. One of the same number is replaced: its COMMIT was unknown, and the events came again with more."""
+    """Adds a packet. One of the same number is replaced: its COMMIT was unknown, and the events came again with
+    more."""
     if packet is None:
         return
     events = ResponseEvents.__table__.c
@@ -153,7 +154,7 @@ async def _add(conn: AsyncConnection, response: StoredResponse, packet: Packet |
 
 
 async def _drop_events(conn: AsyncConnection, response: StoredResponse) -> None:
-    """Delete the events of earlier runs; those of the wait stay."""
+    """Deletes the events of earlier runs; those of the wait stay."""
     events = ResponseEvents.__table__.c
     sent = (events.response_id == response.id) & (events.first_number >= NUM_WAITING)
     num_bytes = await conn.scalar(select(func.sum(func.length(events.events))).where(sent)) or 0
@@ -163,7 +164,7 @@ async def _drop_events(conn: AsyncConnection, response: StoredResponse) -> None:
 
 
 async def is_gone(conn: AsyncConnection, run: Claim) -> bool:
-    """Return whether the response was deleted or cancelled, and not taken over by another run."""
+    """Returns whether the response was deleted or cancelled, and not taken over by another run."""
     state = await conn.scalar(select(Response.state).where(Response.id == run.response.id))
     return state in (None, "cancelled")
 

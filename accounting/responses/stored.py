@@ -48,7 +48,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def insert(conn: AsyncConnection, response: StoredResponse) -> None:
-    """Store a response, and remove the tenant's oldest ones if there are too many now."""
+    """Stores a response, and removes the tenant's oldest ones if there are too many now."""
     num_bytes = len(response.request) + len(response.body or b"")
     row = msgspec.structs.asdict(response) | {"num_bytes": num_bytes, "expires_at": response.created_at + KEEP_S}
     num, total = await _count(conn, response.tenant_id, 1, num_bytes)
@@ -61,7 +61,7 @@ async def insert(conn: AsyncConnection, response: StoredResponse) -> None:
 
 
 async def _remove_oldest(conn: AsyncConnection, tenant_id: str, at_least: int) -> tuple[int, int] | None:
-    """Remove some of the oldest that have ended. Returns what is left as (responses, bytes), or None if none was
+    """Removes some of the oldest that have ended. Returns what is left as (responses, bytes), or None if none was
     removed. The newest response stays, however large it is."""
     ended = (Response.tenant_id == tenant_id) & Response.state.not_in(RUNNING)
     newest = select(func.max(Response.id)).where(Response.tenant_id == tenant_id).scalar_subquery()
@@ -73,13 +73,13 @@ async def _remove_oldest(conn: AsyncConnection, tenant_id: str, at_least: int) -
 
 
 async def find(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> StoredResponse | None:
-    """Return a response of the tenant's that has not expired."""
+    """Returns a response of the tenant's that has not expired."""
     found = (await conn.execute(select(Response.__table__).where(_mine(tenant_id, response_id, now)))).first()
     return None if found is None else of_row(found)
 
 
 async def chain(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> list[StoredResponse]:
-    """Return the response and all before it, the oldest first. If one of them is gone, those before it are missing,
+    """Returns the response and all before it, the oldest first. If one of them is gone, those before it are missing,
     and the first one has a `previous_id`."""
     table = Response.__table__
     mine = (table.c.tenant_id == tenant_id) & (table.c.expires_at > now)
@@ -91,21 +91,21 @@ async def chain(conn: AsyncConnection, tenant_id: str, response_id: str, now: in
 
 
 async def chain_bytes(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> int:
-    """Return the bytes of the items of the response and of all before it; 0 if it does not exist."""
+    """Returns the bytes of the items of the response and of all before it; 0 if it does not exist."""
     return await conn.scalar(select(Response.chain_bytes).where(_mine(tenant_id, response_id, now))) or 0
 
 
 async def several(
     conn: AsyncConnection, tenant_id: str, response_ids: Collection[str], now: int
 ) -> list[StoredResponse]:
-    """Return those of the responses that are the tenant's and have not expired."""
+    """Returns those of the responses that are the tenant's and have not expired."""
     mine = (Response.tenant_id == tenant_id) & (Response.expires_at > now)
     found = await conn.execute(select(Response.__table__).where(mine, Response.id.in_(sorted(response_ids))))
     return [of_row(row) for row in found]
 
 
 async def own_bytes(conn: AsyncConnection, tenant_id: str, response_ids: Collection[str], now: int) -> int:
-    """Return the bytes of these responses' own items, without those of the responses before them. Where the one before
+    """Returns the bytes of these responses' own items, without those of the responses before them. Where the one before
     is gone, its bytes count too."""
     mine = (Response.tenant_id == tenant_id) & (Response.expires_at > now)
     before = aliased(Response)
@@ -115,12 +115,12 @@ async def own_bytes(conn: AsyncConnection, tenant_id: str, response_ids: Collect
 
 
 async def remove(conn: AsyncConnection, tenant_id: str, response_id: str, now: int) -> bool:
-    """Delete a response. Returns False if there is none."""
+    """Deletes a response. Returns False if there is none."""
     return bool(await _remove(conn, _mine(tenant_id, response_id, now)))
 
 
 async def purge(conn: AsyncConnection, now: int) -> bool:
-    """Delete responses that have expired, `PURGED_AT_ONCE` at most. Return whether more may be there."""
+    """Deletes responses that have expired, `PURGED_AT_ONCE` at most. Returns whether more may be there."""
     expired = select(Response.id).where(Response.expires_at <= now).limit(PURGED_AT_ONCE)
     if ids := (await conn.execute(expired)).scalars().all():
         await _remove(conn, Response.id.in_(ids))
@@ -128,7 +128,7 @@ async def purge(conn: AsyncConnection, now: int) -> bool:
 
 
 async def _remove(conn: AsyncConnection, where: ColumnElement[bool]) -> dict[str, tuple[int, int]]:
-    """Delete responses. Returns what is left of each tenant that had one, as (responses, bytes)."""
+    """Deletes responses. Returns what is left of each tenant that had one, as (responses, bytes)."""
     gone: dict[str, list[int]] = {}
     for row in await conn.execute(delete(Response).where(where).returning(Response.tenant_id, Response.num_bytes)):
         gone.setdefault(row.tenant_id, []).append(row.num_bytes)
@@ -138,7 +138,7 @@ async def _remove(conn: AsyncConnection, where: ColumnElement[bool]) -> dict[str
 
 
 async def grow(conn: AsyncConnection, tenant_id: str, response_id: str, num_bytes: int) -> None:
-    """Count further bytes of a stored response."""
+    """Counts further bytes of a stored response."""
     await conn.execute(
         update(Response).where(Response.id == response_id).values(num_bytes=Response.num_bytes + num_bytes)
     )
@@ -146,7 +146,7 @@ async def grow(conn: AsyncConnection, tenant_id: str, response_id: str, num_byte
 
 
 async def _count(conn: AsyncConnection, tenant_id: str, num: int, num_bytes: int) -> tuple[int, int]:
-    """Change the tenant's totals. Returns them."""
+    """Changes the tenant's totals. Returns them."""
     statement = upsert(conn, ResponseTotal.__table__).values(
         tenant_id=tenant_id, num_responses=max(0, num), num_bytes=max(0, num_bytes)
     )
@@ -159,7 +159,7 @@ async def _count(conn: AsyncConnection, tenant_id: str, num: int, num_bytes: int
 
 
 async def erase(conn: AsyncConnection, tenant_id: str) -> int:
-    """Delete all responses of a tenant. Returns their number."""
+    """Deletes all responses of a tenant. Returns their number."""
     await conn.execute(
         delete(ResponseEvents).where(
             ResponseEvents.response_id.in_(select(Response.id).where(Response.tenant_id == tenant_id))

@@ -33,7 +33,7 @@ RowNumber = BigInteger().with_variant(Integer(), "sqlite")
 
 
 def partial_index(name: str, *columns: str, where: str, unique: bool = False) -> Index:
-    """Return an index over the rows that meet a condition, for both databases."""
+    """Returns an index over the rows that meet a condition, for both databases."""
     condition = text(where)
     return Index(name, *columns, unique=unique, sqlite_where=condition, postgresql_where=condition)
 

@@ -45,8 +45,8 @@ class AdapterInfo(msgspec.Struct, frozen=True):
 async def create(
     conn: AsyncConnection, *, model: str, name: str, path: str, tenant_id: str | None, now: int, actor: str
 ) -> AdapterInfo:
-    """Register an adapter. Raises InvalidError, ConflictError for a name in use or too many adapters, NotFoundError for
-    an unknown tenant."""
+    """Registers an adapter. Raises InvalidError, ConflictError for a name in use or too many adapters, NotFoundError
+    for an unknown tenant."""
     if _NAME.fullmatch(name) is None:
         raise InvalidError("A name has letters, digits, '.', '_' and '-', at most 64.", "name")
     if tenant_id is not None:
@@ -70,7 +70,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, adapter_id: str) -> AdapterInfo:
-    """Return an adapter in force. Raises NotFoundError."""
+    """Returns an adapter in force. Raises NotFoundError."""
     query = select(Adapter.__table__).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
     return _info(await one(conn, query))
 
@@ -82,14 +82,14 @@ async def list_adapters(conn: AsyncConnection, *, after: str | None, limit: int)
 
 
 async def known(conn: AsyncConnection, now: int) -> list[AdapterInfo]:
-    """Return the adapters in force and those that ended within `REMEMBERED_S`, oldest first."""
+    """Returns the adapters in force and those that ended within `REMEMBERED_S`, oldest first."""
     recent = or_(Adapter.deleted_at.is_(None), Adapter.deleted_at > now - REMEMBERED_S)
     query = select(Adapter.__table__).where(recent).order_by(Adapter.created_at, Adapter.id)
     return [_info(row) for row in await conn.execute(query)]
 
 
 async def delete(conn: AsyncConnection, adapter_id: str, *, now: int, actor: str) -> None:
-    """End an adapter. Raises NotFoundError."""
+    """Ends an adapter. Raises NotFoundError."""
     ended = update(Adapter).where(Adapter.id == adapter_id, Adapter.deleted_at.is_(None))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError

@@ -21,7 +21,7 @@ async def get(conn: AsyncConnection, tenant_id: str) -> ModelPermissions:
 
 
 def permissions_of(rows: Iterable[Row[Any]]) -> ModelPermissions:
-    """Return the permissions of the one row that `OF_TENANT` selects, or those of a tenant without a row."""
+    """Returns the permissions of the one row that `OF_TENANT` selects, or those of a tenant without a row."""
     for row in rows:
         return ModelPermissions(row.mode, tuple(row.model_ids))
     return ModelPermissions()

@@ -37,7 +37,7 @@ class PrefixInfo(msgspec.Struct, frozen=True):
 async def create(
     conn: AsyncConnection, *, name: str, model: str, tokens: Sequence[int], ttl_s: int | None, now: int, actor: str
 ) -> PrefixInfo:
-    """Register a prefix. Raises ConflictError if the same tokens are registered already, or if there are too many
+    """Registers a prefix. Raises ConflictError if the same tokens are registered already, or if there are too many
     prefixes."""
     await auth_epoch.hold(conn)
     packed = _packed(tokens)
@@ -57,7 +57,7 @@ async def create(
 
 
 async def get(conn: AsyncConnection, prefix_id: str, now: int) -> PrefixInfo:
-    """Return a prefix in force. Raises NotFoundError, also for one that has expired."""
+    """Returns a prefix in force. Raises NotFoundError, also for one that has expired."""
     query = select(PublicPrefix.__table__).where(PublicPrefix.id == prefix_id, _in_force(now))
     return _info(await one(conn, query))
 
@@ -69,14 +69,14 @@ async def list_prefixes(conn: AsyncConnection, now: int, *, after: str | None, l
 
 
 async def in_force(conn: AsyncConnection, now: int) -> list[PrefixInfo]:
-    """Return all prefixes in force, oldest first."""
+    """Returns all prefixes in force, oldest first."""
     query = select(PublicPrefix.__table__).where(_in_force(now))
     rows = await conn.execute(query.order_by(PublicPrefix.created_at, PublicPrefix.id))
     return [_info(row) for row in rows]
 
 
 async def delete(conn: AsyncConnection, prefix_id: str, *, now: int, actor: str) -> None:
-    """End a prefix. Raises NotFoundError."""
+    """Ends a prefix. Raises NotFoundError."""
     ended = update(PublicPrefix).where(PublicPrefix.id == prefix_id, _in_force(now))
     if (await conn.execute(ended.values(deleted_at=now))).rowcount != 1:
         raise NotFoundError

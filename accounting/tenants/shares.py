@@ -16,7 +16,7 @@ MAX_CACHE_TTL_S = 3600
 
 
 def columns(weight: float, cache: CacheShare) -> dict[str, Any]:
-    """Return the values by column name. Raises InvalidError."""
+    """Returns the values by column name. Raises InvalidError."""
     _check_cache(cache)
     return {
         "weight_percent": _weight_percent(weight),
@@ -42,7 +42,7 @@ def _check_cache(cache: CacheShare) -> None:
     if cache.quota_blocks is not None and cache.floor_blocks > cache.quota_blocks:
         raise InvalidError("The floor must not be above the quota.", "cache_floor_blocks")
     if cache.ttl_s is not None and not 1 <= cache.ttl_s <= MAX_CACHE_TTL_S:
-        raise InvalidError(f"Between 1 and {MAX_CACHE_TTL_S} seconds.", "cache_ttl_s")
+        raise InvalidError(f"The time must be 1 to {MAX_CACHE_TTL_S} seconds.", "cache_ttl_s")
 
 
 def cache_share(row: Row[Any]) -> CacheShare:

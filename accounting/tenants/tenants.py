@@ -29,7 +29,7 @@ MODEL_LIMITS = select(ModelLimit.__table__).where(ModelLimit.tenant_id == bindpa
 
 
 async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
-    """Create a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
+    """Creates a tenant. Raises InvalidError, and NameTakenError for the name of a tenant that is not archived."""
     tenant_id = new_id("proj")
     version = await auth_epoch.record(
         conn, "project.created", actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id
@@ -40,7 +40,7 @@ async def create(conn: AsyncConnection, name: str, *, now: int, actor: str = SYS
 
 
 async def get(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    return _tenant(await one(conn, _tenants().where(Tenant.id == tenant_id), "No such project."))
+    return _tenant(await one(conn, _tenants().where(Tenant.id == tenant_id), "There is no such project."))
 
 
 async def list_tenants(
@@ -51,7 +51,7 @@ async def list_tenants(
     include_archived: bool = False,
     ids: Collection[str] | None = None,
 ) -> Page[TenantInfo]:
-    """Return one page of the tenants, or of those with these ids. Raises InvalidError."""
+    """Returns one page of the tenants, or of those with these ids. Raises InvalidError."""
     query = _tenants() if include_archived else _tenants().where(Tenant.status != "archived")
     if ids is not None:
         query = query.where(among(conn, Tenant.id, ids))
@@ -61,7 +61,7 @@ async def list_tenants(
 
 
 async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, actor: str = SYSTEM) -> TenantInfo:
-    """Rename a tenant. Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
+    """Renames a tenant. Raises InvalidError, NotFoundError, ConflictError, and NameTakenError as `create` does."""
     await living(conn, tenant_id)
     values = {"name": _tenant_name(name)}
     tenant = await apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -72,7 +72,7 @@ async def rename(conn: AsyncConnection, tenant_id: str, name: str, *, now: int, 
 async def set_limits(
     conn: AsyncConnection, tenant_id: str, limits: Limits, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Set the tenant's limits over all its models and keys."""
+    """Sets the tenant's limits over all its models and keys."""
     await living(conn, tenant_id)
     return await apply_change(conn, tenant_id, limit_columns(limits), "rate_limit.updated", now, actor)
 
@@ -87,7 +87,7 @@ async def set_shares(
     now: int,
     actor: str = SYSTEM,
 ) -> TenantInfo:
-    """Set the tenant's share of a busy worker: time by weight, blocks by floor and quota. `floor_limit` is the number
+    """Sets the tenant's share of a busy worker: time by weight, blocks by floor and quota. `floor_limit` is the number
     of blocks that the floors of all tenants may add up to on the smallest worker. It is None if that is not known; then
     no floor may rise."""
     before = await living(conn, tenant_id)
@@ -108,7 +108,7 @@ async def set_shares(
 async def set_time_zone(
     conn: AsyncConnection, tenant_id: str, time_zone: str, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Set the time zone. Raises InvalidError for a name that is no time zone."""
+    """Sets the time zone. Raises InvalidError for a name that is no time zone."""
     await living(conn, tenant_id)
     values = {"time_zone": time_zones.checked(time_zone)}
     return await apply_change(conn, tenant_id, values, "project.updated", now, actor)
@@ -117,7 +117,7 @@ async def set_time_zone(
 async def set_stores_responses(
     conn: AsyncConnection, tenant_id: str, stores: bool, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Set whether responses of the tenant may be stored. Those that are stay until they expire or are deleted."""
+    """Sets whether responses of the tenant may be stored. Those that are stay until they expire or are deleted."""
     await living(conn, tenant_id)
     return await apply_change(conn, tenant_id, {"stores_responses": stores}, "project.updated", now, actor)
 
@@ -125,7 +125,7 @@ async def set_stores_responses(
 async def set_buys_overflow(
     conn: AsyncConnection, tenant_id: str, buys: bool, *, now: int, actor: str = SYSTEM
 ) -> TenantInfo:
-    """Set whether bought capacity may answer for the tenant, at its own price."""
+    """Sets whether bought capacity may answer for the tenant, at its own price."""
     await living(conn, tenant_id)
     return await apply_change(conn, tenant_id, {"buys_overflow": buys}, "project.updated", now, actor)
 
@@ -136,14 +136,14 @@ async def time_zones_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> d
 
 
 async def weights_of(conn: AsyncConnection, tenant_ids: Collection[str]) -> dict[str, float]:
-    """Return the weights by which busy workers divide their time among these tenants."""
+    """Returns the weights by which busy workers divide their time among these tenants."""
     query = select(Tenant.id, Tenant.weight_percent).where(Tenant.id.in_(sorted(set(tenant_ids))))
     return {row.id: row.weight_percent / 100 for row in await conn.execute(query)}
 
 
 async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
-    """Return the tenant, which stays as it is until the end of the transaction. Raises ConflictError if it is archived:
-    then nothing in it may be created or changed."""
+    """Returns the tenant, which stays as it is until the end of the transaction. Raises ConflictError if it is
+    archived: then nothing in it may be created or changed."""
     await auth_epoch.hold(conn)
     tenant = await get(conn, tenant_id)
     if tenant.status == "archived":
@@ -154,7 +154,7 @@ async def living(conn: AsyncConnection, tenant_id: str) -> TenantInfo:
 async def apply_change(
     conn: AsyncConnection, tenant_id: str, values: dict[str, Any], event: str, now: int, actor: str
 ) -> TenantInfo:
-    """Write the columns `values` of the tenant, raise the auth epoch and record `event`. The caller has checked that
+    """Writes the columns `values` of the tenant, raises the auth epoch and records `event`. The caller has checked that
     the tenant may be changed."""
     version = await auth_epoch.record(
         conn, event, actor=actor, now=now, tenant_id=tenant_id, object_id=tenant_id, detail=values
@@ -167,12 +167,12 @@ async def apply_change(
 
 
 async def model_limits(conn: AsyncConnection, tenant_id: str) -> dict[str, ModelLimits]:
-    """Return the limits that were set, by model. A model that is missing has the defaults."""
+    """Returns the limits that were set, by model. A model that is missing has the defaults."""
     return limits_of(await conn.execute(MODEL_LIMITS, {"tenant_id": tenant_id}))
 
 
 def limits_of(rows: Iterable[Row[Any]]) -> dict[str, ModelLimits]:
-    """Return the limits of these rows, as `MODEL_LIMITS` selects them, by model."""
+    """Returns the limits of these rows, as `MODEL_LIMITS` selects them, by model."""
     return {row.model: ModelLimits(row.model, shaped(Limits, row), row.batch_backlog_tokens) for row in rows}
 
 
@@ -195,7 +195,7 @@ def default_limits(model: str) -> ModelLimits:
 
 
 def limit_columns(limits: Limits) -> dict[str, int | None]:
-    """Return the limits by column name. Raises InvalidError for a negative one."""
+    """Returns the limits by column name. Raises InvalidError for a negative one."""
     columns: dict[str, int | None] = {name: getattr(limits, name) for name in limits.__struct_fields__}
     for name, value in columns.items():
         if value is not None and value < 0:
@@ -204,14 +204,14 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
 
 
 def checked_name(name: str) -> str:
-    """Return the name. Raises InvalidError if it is blank or too long."""
+    """Returns the name. Raises InvalidError if it is blank or too long."""
     if not name.strip() or len(name) > 200:
         raise InvalidError("A name must have 1 to 200 characters.", "name")
     return name
 
 
 def _tenants() -> Select[Any]:
-    """Select the tenants. Erased ones exist only for the books."""
+    """Selects the tenants. Erased ones exist only for the books."""
     return select(Tenant.__table__).where(Tenant.id != OPERATOR_TENANT, Tenant.erased_at.is_(None))
 
 

@@ -33,7 +33,7 @@ class Amounts(msgspec.Struct, frozen=True, kw_only=True):
     carried_out: int
 
     def negated(self, carried_in: int) -> Amounts:
-        """Return the amounts of the document that cancels this one. It takes back the remainder too."""
+        """Returns the amounts of the document that cancels this one. It takes back the remainder too."""
         return Amounts(
             net=-self.net,
             tax=-self.tax,
@@ -55,20 +55,20 @@ def of_document(total: int, cash: int, carried_in: int, *, unit: int, tax_rate: 
 
 
 def rounded(amount: int, unit: int) -> int:
-    """Round half to even, so that halves favour nobody."""
+    """Rounds half to even, so that halves favour nobody."""
     whole, rest = divmod(amount, unit)
     up = 2 * rest > unit or (2 * rest == unit and whole % 2 == 1)
     return (whole + up) * unit
 
 
 def tax_on(net: int, tax_rate: int, unit: int) -> int:
-    """Return the tax in whole units. A half is rounded away from zero, as EN 16931 computes it (BR-CO-17)."""
+    """Returns the tax in whole units. A half is rounded away from zero, as EN 16931 computes it (BR-CO-17)."""
     units = (2 * abs(net) * tax_rate + WHOLE * unit) // (2 * WHOLE * unit)
     return units * unit if net >= 0 else -units * unit
 
 
 def shares(amounts: Sequence[int], unit: int) -> list[int]:
-    """Round each amount so that together they are their sum, rounded: the largest remainders get the units that are
+    """Rounds each amount so that together they are their sum, rounded: the largest remainders get the units that are
     missing."""
     floors = [amount // unit for amount in amounts]
     missing = rounded(sum(amounts), unit) // unit - sum(floors)

@@ -114,7 +114,7 @@ def tax_rule(issuer: Issuer, customer: Customer) -> TaxRule:
 
 
 def checked(profile: P) -> P:
-    """Return the profile with its numbers in their usual spelling. Raises InvalidError that names the field."""
+    """Returns the profile with its numbers in their usual spelling. Raises InvalidError that names the field."""
     for name, value in msgspec.structs.asdict(profile).items():
         if isinstance(value, str):
             _check_text(name, value)
@@ -165,7 +165,7 @@ def _country(text: str) -> str:
 
 
 def _vat_number(text: str) -> str:
-    """Check the digits by the rules of the number's country, where they are known."""
+    """Checks the digits by the rules of the number's country, where they are known."""
     from stdnum import get_cc_module
     from stdnum.exceptions import ValidationError
 

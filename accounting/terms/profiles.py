@@ -34,16 +34,16 @@ async def issuer(conn: AsyncConnection) -> Issuer:
 
 
 async def customer(conn: AsyncConnection, tenant_id: str) -> Customer:
-    """Return the profile; its name is the tenant's if it has none. Raises NotFoundError."""
+    """Returns the profile; its name is the tenant's if it has none. Raises NotFoundError."""
     name = await conn.scalar(select(Tenant.name).where(Tenant.id == tenant_id))
     if name is None:
-        raise NotFoundError("No such tenant.")
+        raise NotFoundError("There is no such tenant.")
     found = await _read(conn, tenant_id, Customer)
     return found if found.name else msgspec.structs.replace(found, name=name)
 
 
 async def change_issuer(conn: AsyncConnection, changes: Mapping[str, Any], *, now: int, actor: str) -> Issuer:
-    """Change the named fields; None sets a field's default. `logo` is a picture in base64. Raises InvalidError."""
+    """Changes the named fields; None sets a field's default. `logo` is a picture in base64. Raises InvalidError."""
     wanted = dict(changes)
     if wanted.get("logo"):
         wanted["logo"] = await _keep_logo(conn, wanted["logo"])
@@ -58,7 +58,7 @@ async def change_issuer(conn: AsyncConnection, changes: Mapping[str, Any], *, no
 async def change_customer(
     conn: AsyncConnection, tenant_id: str, changes: Mapping[str, Any], *, now: int, actor: str
 ) -> Customer:
-    """Change the named fields; None sets a field's default. Raises InvalidError and NotFoundError."""
+    """Changes the named fields; None sets a field's default. Raises InvalidError and NotFoundError."""
     await customer(conn, tenant_id)
     await _lock(conn, tenant_id, now)
     made = checked(_merged(await _read(conn, tenant_id, Customer), changes))
@@ -76,12 +76,12 @@ async def change_customer(
 
 
 async def is_customer_set(conn: AsyncConnection, tenant_id: str) -> bool:
-    """Say whether the tenant's profile has any field that is not its default."""
+    """Says whether the tenant's profile has any field that is not its default."""
     return bool(await conn.scalar(select(BillingProfile.profile).where(BillingProfile.owner == tenant_id)))
 
 
 async def forget(conn: AsyncConnection, tenant_id: str) -> None:
-    """Delete an erased tenant's profile. Its invoices keep their copies, as the law wants them kept."""
+    """Deletes an erased tenant's profile. Its invoices keep their copies, as the law wants them kept."""
     await conn.execute(delete(BillingProfile).where(BillingProfile.owner == tenant_id))
 
 
@@ -95,7 +95,7 @@ async def _read(conn: AsyncConnection, owner: str, kind: type[P]) -> P:
 
 
 async def _lock(conn: AsyncConnection, owner: str, now: int) -> None:
-    """Make the profile's row if there is none, and lock it: of two changes at one time, neither loses what the other
+    """Makes the profile's row if there is none, and locks it: of two changes at one time, neither loses what the other
     one wrote."""
     values = {"owner": owner, "profile": {}, "changed_at": now}
     await conn.execute(upsert(conn, BillingProfile.__table__).values(**values).on_conflict_do_nothing())

@@ -63,7 +63,7 @@ async def of_today(
     *,
     like: Terms | None = None,
 ) -> Terms:
-    """Return the terms of an invoice under the profiles of today. `of_document` says what `total` and `cash` are. With
+    """Returns the terms of an invoice under the profiles of today. `of_document` says what `total` and `cash` are. With
     `like`, the customer and the rule of tax are those of that document."""
     issuer, decimals = await profiles.issuer(conn), currencies.decimals(currency)
     customer = await profiles.customer(conn, tenant_id) if like is None else like.customer
@@ -82,15 +82,15 @@ async def of_today(
 
 
 async def following(conn: AsyncConnection, prefix: str) -> tuple[str, int]:
-    """Return (number, place) of the next document of a prefix: the last place plus 1, read in the transaction that uses
-    it by the holder of the poster's turn. So a transaction that is rolled back leaves no gap."""
+    """Returns (number, place) of the next document of a prefix: the last place plus 1, read in the transaction that
+    uses it by the holder of the poster's turn. So a transaction that is rolled back leaves no gap."""
     last = await conn.scalar(select(func.max(InvoiceTerms.place)).where(InvoiceTerms.prefix == prefix))
     place = (last or 0) + 1
     return f"{prefix}{place:0{PREFIX_DIGITS}d}", place
 
 
 async def carried(conn: AsyncConnection, tenant_id: str, currency: str) -> int:
-    """Return the remainder that the tenant's documents so far have left. Each leaves what it got and what it added."""
+    """Returns the remainder that the tenant's documents so far have left. Each leaves what it got and what it added."""
     query = (
         select(func.sum(InvoiceTerms.carried_out - InvoiceTerms.carried_in))
         .join(Invoice, Invoice.number == InvoiceTerms.number)
@@ -124,7 +124,7 @@ async def of(conn: AsyncConnection, numbers: Collection[str]) -> dict[str, Terms
 
 
 async def standings(conn: AsyncConnection, known: dict[str, Terms], notes: Collection[str]) -> dict[str, Standing]:
-    """Return how each document stands. `notes` are the credit notes among them."""
+    """Returns how each document stands. `notes` are the credit notes among them."""
     table = InvoiceTerms
     query = (
         select(table.refers_to, table.number, table.due, table.voids, Invoice.series)

@@ -18,7 +18,7 @@ WORKER = "upstream:"
 
 
 async def post(conn: AsyncConnection, endings: Sequence[Posting], now_ms: int) -> None:
-    """Write the attempts of these endings, and with them the token counts that equation I1 compares with the bill.
+    """Writes the attempts of these endings, and with them the token counts that equation I1 compares with the bill.
     Whoever posts an ending twice writes nothing new."""
     bought = [(ending, attempt) for ending in endings for attempt in ending.bought]
     if not bought:

@@ -59,7 +59,7 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 def judge(facts: DayFacts, read_at: int) -> Judgement:
-    """Judge a day by a bill that was read at that time. Billed minus expected is the drift, and `account` names it."""
+    """Judges a day by a bill that was read at that time. Billed minus expected is the drift, and `account` names it."""
     drift, matched = facts.billed - facts.expected, min(facts.billed, facts.expected)
     if drift == 0:
         return Judgement(matched, "")
@@ -113,7 +113,7 @@ def sums(days: Iterable[ComparedDay]) -> DaySums:
 
 
 async def currency(conn: AsyncConnection) -> str:
-    """Return the currency in which upstreams' rates are declared: that of the default price sheet."""
+    """Returns the currency in which upstreams' rates are declared: that of the default price sheet."""
     found = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == DEFAULT_SHEET))
     return DEFAULT_CURRENCY if found is None else found
 
@@ -121,7 +121,8 @@ async def currency(conn: AsyncConnection) -> str:
 async def compare(
     conn: AsyncConnection, upstreams: Collection[str] | None = None, since: int = 0
 ) -> dict[str, list[ComparedDay]]:
-    """Compare all days from `since` on, of these upstreams or of all whose cost API was ever read, in order of time."""
+    """Compares all days from `since` on, of these upstreams or of all whose cost API was ever read, in order of
+    time."""
     pull = UpstreamCostPull
     query = select(pull.upstream, pull.pulled_at_ms, pull.first_day).where(pull.pulled_at_ms > 0)
     if upstreams is not None:
@@ -212,7 +213,7 @@ class BilledLine(msgspec.Struct, frozen=True):
 
 
 async def lines(conn: AsyncConnection, upstream: str, day: int) -> Sequence[BilledLine]:
-    """Return every statement about a day, earlier ones before later ones."""
+    """Returns every statement about a day, earlier ones before later ones."""
     row = UpstreamCostDay
     columns = [getattr(row, name) for name in BilledLine.__struct_fields__]
     query = select(*columns).where(row.upstream == upstream, row.day == day)

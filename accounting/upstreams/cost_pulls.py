@@ -75,7 +75,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 async def states(conn: AsyncConnection, upstreams: Collection[str]) -> Mapping[str, Pull]:
-    """Return the state of each of these upstreams; a fresh one for an upstream that was never pulled."""
+    """Returns the state of each of these upstreams; a fresh one for an upstream that was never pulled."""
     pull = UpstreamCostPull
     columns = [getattr(pull, name) for name in Pull.__struct_fields__]
     rows = await conn.execute(select(*columns).where(pull.upstream.in_(sorted(upstreams))))
@@ -84,7 +84,7 @@ async def states(conn: AsyncConnection, upstreams: Collection[str]) -> Mapping[s
 
 
 async def claim(conn: AsyncConnection, upstream: str, *, period_ms: int = 0) -> Claim | None:
-    """Claim the pull of an upstream. Return None if another process has it, or if the last one ended less than
+    """Claims the pull of an upstream. Returns None if another process has it, or if the last one ended less than
     `period_ms` ago.
     """
     now = await now_ms(conn)
@@ -103,8 +103,9 @@ async def claim(conn: AsyncConnection, upstream: str, *, period_ms: int = 0) -> 
 
 
 def first_day_to_read(known: Pull, today: int, first_call: int | None) -> int:
-    """Decide the first day of a pull: the window reaches back from the last one that succeeded, so that no day is left out
-    however long pulls have failed. Days before our first call are not read, but for yesterday: a pull always asks."""
+    """Decides the first day of a pull: the window reaches back from the last one that succeeded, so that no day is left
+    out however long pulls have failed. Days before our first call are not read, but for yesterday: a pull always
+    asks."""
     if known.pulled_at_ms:
         return max(known.first_day, _day(known.pulled_at_ms) - WINDOW_S)
     yesterday = today - DAY_S
@@ -112,7 +113,7 @@ def first_day_to_read(known: Pull, today: int, first_call: int | None) -> int:
 
 
 async def succeeded(conn: AsyncConnection, done: Claim, costs: Sequence[DayCost], *, actor: str = "") -> Written | None:
-    """Write what was read; `costs` are all lines of the claimed days, each once. Return None if the claim had ended:
+    """Writes what was read; `costs` are all lines of the claimed days, each once. Returns None if the claim had ended:
     another process has read since then. `actor` is who asked for the pull, if somebody did. A day that is full is passed
     over, so that the pulls after this one leave it behind some day.
     """
@@ -143,7 +144,7 @@ async def succeeded(conn: AsyncConnection, done: Claim, costs: Sequence[DayCost]
 
 
 async def failed(conn: AsyncConnection, done: Claim, fault: str, *, actor: str = "") -> None:
-    """Write the reason, a fixed word, for which the pull failed. What was read before stays."""
+    """Writes the reason, a fixed word, for which the pull failed. What was read before stays."""
     now = await now_ms(conn)
     if not await _end(conn, done, claimed_until_ms=0, tried_at_ms=now, fault=fault):
         return
@@ -157,7 +158,7 @@ Key = tuple[str, str]
 
 
 async def _add(conn: AsyncConnection, upstream: str, day: int, costs: Sequence[DayCost], now: int) -> int | None:
-    """Write what is new about a day, and return the number of its rows; None if the day would have too many."""
+    """Writes what is new about a day, and returns the number of its rows; None if the day would have too many."""
     row = UpstreamCostDay
     of_day = row.upstream == upstream, row.day == day
     in_force = select(row.line_item, row.currency, row.revision, row.amount).where(*of_day, is_in_force())
@@ -176,7 +177,8 @@ async def _add(conn: AsyncConnection, upstream: str, day: int, costs: Sequence[D
 
 
 def _revised(known: Mapping[Key, tuple[int, int]], stated: Mapping[Key, int]) -> list[tuple[str, str, int, int]]:
-    """Return the rows to add: line item, currency, revision and amount. `known` has the revision and the amount in force."""
+    """Returns the rows to add: line item, currency, revision and amount. `known` has the revision and the amount in
+    force."""
     found = []
     for key, amount in sorted({**dict.fromkeys(known, 0), **stated}.items()):
         revision, before = known.get(key, (0, 0))
@@ -186,7 +188,7 @@ def _revised(known: Mapping[Key, tuple[int, int]], stated: Mapping[Key, int]) ->
 
 
 def is_in_force() -> Any:
-    """The condition that a row is the last revision of its line."""
+    """Returns the condition that a row is the last revision of its line."""
     row, later = UpstreamCostDay, aliased(UpstreamCostDay)
     names = ("upstream", "day", "line_item", "currency")
     same = and_(*(getattr(later, name) == getattr(row, name) for name in names), later.revision > row.revision)

@@ -82,7 +82,7 @@ class Imported(msgspec.Struct, frozen=True):
 
 
 async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now_ms: int, actor: str) -> Imported:
-    """Add rows of a report. One that was added already changes nothing, so a report may be read again and again."""
+    """Adds rows of a report. One that was added already changes nothing, so a report may be read again and again."""
     values = [
         {
             **msgspec.structs.asdict(row),
@@ -102,7 +102,7 @@ async def add(conn: AsyncConnection, upstream: str, rows: Sequence[CostRow], now
 
 
 async def unjudged(conn: AsyncConnection) -> list[tuple[str, str]]:
-    """Return (upstream, provider_id) of calls that were not known when their rows came."""
+    """Returns (upstream, provider_id) of calls that were not known when their rows came."""
     cost, call = UpstreamCost, UpstreamCall
     known = and_(call.upstream == cost.upstream, call.provider_id == cost.provider_id)
     query = select(cost.upstream, cost.provider_id).distinct().join(call, known)
@@ -111,7 +111,7 @@ async def unjudged(conn: AsyncConnection) -> list[tuple[str, str]]:
 
 
 async def judge_again(conn: AsyncConnection) -> None:
-    """Judge the rows whose call was not known when they came."""
+    """Judges the rows whose call was not known when they came."""
     waiting = await unjudged(conn)
     for upstream in {upstream for upstream, _ in waiting}:
         await _judge(conn, upstream, {provider_id for of, provider_id in waiting if of == upstream})
@@ -171,7 +171,7 @@ async def sums(conn: AsyncConnection) -> list[CostSums]:
 
 
 def wrong_rows() -> Any:
-    """Select the rows of a bill that are neither matched nor in a named account, or that match more than they may."""
+    """Selects the rows of a bill that are neither matched nor in a named account, or that match more than they may."""
     cost = UpstreamCost
     is_whole = and_(cost.account == "", cost.matched == cost.amount)
     is_drift = and_(cost.account != "", cost.account.in_(NAMES), cost.matched >= 0)

@@ -37,12 +37,12 @@ def sealing_key(master: bytes) -> bytes:
 
 
 def opened(key: bytes, stored: StoredUpstream) -> str:
-    """Decrypt a credential. Raises `SealBroken`."""
+    """Decrypts a credential. Raises `SealBroken`."""
     return unseal(key, stored.sealed_key, _place(stored.name)).decode() if stored.sealed_key else ""
 
 
 def opened_for_costs(key: bytes, stored: StoredUpstream) -> str:
-    """Decrypt the credential of the cost API. Raises `SealBroken`."""
+    """Decrypts the credential of the cost API. Raises `SealBroken`."""
     return unseal(key, stored.sealed_cost_key, _cost_place(stored.name)).decode() if stored.sealed_cost_key else ""
 
 
@@ -57,7 +57,7 @@ async def add(
     actor: str,
     cost_credential: str = "",
 ) -> StoredUpstream:
-    """Store an upstream. Raises ConflictError for a name that is taken, or if there are too many."""
+    """Stores an upstream. Raises ConflictError for a name that is taken, or if there are too many."""
     if await conn.scalar(select(UpstreamRow.name).where(UpstreamRow.name == name)) is not None:
         raise ConflictError("An upstream has this name already: remove it first.")
     if (await conn.scalar(select(func.count()).select_from(UpstreamRow)) or 0) >= MAX_UPSTREAMS:
@@ -78,7 +78,7 @@ async def add(
 
 
 async def remove(conn: AsyncConnection, name: str, *, now: int, actor: str) -> None:
-    """Delete an upstream with its credential. Raises NotFoundError."""
+    """Deletes an upstream with its credential. Raises NotFoundError."""
     if (await conn.execute(delete(UpstreamRow).where(UpstreamRow.name == name))).rowcount != 1:
         raise NotFoundError("No such upstream was added over the API.")
     await auth_epoch.record(conn, "headgate.upstream.deleted", actor=actor, now=now, object_id=name)
@@ -95,7 +95,7 @@ async def all_stored(conn: AsyncConnection) -> list[StoredUpstream]:
 
 
 async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
-    """Seal every credential with another master key. Return how many there are. Raises `SealBroken`."""
+    """Seals every credential with another master key. Returns how many there are. Raises `SealBroken`."""
     was, becomes = sealing_key(old), sealing_key(new)
     num_sealed = 0
     for stored in await all_stored(conn):
@@ -112,7 +112,7 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
 
 
 async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Say whether credentials are sealed with this master key; one tells of all, because they change together."""
+    """Says whether credentials are sealed with this master key; one tells of all, because they change together."""
     key = sealing_key(master)
     for stored in await all_stored(conn):
         if stored.sealed_key:

@@ -70,7 +70,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return "tenant" if self.key_id is None else "key"
 
     def binds(self, key_id: str, model: str | None, tier: str) -> bool:
-        """Say whether the budget limits a request that is billed under the name `model`. With `model` None: whether it
+        """Says whether the budget limits a request that is billed under the name `model`. With `model` None: whether it
         does so for some model."""
         return (
             self.key_id in (None, key_id)
@@ -79,7 +79,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def period_at(self, now_ms: int) -> Period | None:
-        """Return the period of a request that began at that time, or None if a fixed period has not begun or is
+        """Returns the period of a request that began at that time, or None if a fixed period has not begun or is
         over."""
         if self.period == "fixed":
             inside = self.start_ms <= now_ms < self.end_ms
@@ -95,7 +95,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
         return min(MAX_AMOUNT, max(0, self.limit_micro_units + change))
 
     def begins_empty(self, period: Period) -> bool:
-        """Say whether every gateway knew this budget before the period began, so that nothing can have been charged to
+        """Says whether every gateway knew this budget before the period began, so that nothing can have been charged to
         the period without being counted."""
         return self.created_at * 1000 + KNOWN_AFTER_MS <= period.start_ms
 

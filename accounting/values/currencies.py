@@ -10,8 +10,8 @@ MOST_DECIMALS = 6
 
 
 def decimals(code: str) -> int:
-    """Return the number of decimals of payable amounts: 2 for EUR, 0 for JPY, 3 for KWD. Raises InvalidError for a code
-    that is no currency, and for those in which nothing is paid, such as gold."""
+    """Returns the number of decimals of payable amounts: 2 for EUR, 0 for JPY, 3 for KWD. Raises InvalidError for a
+    code that is no currency, and for those in which nothing is paid, such as gold."""
     try:
         exponent = iso4217.Currency(code.upper()).exponent
     except ValueError:
@@ -22,7 +22,8 @@ def decimals(code: str) -> int:
 
 
 def places(code: str) -> int:
-    """Return the decimals of amounts in the currency; 2 for one that is not of ISO 4217, as old price sheets may have."""
+    """Returns the decimals of amounts in the currency; 2 for one that is not of ISO 4217, as old price sheets may
+    have."""
     try:
         return decimals(code)
     except InvalidError:
@@ -30,7 +31,7 @@ def places(code: str) -> int:
 
 
 def written(micro_units: int, code: str) -> str:
-    """Return the amount with the decimals of its currency, and with more where it has more: `12.50`, `1000`,
+    """Returns the amount with the decimals of its currency, and with more where it has more: `12.50`, `1000`,
     `0.00014`."""
     whole, rest = divmod(abs(micro_units), 10**MOST_DECIMALS)
     fraction = f"{rest:06d}".rstrip("0").ljust(places(code), "0")
@@ -39,5 +40,5 @@ def written(micro_units: int, code: str) -> str:
 
 
 def unit(num_decimals: int) -> int:
-    """Return the smallest payable amount in micro-units."""
+    """Returns the smallest payable amount in micro-units."""
     return int(10 ** (MOST_DECIMALS - num_decimals))

@@ -14,7 +14,7 @@ TEST_PREFIXES = ("HEADGATE_TEST_", "HEADGATE_BENCH_", "HEADGATE_SOAK")
 
 
 def unknown(names: Iterable[str], also: Collection[str] = ()) -> str | None:
-    """Return one sentence about the first of `names` that has Headgate's prefix and is not known, or None. `also` has
+    """Returns one sentence about the first of `names` that has Headgate's prefix and is not known, or None. `also` has
     further known names."""
     known = NAMES.union(also)
     for name in sorted(names):
@@ -22,5 +22,5 @@ def unknown(names: Iterable[str], also: Collection[str] = ()) -> str | None:
             ends = [one.removeprefix(PREFIX) for one in known]
             meant = difflib.get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.7)
             hint = f"Did you mean {PREFIX}{meant[0]}?" if meant else "See docs/configuration.md."
-            return f"Unknown environment variable {name}. {hint}"
+            return f"The environment variable {name} is unknown. {hint}"
     return None

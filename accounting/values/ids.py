@@ -29,12 +29,12 @@ Prefix = Literal[
 
 
 def new_id(prefix: Prefix) -> str:
-    """Return a new id. `file-` is the only prefix that OpenAI writes with a hyphen."""
+    """Returns a new id. `file-` is the only prefix that OpenAI writes with a hyphen."""
     return f"{_begin(prefix)}{time.time_ns():016x}{secrets.token_hex(16)}"
 
 
 def made_at(prefix: Prefix, id_: str) -> int | None:
-    """Return the creation time in Unix seconds. It is None for any other text, also for ids of older versions, which
+    """Returns the creation time in Unix seconds. It is None for any other text, also for ids of older versions, which
     are only random."""
     match = re.fullmatch(f"{_begin(prefix)}([0-9a-f]{{16}})[0-9a-f]{{32}}", id_)
     return None if match is None else int(match[1], 16) // 1_000_000_000

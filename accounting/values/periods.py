@@ -14,7 +14,7 @@ _PERIOD = re.compile(r"(?P<year>20\d\d)-(?P<month>0[1-9]|1[0-2])", re.ASCII)
 
 
 def bounds(period: str) -> tuple[int, int]:
-    """Return the first second of the period, and the first second of the next one. Raises InvalidError."""
+    """Returns the first second of the period, and the first second of the next one. Raises InvalidError."""
     match = _PERIOD.fullmatch(period)
     if match is None:
         raise InvalidError("A period is a month, written like 2026-10.", "period")
@@ -28,7 +28,7 @@ def period_of(second: int) -> str:
 
 
 def date_of(second: int) -> str:
-    """Return the date in UTC, like `2026-10-31`."""
+    """Returns the date in UTC, like `2026-10-31`."""
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d")
 
 

@@ -99,7 +99,7 @@ class ModelPermissions(msgspec.Struct, frozen=True):
     model_ids: tuple[str, ...] = ()
 
     def narrow(self, models: frozenset[str] | None) -> frozenset[str] | None:
-        """Return a key's allow-list within the tenant's. None stands for every model."""
+        """Returns a key's allow-list within the tenant's. None stands for every model."""
         if self.mode == "deny_list":
             return models
         allowed = frozenset(self.model_ids)

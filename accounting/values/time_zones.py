@@ -18,12 +18,12 @@ def _names() -> frozenset[str]:
 
 
 def checked(name: str) -> str:
-    """Return the name. Raises InvalidError if it is no time zone."""
+    """Returns the name. Raises InvalidError if it is no time zone."""
     if name not in _names():
         raise InvalidError("A time zone is a name like Europe/Berlin.", "time_zone")
     return name
 
 
 def shown(second: int, name: str) -> str:
-    """Return ISO 8601 with the offset that is in force in that zone at that time."""
+    """Returns ISO 8601 with the offset that is in force in that zone at that time."""
     return datetime.fromtimestamp(second, zoneinfo.ZoneInfo(name)).isoformat()

@@ -110,18 +110,18 @@ _Packed = tuple[list[Entry], list[Entry], int]
 
 
 def pack(marks: Sequence[Event], worker: Sequence[Event]) -> str:
-    """Return the text for the log. `worker` has offsets on the worker's own clock."""
+    """Returns the text for the log. `worker` has offsets on the worker's own clock."""
     return pack_entries(*([entry(e.name, e.at_us, e.step, e.num_tokens) for e in events] for events in (marks, worker)))
 
 
 def entry(name: str, at_us: int, step: int = -1, num_tokens: int = 0) -> Entry:
-    """Return the packed form of an event."""
+    """Returns the packed form of an event."""
     code = _CODES.get(name, name)
     return [code, at_us, step, num_tokens] if step >= 0 or num_tokens else [code, at_us]
 
 
 def pack_entries(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
-    """Return what `pack` returns, for a caller that has no use for the events themselves."""
+    """Returns what `pack` returns, for a caller that has no use for the events themselves."""
     num_events = len(marks) + len(worker)
     while True:
         num_kept = len(marks) + len(worker)
@@ -135,8 +135,8 @@ def pack_entries(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
 
 
 def unpack(text: str) -> Timeline:
-    """Return the timeline of a packed text, with the worker's events on the gateway's time. A text that nobody can read
-    is an empty timeline."""
+    """Returns the timeline of a packed text, with the worker's events on the gateway's time. A text that nobody can
+    read is an empty timeline."""
     try:
         marks, events, num_left_out = msgspec.json.decode(text, type=_Packed)
         gateway = tuple(_event(one) for one in marks)
@@ -147,7 +147,7 @@ def unpack(text: str) -> Timeline:
 
 
 def phases(timeline: Timeline) -> list[Phase]:
-    """Return the waterfall in the order of starts: the gateway's intervals, and the worker's between them."""
+    """Returns the waterfall in the order of starts: the gateway's intervals, and the worker's between them."""
     at = _first(timeline.gateway)
     found = [
         Phase(name, at[start], end_us)
@@ -163,7 +163,7 @@ def phases(timeline: Timeline) -> list[Phase]:
 
 
 def worker_phases(events: Sequence[Event]) -> list[Phase]:
-    """Return what the request did in the worker, in the order of time; a phase may have no length. A chunk's event
+    """Returns what the request did in the worker, in the order of time; a phase may have no length. A chunk's event
     comes at the end of the chunk, as does that of a copy from the host; a preemption or a spent lease ends a window of
     decoding."""
     found: list[Phase] = []
@@ -188,8 +188,8 @@ def worker_phases(events: Sequence[Event]) -> list[Phase]:
 
 
 def placed_us(gateway: Mapping[str, int], offset_us: int) -> int:
-    """Return the time on the gateway's clock of a worker's event with this offset. `gateway` has the first time of each
-    of the gateway's events."""
+    """Returns the time on the gateway's clock of a worker's event with this offset. `gateway` has the first time of
+    each of the gateway's events."""
     start, end = _sent(gateway)
     return min(start + max(0, offset_us), end)
 
@@ -200,7 +200,7 @@ def _placed(gateway: Sequence[Event], events: Sequence[Event]) -> tuple[Event, .
 
 
 def _sent(at: Mapping[str, int]) -> tuple[int, int]:
-    """Return the time from sending the request to the worker until the gateway had its end."""
+    """Returns the time from sending the request to the worker until the gateway had its end."""
     start = at.get("dispatched", 0)
     return start, max(start, at.get("finished", max([start, *at.values()])))
 
@@ -213,7 +213,7 @@ def _first(events: Sequence[Event]) -> dict[str, int]:
 
 
 def _thinned(entries: Sequence[Entry]) -> list[Entry]:
-    """Leave out every second event that is neither the first of its name nor the last of all."""
+    """Leaves out every second event that is neither the first of its name nor the last of all."""
     seen: set[int | str] = set()
     kept: list[Entry] = []
     is_left_out = False

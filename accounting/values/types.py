@@ -203,7 +203,7 @@ class RequestFacts(LastingFacts, frozen=True, kw_only=True):
     """The conversation that the client names."""
 
     def lasting(self) -> dict[str, Any]:
-        """Return the fields of `LastingFacts`."""
+        """Returns the fields of `LastingFacts`."""
         return {name: getattr(self, name) for name in LastingFacts.__struct_fields__}
 
 
@@ -225,7 +225,7 @@ class Opened(LastingFacts, frozen=True, kw_only=True):
     def void(
         self, outcome: Outcome, write_off: WriteOffReason, ended_at_ms: int, reserved: int | None = None
     ) -> Posting:
-        """Return the ending that charges nothing."""
+        """Returns the ending that charges nothing."""
         fields = msgspec.structs.asdict(self)
         if reserved is not None:
             fields["reserved"] = reserved

@@ -62,7 +62,7 @@ class Run:
         return float(self.told.budget_s) - (time.monotonic() - self.started)
 
     def has(self, part: str, what: dict[str, Any]) -> bool:
-        """Whether a run that this one goes on with has measured this row."""
+        """Says whether a run that this one goes on with has measured this row."""
         return any(all(row[key] == what[key] for key in KEYS[part]) for row in self.record.get(part, ()))
 
     def ceilings(self, name: str) -> timing.Ceilings:
@@ -147,7 +147,7 @@ def _batches(run: Run) -> tuple[int, ...]:
 
 
 def _measured(run: Run, shape: models.Shape, part: str) -> bool:
-    """Whether a model need not be loaded for a part."""
+    """Says whether a model need not be loaded for a part."""
     if part != "decode":
         return run.has(part, {"model": shape.name})
     steps = all(run.has(part, {"model": shape.name, "batch": batch}) for batch in _batches(run))

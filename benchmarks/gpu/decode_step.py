@@ -85,7 +85,8 @@ def measure(
 
 
 def idle_share(runner: ModelRunner, batch: int, context: int, num_steps: int) -> dict[str, Any]:
-    """Time in which the device computed nothing, over the time of the steps, from the profiler's kernel intervals."""
+    """Returns the time in which the device computed nothing, over the time of the steps, from the profiler's kernel
+    intervals."""
     decode = Decode(runner, batch, context, 2 * num_steps)
     decode.run(num_steps)
     activities = [torch.profiler.ProfilerActivity.CUDA]

@@ -100,7 +100,7 @@ class _Inputs:
         self.tree = torch.tensor(signed * size.rows, device=device) if size.tree else None
 
     def rows(self, size: _Size) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Query `[rows, H, tokens, D]`, K and V `[rows, KVH, tokens, D]`, contiguous."""
+        """Returns the query `[rows, H, tokens, D]`, K and V `[rows, KVH, tokens, D]`, contiguous."""
         query = self.query.view(size.rows, size.query_len, size.heads, size.head_dim)
         gathered = self.kv[self.ids].permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
         keys, values = gathered[:, :, :, : size.query_len + size.context].contiguous()

@@ -44,11 +44,11 @@ class Case:
 
 
 def num_sets(num_bytes: int, tiny: bool) -> int:
-    """How many sets of inputs of so many bytes pass the last cache four times over."""
+    """Returns how many sets of inputs of so many bytes pass the last cache four times over."""
     return 2 if tiny else min(64, max(2, (256 << 20) // num_bytes))
 
 
 def worst(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest error relative to the largest expected value; infinite if an element is NaN."""
+    """Returns the largest error relative to the largest expected value; infinite if an element is NaN."""
     difference = (found.double() - expected).abs().nan_to_num(torch.inf)
     return float(difference.max() / expected.abs().max())

@@ -106,7 +106,8 @@ def _prepare(device: torch.device, rows: int, vocab: int, kind: str, tiny: bool)
 
 
 def _share_not_drawable(logits: torch.Tensor, draws: DrawTensors, tokens: torch.Tensor, kind: str) -> float:
-    """Share of rows whose token is not within 1e-4 of the best noisy one of what a sort in float64 keeps."""
+    """Returns the share of rows whose token is not within 1e-4 of the best noisy one of what a sort in float64
+    keeps."""
     temperature, top_k, top_p = _KINDS[kind]
     if temperature == 0.0:
         return float((logits.gather(1, tokens[:, None])[:, 0] != logits.amax(1)).float().mean())

@@ -28,7 +28,7 @@ class BlockPool:
         return len(self._free)
 
     def alloc(self, n: int) -> list[int] | None:
-        """Take n blocks, each with count 1. Return None if there are fewer; then none is taken."""
+        """Takes n blocks, each with count 1. Returns None if there are fewer; then none is taken."""
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
         if n > len(self._free):
@@ -39,13 +39,13 @@ class BlockPool:
         return taken
 
     def share(self, block: int) -> None:
-        """Add an owner to a block that has at least one."""
+        """Adds an owner to a block that has at least one."""
         if block == NULL_BLOCK or self._counts[block] == 0:
             raise RuntimeError(f"block {block} has no owner to share it with")
         self._counts[block] += 1
 
     def free(self, block: int) -> int:
-        """Remove an owner. The last one puts the block back on the stack. Returns the number of owners left."""
+        """Removes an owner. The last one puts the block back on the stack. Returns the number of owners left."""
         if block == NULL_BLOCK or self._counts[block] == 0:
             raise RuntimeError(f"block {block} is freed twice")
         self._counts[block] -= 1
@@ -57,5 +57,5 @@ class BlockPool:
         return self._counts[block]
 
     def free_ids(self) -> Iterable[int]:
-        """Return the free stack, bottom first (for invariants.py and dumps)."""
+        """Returns the free stack, bottom first (for invariants.py and dumps)."""
         return tuple(self._free)

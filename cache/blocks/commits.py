@@ -24,7 +24,7 @@ class Commits:
     def publish(
         self, handle: Handle, tokens: Sequence[int], block_ids: list[int], target: int, worth: Worth, deferred: bool
     ) -> CommitResult:
-        """Move the handle's end to at most `target` blocks. With `deferred` the caller frees the duplicates. O(new
+        """Moves the handle's end to at most `target` blocks. With `deferred` the caller frees the duplicates. O(new
         blocks), + O(table) if a duplicate is replaced."""
         owners = self._owners
         walk = owners.tree.walk(handle.path, tokens, target, handle.node, handle.num_tree_blocks)
@@ -48,7 +48,7 @@ class Commits:
         return CommitResult(table, end - start, end, dropped)
 
     def _adopt(self, handle: Handle, block_ids: list[int], found: Node) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the table with the tree's ids up to the end of `found`, and the replaced pairs (our block, the
+        """Returns the table with the tree's ids up to the end of `found`, and the replaced pairs (our block, the
         tree's)."""
         start = handle.num_tree_blocks
         theirs = self._owners.tree.ids_between(handle.node, found)
@@ -69,7 +69,7 @@ class Commits:
         return target
 
     def _within_quota(self, handle: Handle, wanted: int, priority: int) -> int:
-        """Return how many more blocks the tenant may insert, after its own coldest ones were evicted for them.
+        """Returns how many more blocks the tenant may insert, after its own coldest ones were evicted for them.
         O(blocks)."""
         usage = self._owners.usage
         blocks = usage.peek(handle.tenant)
@@ -95,7 +95,7 @@ class Commits:
         return owners.insert(node, region, new_tokens, new_ids, priority, handle.tenant)
 
     def _may_grow(self, handle: Handle, node: Node, region: bytes, priority: int) -> bool:
-        """Say whether the edge may grow in place: only while this handle alone holds its end. Any other handle, pin or
+        """Says whether the edge may grow in place: only while this handle alone holds its end. Any other handle, pin or
         guest there stands for the point at which the edge ends now."""
         if node is not handle.node or node.children or node.parent is None or node.region != region:
             return False

@@ -48,14 +48,14 @@ class LeafHeap:
         return len(self._live)
 
     def push(self, node: Node, priority: int, last_used: int) -> None:
-        """Add a leaf, unless it is here already."""
+        """Adds a leaf, unless it is here already."""
         if node in self._live:
             return
         entry = self._live[node] = (priority, last_used, node.id, node)
         heapq.heappush(self._heap, entry)
 
     def discard(self, node: Node) -> bool:
-        """Remove a leaf. Returns whether it was here."""
+        """Removes a leaf. Returns whether it was here."""
         if self._live.pop(node, None) is None:
             return False
         if len(self._heap) > 2 * len(self._live) + 64:
@@ -64,7 +64,7 @@ class LeafHeap:
         return True
 
     def coldest(self) -> Entry | None:
-        """Return the leaf to cut next, or None. It stays in the heap, because it may be truncated only."""
+        """Returns the leaf to cut next, or None. It stays in the heap, because it may be truncated only."""
         heap, live = self._heap, self._live
         while heap:
             entry = heap[0]
@@ -77,7 +77,7 @@ class LeafHeap:
         return self._live.values()
 
     def entries(self) -> list[Entry]:
-        """Return live and stale entries (for invariants.py)."""
+        """Returns live and stale entries (for invariants.py)."""
         return self._heap
 
 
@@ -97,7 +97,7 @@ class Leaves:
         """Tenants whose rank or coldest leaf may have changed."""
 
     def enter(self, node: Node, priority: int, last_used: int) -> None:
-        """Add a leaf, unless it is here already."""
+        """Adds a leaf, unless it is here already."""
         heap = self.heaps.get(node.tenant)
         if heap is None:
             heap = self.heaps[node.tenant] = LeafHeap()
@@ -110,7 +110,7 @@ class Leaves:
             self.changed.add(node.tenant)
 
     def coldest(self) -> Top | None:
-        """Return the leaf to go first, or None if there is no leaf."""
+        """Returns the leaf to go first, or None if there is no leaf."""
         while self.changed:
             self._refresh(self.changed.pop())
         tops, live = self._tops, self._live
@@ -182,14 +182,14 @@ class Protection:
         return len(self._standings) - 1
 
     def of(self, node: Node) -> Standing:
-        """Return the standing of a node, which only this module changes."""
+        """Returns the standing of a node, which only this module changes."""
         return self._standings[node]
 
     def priority(self, node: Node) -> int:
         return self._standings[node].priority
 
     def raise_priority(self, node: Node, priority: int) -> None:
-        """Raise a node and all above it to a priority. Only protected nodes may change, as the priority of a leaf in
+        """Raises a node and all above it to a priority. Only protected nodes may change, as the priority of a leaf in
         the heap is part of its entry. O(nodes that change)."""
         standings = self._standings
         # By law 9 the parents of a node with this priority have it already.
@@ -198,7 +198,7 @@ class Protection:
             node = node.parent
 
     def protect(self, node: Node | None) -> None:
-        """Add a protector. It stops at the first node that had one already. Amortised O(1) on shared prefixes."""
+        """Adds a protector. It stops at the first node that had one already. Amortised O(1) on shared prefixes."""
         standings = self._standings
         while node is not None:
             standing = standings[node]
@@ -211,7 +211,7 @@ class Protection:
             node = node.parent
 
     def unprotect(self, node: Node | None, step: int) -> list[Node]:
-        """Remove a protector. A node that loses its last protector was last used now. Returns the doomed nodes that
+        """Removes a protector. A node that loses its last protector was last used now. Returns the doomed nodes that
         nobody holds any more, for the caller to reclaim."""
         gone: list[Node] = []
         now, standings = self.usage.now_ms(), self._standings
@@ -231,17 +231,17 @@ class Protection:
         return gone
 
     def inserted(self, node: Node, priority: int) -> None:
-        """Note a new node. It gets a protector before anything else happens."""
+        """Notes a new node. It gets a protector before anything else happens."""
         self._standings[node] = Standing(priority, born_ms=self.usage.now_ms())
         self._count(node, retained=len(node.block_ids))
 
     def extended(self, node: Node, num_blocks: int) -> None:
-        """Count `num_blocks` more at a protected node."""
+        """Counts `num_blocks` more at a protected node."""
         assert self._standings[node].num_protectors
         self._count(node, held=num_blocks)
 
     def left(self, node: Node, held: int = 0) -> None:
-        """Note that the node is not evictable any more: it is protected, or it left the tree."""
+        """Notes that the node is not evictable any more: it is protected, or it left the tree."""
         num_blocks = len(node.block_ids)
         num_recent = 0
         if node in self.by_use:
@@ -274,7 +274,7 @@ class Protection:
             self.ranked(node.tenant)
 
     def ranked(self, tenant: str) -> None:
-        """Note that the tenant's blocks or bounds have changed, and so perhaps its rank."""
+        """Notes that the tenant's blocks or bounds have changed, and so perhaps its rank."""
         if tenant in self.cold.heaps:
             self.cold.changed.add(tenant)
         if tenant in self.recent.heaps:
@@ -289,7 +289,7 @@ class Protection:
             self._leaves(node).enter(node, standing.priority, standing.last_used)
 
     def age(self) -> None:
-        """Make recently used nodes cold once RECENT_MS have passed. O(nodes that change)."""
+        """Makes recently used nodes cold once RECENT_MS have passed. O(nodes that change)."""
         before = self.usage.now_ms() - RECENT_MS
         while self.recent_by_use:
             node = next(iter(self.recent_by_use))
@@ -303,7 +303,7 @@ class Protection:
     # The order of eviction.
 
     def coldest(self, reach: Reach) -> tuple[int, Node]:
-        """Return (rank of its tenant, leaf) to be cut next. There must be one within that reach."""
+        """Returns (rank of its tenant, leaf) to be cut next. There must be one within that reach."""
         top, other = self.cold.coldest(), self.recent.coldest() if reach.recent else None
         if top is None or (other is not None and other < top):
             top = other
@@ -313,9 +313,9 @@ class Protection:
         return top[0], top[4]
 
     def _coldest_behind(self, reach: Reach) -> Node:
-        """Return the coldest leaf below a node within reach that lies above a floor: all leaves are at floors then, and
-        the node belongs to a public prompt that is no longer pinned. O(evictable leaves), for as long as there is such
-        a prompt."""
+        """Returns the coldest leaf below a node within reach that lies above a floor: all leaves are at floors then,
+        and the node belongs to a public prompt that is no longer pinned. O(evictable leaves), for as long as there is
+        such a prompt."""
         kinds = (self.cold, self.recent) if reach.recent else (self.cold,)
         entries = [e for kind in kinds for heap in kind.heaps.values() for e in heap.live()]
         return min(e for e in entries if self._hangs(e[3], reach))[3]
@@ -339,7 +339,7 @@ class Protection:
     # The tree's changes (cache/blocks/ownership.py).
 
     def split(self, upper: Node, tail: Node) -> None:
-        """Give the upper node the tail's standing. The counts of the edge stay as they were: a protected tail is one
+        """Gives the upper node the tail's standing. The counts of the edge stay as they were: a protected tail is one
         protected child of the upper node, and the upper node replaces it as the protected child of their parent. The
         sum of evictable blocks is the same. An upper node without a protector gets one before anything else happens."""
         one = self._standings[tail]
@@ -359,7 +359,7 @@ class Protection:
             self.doomed.discard(node)
 
     def named(self) -> Iterable[Node]:
-        """Return the nodes with a standing, and those of the orders of use and of the heaps' live entries."""
+        """Returns the nodes with a standing, and those of the orders of use and of the heaps' live entries."""
         heaps = [heap for leaves in (self.cold, self.recent) for heap in leaves.heaps.values()]
         in_heaps = {entry[3] for heap in heaps for entry in heap.live()}
         return {*self._standings, *self.by_use, *self.recent_by_use, *self.doomed, *in_heaps}

@@ -27,13 +27,13 @@ class Guests:
         return self._counts.get(node, 0)
 
     def enter(self, block: int, node: Node) -> bool:
-        """Note a guest. Returns True if it is the first one of the node."""
+        """Notes a guest. Returns True if it is the first one of the node."""
         self._nodes[block] = node
         self._counts[node] = number = self._counts.get(node, 0) + 1
         return number == 1
 
     def leave(self, block: int) -> Node | None:
-        """Forget a guest. Returns its node if it was the last one there."""
+        """Forgets a guest. Returns its node if it was the last one there."""
         node = self._nodes.pop(block)
         self._counts[node] -= 1
         if self._counts[node]:
@@ -42,9 +42,9 @@ class Guests:
         return node
 
     def named(self) -> Iterable[Node]:
-        """Return the nodes that the table names (for invariants.py)."""
+        """Returns the nodes that the table names (for invariants.py)."""
         return {*self._nodes.values(), *self._counts}
 
     def counts(self) -> tuple[dict[int, Node], dict[Node, int]]:
-        """Return the node of each guest, and the number at each node (for invariants.py)."""
+        """Returns the node of each guest, and the number at each node (for invariants.py)."""
         return self._nodes, self._counts

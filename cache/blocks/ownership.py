@@ -67,14 +67,14 @@ class Ownership:
     def insert(
         self, node: Node, region: bytes, tokens: Sequence[int], block_ids: Sequence[int], priority: int, tenant: str
     ) -> Node:
-        """Add a child of `node` that takes the blocks over, unprotected for now. O(new blocks)."""
+        """Adds a child of `node` that takes the blocks over, unprotected for now. O(new blocks)."""
         child = self.tree.add_child(node, region, tokens, block_ids, tenant)
         self.protection.inserted(child, priority)
         self._take(child, block_ids)
         return child
 
     def extend(self, node: Node, tokens: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Let a protected leaf take the blocks over. O(new blocks)."""
+        """Lets a protected leaf take the blocks over. O(new blocks)."""
         self.tree.extend(node, tokens, block_ids, node.end_hash)
         self.protection.extended(node, len(block_ids))
         self._take(node, block_ids)
@@ -105,7 +105,7 @@ class Ownership:
     # Within the tree.
 
     def end_at(self, node: Node, num_blocks: int) -> Node:
-        """Return the node that ends `num_blocks` into this edge: itself, or the upper half of a split. O(edge)."""
+        """Returns the node that ends `num_blocks` into this edge: itself, or the upper half of a split. O(edge)."""
         if num_blocks == len(node.block_ids):
             return node
         upper = self.tree.split(node, num_blocks)
@@ -122,7 +122,7 @@ class Ownership:
     # Tree -> free.
 
     def evict(self, num_blocks: int, reach: Reach, needed_by: str) -> None:
-        """Cut `num_blocks` blocks off the tails of the leaves that are next. They must be within reach. O(log leaves)
+        """Cuts `num_blocks` blocks off the tails of the leaves that are next. They must be within reach. O(log leaves)
         per leaf + O(blocks). A floor does not protect blocks below a public prompt that is no longer pinned, and only
         there: the prompt is within reach, and its descendants must go before it."""
         while num_blocks > 0:
@@ -136,7 +136,7 @@ class Ownership:
             num_blocks -= num_cut
 
     def _num_spare(self, rank: int, leaf: Node) -> int:
-        """Return how many blocks of a leaf may go before the tenant's rank must be checked again."""
+        """Returns how many blocks of a leaf may go before the tenant's rank must be checked again."""
         blocks = self.usage.peek(leaf.tenant)
         assert blocks is not None
         if rank == OVER_QUOTA:
@@ -144,7 +144,7 @@ class Ownership:
         return blocks.num_above_floor if rank == ABOVE_FLOOR else len(leaf.block_ids)
 
     def evict_own(self, tenant: str, num_blocks: int, reach: Reach) -> None:
-        """Evict up to `num_blocks` blocks of one tenant's leaves, coldest first."""
+        """Evicts up to `num_blocks` blocks of one tenant's leaves, coldest first."""
         while num_blocks > 0:
             leaf = self.protection.coldest_of(tenant, reach)
             if leaf is None:
@@ -154,7 +154,7 @@ class Ownership:
             num_blocks -= num_cut
 
     def evict_idle(self) -> None:
-        """Evict nodes that nobody used for IDLE_MS, floors or not. O(nodes that leave)."""
+        """Evicts nodes that nobody used for IDLE_MS, floors or not. O(nodes that leave)."""
         before = self.usage.now_ms() - IDLE_MS
         for _ in range(MAX_IDLE_PER_STEP):
             leaf = next(iter(self.protection.by_use), None)
@@ -190,7 +190,7 @@ class Ownership:
             self.offers.cut(leaf)
 
     def _remove(self, node: Node) -> None:
-        """Forget a node that nobody finds or holds any more."""
+        """Forgets a node that nobody finds or holds any more."""
         self._give_up(node.block_ids)
         self.protection.removed(node)
         self.pins.removed(node)
@@ -204,7 +204,7 @@ class Ownership:
             assert left == 0, "the tree gave up a block that a table still names"
 
     def doom(self, top: Node) -> list[Node]:
-        """Unlink a whole branch. Unprotected nodes are given up now. Protected ones are returned: nobody can find them
+        """Unlinks a whole branch. Unprotected nodes are given up now. Protected ones are returned: nobody can find them
         any more, and they go with their last protector. O(branch)."""
         parent = self.tree.unlink(top)
         held = []

@@ -41,11 +41,11 @@ class Pins:
         return self._pins.get(node)
 
     def covers(self, node: Node) -> int:
-        """Return 1 if the node is pinned, and 1 more for each child with pins in or below it."""
+        """Returns 1 if the node is pinned, and 1 more for each child with pins in or below it."""
         return self._covers.get(node, 0)
 
     def pin(self, node: Node, pin: Pin) -> bool:
-        """Pin a node, or replace its pin. Returns True if it had none. O(nodes above without pins)."""
+        """Pins a node, or replaces its pin. Returns True if it had none. O(nodes above without pins)."""
         is_new = node not in self._pins
         self._pins[node] = pin
         if is_new:
@@ -53,7 +53,7 @@ class Pins:
         return is_new
 
     def lift(self, node: Node, *, lapsed: bool) -> None:
-        """Lift the pin of a node. O(nodes above that lose their last pin)."""
+        """Lifts the pin of a node. O(nodes above that lose their last pin)."""
         del self._pins[node]
         self._uncover(node, lapsed=lapsed)
 
@@ -95,9 +95,9 @@ class Pins:
         self.lapsed.discard(node)
 
     def named(self) -> Iterable[Node]:
-        """Return the nodes that the table names (for invariants.py)."""
+        """Returns the nodes that the table names (for invariants.py)."""
         return {*self._pins, *self._covers, *self.lapsed}
 
     def pinned(self) -> Iterable[Node]:
-        """Return the nodes that are pinned themselves."""
+        """Returns the nodes that are pinned themselves."""
         return self._pins.keys()

@@ -18,7 +18,7 @@ PASSING_SHARE = 2
 """The divisor for pins that expire: they are set only while all pins together hold less than this part of the pin
 limit. The rest is for public prompts."""
 TENANT_SHARE = 4
-"""The divisor of that part for the pins of one tenant."""
+"""One tenant's expiring pins may hold the blocks that all expiring pins may hold, divided by this."""
 
 
 class Retention:
@@ -41,7 +41,7 @@ class Retention:
     # Pins.
 
     def pin(self, node: Node) -> bool:
-        """Pin a node until the pin is lifted. Returns False, with nothing changed, for the root, a dropped node, or
+        """Pins a node until the pin is lifted. Returns False, with nothing changed, for the root, a dropped node, or
         beyond the limit."""
         if node.parent is None or node in self._owners.protection.doomed:
             return False
@@ -54,7 +54,7 @@ class Retention:
         return True
 
     def pin_for(self, node: Node, num_blocks: int, ttl_ms: int) -> int:
-        """Pin the first `num_blocks` of the path that ends with `node`, or as many of them as the budget allows.
+        """Pins the first `num_blocks` of the path that ends with `node`, or as many of them as the budget allows.
         Returns the number of blocks of the path that are pinned now. O(nodes on the path); it splits one edge at
         most."""
         if node in self._owners.protection.doomed or ttl_ms <= 0:
@@ -92,7 +92,7 @@ class Retention:
         self._await_end(node, pin)
 
     def refresh(self, node: Node | None) -> None:
-        """Restart the pins that expire on the way to the root, as they were hit. O(pinned nodes on the path)."""
+        """Restarts the pins that expire on the way to the root, as they were hit. O(pinned nodes on the path)."""
         if not self._pins:
             return
         while node is not None:
@@ -101,7 +101,7 @@ class Retention:
             node = node.parent
 
     def expire(self) -> None:
-        """Lift the pins that are due. O(log pins) each."""
+        """Lifts the pins that are due. O(log pins) each."""
         if not self._due:
             return
         now = self._owners.usage.now_ms()
@@ -136,7 +136,7 @@ class Retention:
     # Drops.
 
     def drop(self, wanted: Callable[[Node], bool]) -> int:
-        """Drop the wanted nodes (of one region, or of one tenant) and everything below them. Returns the number of
+        """Drops the wanted nodes (of one region, or of one tenant) and everything below them. Returns the number of
         blocks that became free at once."""
         owners = self._owners
         before = owners.pool.num_free
@@ -150,7 +150,7 @@ class Retention:
 
 
 def _path(node: Node) -> Sequence[Node]:
-    """Return the nodes from below the root down to the node."""
+    """Returns the nodes from below the root down to the node."""
     path = []
     while node.parent is not None:
         path.append(node)

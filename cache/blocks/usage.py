@@ -137,7 +137,7 @@ class Usage:
         self._enter_sums(blocks)
 
     def set_share(self, tenant: str, floor: int, quota: int) -> bool:
-        """Set floor and quota. Returns True if they changed."""
+        """Sets floor and quota. Returns True if they changed."""
         if tenant not in self._tenants and floor == 0 and quota == UNLIMITED:
             return False
         blocks = self._up_to_now(tenant)
@@ -151,7 +151,7 @@ class Usage:
         return True
 
     def pin(self, tenant: str, num_blocks: int) -> None:
-        """Count `num_blocks` more under pins, or fewer if negative."""
+        """Counts `num_blocks` more under pins, or fewer if negative."""
         self._up_to_now(tenant).num_pinned += num_blocks
 
     def num_pinned(self, tenant: str) -> int:
@@ -166,7 +166,7 @@ class Usage:
                 self._up_to_now(needed_by).num_evicted_for += num_blocks
 
     def available(self, reach: Reach) -> int:
-        """Return the evictable blocks within that reach. O(1)."""
+        """Returns the evictable blocks within that reach. O(1)."""
         if reach.floors:
             return self.num_evictable
         return self._num_above_floors if reach.recent else self._num_cold_above_floors
@@ -179,13 +179,13 @@ class Usage:
         return ABOVE_FLOOR if num_blocks > blocks.floor else AT_FLOOR
 
     def of(self, tenant: str) -> TenantBlocks:
-        """Return a copy, integrated up to now; zeros for a tenant that is not known."""
+        """Returns a copy, integrated up to now; zeros for a tenant that is not known."""
         if tenant not in self._tenants:
             return TenantBlocks(since_ms=self.now_ms())
         return TenantBlocks(*_values(self._up_to_now(tenant)))
 
     def look(self) -> dict[str, TenantBlocks]:
-        """Return copies, integrated up to now, of the tenants that have blocks or changed since the last look. Those
+        """Returns copies, integrated up to now, of the tenants that have blocks or changed since the last look. Those
         that are over are forgotten: one that comes back begins at zero. O(what is returned)."""
         found = {tenant: self.of(tenant) for tenant in list(self._unseen)}
         self._unseen = {tenant: None for tenant, blocks in found.items() if blocks.num_blocks}
@@ -195,7 +195,7 @@ class Usage:
         return found
 
     def peek(self, tenant: str) -> TenantBlocks | None:
-        """Return the live counts, which must not be changed, or None for a tenant that is not known."""
+        """Returns the live counts, which must not be changed, or None for a tenant that is not known."""
         return self._tenants.get(tenant)
 
     def tenants(self) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Worth:
     ranges: tuple[Range, ...] = ()
 
     def pieces(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (end, priority) of each run of equal priority in the blocks [start, end). O(ranges ** 2)."""
+        """Yields (end, priority) of each run of equal priority in the blocks [start, end). O(ranges ** 2)."""
         cuts = {edge // self.block_size for r in self.ranges for edge in (r.start, r.end)}
         for cut in sorted(cut for cut in {*cuts, self.prompt_end, end} if start < cut <= end):
             yield cut, self.of_block(cut - 1)

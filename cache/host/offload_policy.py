@@ -32,7 +32,7 @@ class OffloadPolicy:
         self._written: list[Written] = []
 
     def hit(self, node: Node | None) -> None:
-        """Count a request that found everything up to this node. O(blocks of the path) if some of it is hot."""
+        """Counts a request that found everything up to this node. O(blocks of the path) if some of it is hot."""
         hot = None
         while node is not None and node.parent is not None:
             self._hits[node] = self._hits.get(node, 0) + 1
@@ -43,12 +43,12 @@ class OffloadPolicy:
             self.write(hot)
 
     def committed(self, node: Node) -> None:
-        """Handle blocks that were inserted at this node."""
+        """Handles blocks that were inserted at this node."""
         if node.parent is not None and self._is_hot(node):
             self.write(node)
 
     def leaving(self, leaf: Node) -> None:
-        """Handle a leaf of which some blocks are about to be evicted."""
+        """Handles a leaf of which some blocks are about to be evicted."""
         if self.num_offered(leaf) < len(leaf.block_ids) and self._is_hot(leaf):
             self.write(leaf)
 
@@ -59,13 +59,13 @@ class OffloadPolicy:
         return self._hits.get(node, 0) >= self.num_hits or self._priority_of(node) >= WORTHY
 
     def take(self) -> list[Written]:
-        """Return blocks to be copied before anybody writes to them again. Copies that were dropped meanwhile are left
+        """Returns blocks to be copied before anybody writes to them again. Copies that were dropped meanwhile are left
         out."""
         written, self._written = self._written, []
         return [one for one in written if not one.copy.gone]
 
     def write(self, node: Node) -> None:
-        """Write everything up to this node."""
+        """Writes everything up to this node."""
         path: list[Node] = []
         one: Node | None = node
         while one is not None and one.parent is not None:
@@ -93,5 +93,5 @@ class OffloadPolicy:
         self._offered.pop(node, None)
 
     def named(self) -> Iterable[Node]:
-        """Return the nodes that the tables name (for invariants.py)."""
+        """Returns the nodes that the tables name (for invariants.py)."""
         return {*self._hits, *self._offered}

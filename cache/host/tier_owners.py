@@ -38,7 +38,7 @@ class Owner:
         return self.num_copies + self.num_swapped
 
     def queue(self, copy: HostBlock) -> None:
-        """Queue a copy that is free to go. It may be used again, read, or get children while it is queued. O(log
+        """Queues a copy that is free to go. It may be used again, read, or get children while it is queued. O(log
         copies)."""
         if not copy.queued:
             copy.queued = True
@@ -47,7 +47,7 @@ class Owner:
                 self._rebuild()
 
     def coldest(self) -> HostBlock | None:
-        """Return the copy that was free to go for the longest, or None. A copy that is found to be in use leaves the
+        """Returns the copy that was free to go for the longest, or None. A copy that is found to be in use leaves the
         queue and comes back when it is free again. Amortised O(log copies)."""
         while self._queue:
             used, copy = self._queue[0]
@@ -61,7 +61,7 @@ class Owner:
         return None
 
     def _rebuild(self) -> None:
-        """Make the queue anew without the copies that are gone."""
+        """Makes the queue anew without the copies that are gone."""
         for _, copy in self._queue:
             copy.queued = not copy.gone
         self._queue = [(copy.used, copy) for _, copy in self._queue if copy.queued]
@@ -81,11 +81,11 @@ class Owners:
         return len(self._owners)
 
     def of(self, name: str) -> Owner:
-        """Return the tenant. An unknown one is returned empty and not stored."""
+        """Returns the tenant. An unknown one is returned empty and not stored."""
         return self._owners.get(name) or Owner(name)
 
     def add(self, name: str, copies: int = 0, swapped: int = 0) -> None:
-        """Change the tenant's counts. O(1)."""
+        """Changes the tenant's counts. O(1)."""
         owner = self._kept(name)
         owner.num_copies += copies
         owner.num_swapped += swapped
@@ -99,7 +99,7 @@ class Owners:
         self._forget(owner)
 
     def largest(self) -> Owner:
-        """Return the tenant with the most slots; among equals the first by name. Amortised O(log tenants) for each
+        """Returns the tenant with the most slots; among equals the first by name. Amortised O(log tenants) for each
         change."""
         for name in self._changed:
             if owner := self._owners.get(name):
@@ -128,7 +128,7 @@ class Owners:
             self._changed.discard(owner.name)
 
     def broken(self, copies: Counter[str], swapped: Counter[str]) -> Iterator[str]:
-        """Check law 11: yield a sentence for each difference between the counts here and the given ones."""
+        """Checks law 11: yields a sentence for each difference between the counts here and the given ones."""
         for name in {*self._owners, *copies, *swapped}:
             mine = self.of(name)
             if (mine.num_copies, mine.num_swapped) != (copies[name], swapped[name]):

@@ -86,17 +86,17 @@ class HostTier:
         return len(self._free)
 
     def num_of(self, tenant: str) -> int:
-        """Return the number of slots of a tenant. O(1)."""
+        """Returns the number of slots of a tenant. O(1)."""
         return self._owners.of(tenant).num_slots
 
     def set_quota(self, tenant: str, num_slots: int | None) -> None:
-        """Set the most slots of a tenant. Slots beyond it are reused when the tenant writes next."""
+        """Sets the most slots of a tenant. Slots beyond it are reused when the tenant writes next."""
         self._owners.set_quota(tenant, UNLIMITED if num_slots is None else num_slots)
 
     # --- matching ---
 
     def match(self, path: tuple[Segment, ...], tokens: Sequence[int], start: int, limit: int) -> list[HostBlock]:
-        """Return the copies of the blocks from `start` up to at most `limit`, as far as they exist. O(limit) lookups;
+        """Returns the copies of the blocks from `start` up to at most `limit`, as far as they exist. O(limit) lookups;
         it changes nothing."""
         found: list[HostBlock] = []
         copy, depth = self.root, 0
@@ -111,8 +111,8 @@ class HostTier:
         return found
 
     def follow(self, copy: HostBlock, region: bytes, tokens: Sequence[int]) -> HostBlock | None:
-        """Return the copy of the last block of these tokens, which follow `copy`, or None if one is missing. O(blocks);
-        it changes nothing."""
+        """Returns the copy of the last block of these tokens, which follow `copy`, or None if one is missing.
+        O(blocks); it changes nothing."""
         found: HostBlock | None = copy
         for block in range(len(tokens) // self.block_size):
             if found is None:
@@ -121,12 +121,12 @@ class HostTier:
         return found
 
     def pin(self, copies: Iterable[HostBlock]) -> None:
-        """Mark copies that somebody begins to read."""
+        """Marks copies that somebody begins to read."""
         for copy in copies:
             copy.num_pins += 1
 
     def unpin(self, copies: Iterable[HostBlock]) -> None:
-        """Mark copies that a reader has finished with."""
+        """Marks copies that a reader has finished with."""
         for copy in copies:
             assert copy.num_pins, "nobody reads it"
             copy.num_pins -= 1
@@ -136,7 +136,7 @@ class HostTier:
             self._queue(copy)
 
     def hit(self, copies: Sequence[HostBlock]) -> None:
-        """Note that copies were used. They are blocks of one path in order."""
+        """Notes that copies were used. They are blocks of one path in order."""
         self.counts.num_hits += len(copies)
         if copies:
             self._touch(copies[-1])
@@ -144,7 +144,7 @@ class HostTier:
     # --- writing ---
 
     def write(self, nodes: Sequence[Node]) -> list[Written]:
-        """Make copies of all blocks of the path of tree nodes, from below the root. Returns those that did not exist.
+        """Makes copies of all blocks of the path of tree nodes, from below the root. Returns those that did not exist.
         It ends where a slot is refused. O(blocks of the path)."""
         blocks = (
             (self._key(node.region, node.tokens, i), node.tenant, block)
@@ -154,7 +154,7 @@ class HostTier:
         return self._extend(self.root, blocks)
 
     def adopt(self, parent: HostBlock, region: bytes, tokens: Sequence[int], tenant: str) -> list[Written]:
-        """Make copies of blocks that came from elsewhere, after `parent`. `Written.block` is the index of the block in
+        """Makes copies of blocks that came from elsewhere, after `parent`. `Written.block` is the index of the block in
         `tokens`. Existing copies are not written again."""
         blocks = ((self._key(region, tokens, i), tenant, i) for i in range(len(tokens) // self.block_size))
         return [] if parent.gone else self._extend(parent, blocks)
@@ -181,7 +181,7 @@ class HostTier:
         return written
 
     def reserve(self, tenant: str, num_slots: int) -> list[int] | None:
-        """Return slots for the blocks of a preempted sequence, until `give_back`. Return None if there are too few;
+        """Returns slots for the blocks of a preempted sequence, until `give_back`. Returns None if there are too few;
         then none is taken."""
         slots: list[int] = []
         while len(slots) < num_slots:
@@ -203,16 +203,16 @@ class HostTier:
     # --- dropping ---
 
     def drop(self, region: bytes) -> int:
-        """Forget a region and everything below it. Returns the number of copies that went. O(copies)."""
+        """Forgets a region and everything below it. Returns the number of copies that went. O(copies)."""
         return self._drop(lambda copy: copy.key[0].startswith(region))
 
     def purge(self, tenant: str) -> int:
-        """Forget everything that a tenant wrote and everything below it. The slots of its preempted sequences go with
+        """Forgets everything that a tenant wrote and everything below it. The slots of its preempted sequences go with
         those."""
         return self._drop(lambda copy: copy.tenant == tenant)
 
     def lose(self, copies: Iterable[HostBlock]) -> None:
-        """Remove copies whose bytes never arrived."""
+        """Removes copies whose bytes never arrived."""
         for copy in copies:
             if not copy.gone and copy.parent is not None:
                 self._unlink(copy)
@@ -240,7 +240,7 @@ class HostTier:
     # --- slots ---
 
     def _take_slot(self, tenant: str) -> int | None:
-        """Return a slot, or None if it is refused. O(log tenants + log copies), amortised."""
+        """Returns a slot, or None if it is refused. O(log tenants + log copies), amortised."""
         mine = self._owners.of(tenant)
         if mine.num_slots >= mine.quota:
             slot = self._reuse(mine)
@@ -258,7 +258,7 @@ class HostTier:
         return slot
 
     def _reuse(self, owner: Owner) -> int | None:
-        """Return the slot of its coldest copy that no copy follows and nobody reads, or None."""
+        """Returns the slot of its coldest copy that no copy follows and nobody reads, or None."""
         copy = owner.coldest()
         if copy is None:
             return None
@@ -278,7 +278,7 @@ class HostTier:
         return self._num_uses
 
     def _queue(self, copy: HostBlock) -> None:
-        """Queue a copy that may have become free to go. This is called wherever that can happen."""
+        """Queues a copy that may have become free to go. This is called wherever that can happen."""
         if copy.parent is not None and copy.is_free_to_go:
             self._owners.of(copy.tenant).queue(copy)
 
@@ -289,7 +289,7 @@ class HostTier:
     # --- for invariants.py ---
 
     def copies(self, top: HostBlock | None = None) -> Iterator[HostBlock]:
-        """Yield `top` and everything below it; without `top`, all copies but the root."""
+        """Yields `top` and everything below it; without `top`, all copies but the root."""
         stack = [top] if top is not None else list(self.root.children.values())
         while stack:
             copy = stack.pop()
@@ -297,7 +297,7 @@ class HostTier:
             stack.extend(copy.children.values())
 
     def broken(self) -> Iterator[str]:
-        """Check law 11: each slot is in one place, each copy follows its parent and is counted, none is younger than
+        """Checks law 11: each slot is in one place, each copy follows its parent and is counted, none is younger than
         its parent."""
         places = Counter([*self._free, *self._swapped])
         places.update(copy.slot for copy in self._gone)

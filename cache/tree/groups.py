@@ -37,7 +37,7 @@ class GroupWatch:
     """Follows every change of one tree. Amortised O(new tokens). Nothing that the tree has is stored twice."""
 
     def __init__(self, tree: RadixTree, secret: bytes, root: bytes) -> None:
-        """Watch the tree from now on. Raises ValueError if a group is no whole number of blocks."""
+        """Watches the tree from now on. Raises ValueError if a group is no whole number of blocks."""
         if GROUP_TOKENS % tree.block_size:
             raise ValueError(f"blocks of {tree.block_size} tokens do not fill groups")
         self._tree = tree
@@ -54,7 +54,7 @@ class GroupWatch:
         tree.watch = self
 
     def take(self) -> tuple[list[bytes], list[bytes]]:
-        """Return (inserted, evicted) since the last call, each in order. A group that came and went in between is in
+        """Returns (inserted, evicted) since the last call, each in order. A group that came and went in between is in
         neither."""
         changes = list(self._inserted), list(self._evicted)
         if self._inserted:
@@ -64,7 +64,7 @@ class GroupWatch:
         return changes
 
     def present(self, limit: int) -> list[bytes]:
-        """Return all groups that are present, each after those before it in its prompt; at most `limit`. O(tree)."""
+        """Returns all groups that are present, each after those before it in its prompt; at most `limit`. O(tree)."""
         found: list[bytes] = []
         for node in self._tree.nodes():
             if node.parent is None:
@@ -147,7 +147,7 @@ class GroupWatch:
         return group_hash(self._hasher, edge.last, node.region, tokens)
 
     def _tokens(self, node: Node, end: int, num_blocks: int) -> array[int]:
-        """Return the tokens of the `num_blocks` blocks before block `end` of the edge. The first of them may lie in
+        """Returns the tokens of the `num_blocks` blocks before block `end` of the edge. The first of them may lie in
         edges above."""
         size, start = self._tree.block_size, end - num_blocks
         own = node.tokens[max(0, start) * size : end * size]

@@ -17,24 +17,24 @@ GROUP_TOKENS = 64
 
 
 def region_id(secret: bytes, *parts: bytes) -> bytes:
-    """Return 16 bytes that name a region: level, tenant, key or user, salt, in the caller's order."""
+    """Returns 16 bytes that name a region: level, tenant, key or user, salt, in the caller's order."""
     return _keyed(secret, b"hg-region", b"".join(_framed(part) for part in parts))
 
 
 def store_tag(secret: bytes, *parts: bytes) -> str:
-    """Return a name for a region or a tenant that reveals nothing to a reader of the store."""
+    """Returns a name for a region or a tenant that reveals nothing to a reader of the store."""
     return _keyed(secret, b"hg-store", b"".join(_framed(part) for part in parts)).hex()
 
 
 def identity(secret: bytes, *parts: bytes) -> bytes:
-    """Return 16 bytes that name a kind of KV: model and layout of a block. An adapter is part of the regions."""
+    """Returns 16 bytes that name a kind of KV: model and layout of a block. An adapter is part of the regions."""
     return _keyed(secret, b"hg-identity", b"".join(_framed(part) for part in parts))
 
 
 def group_hashes(
     secret: bytes, root: bytes, path: Iterable[tuple[bytes, int]], tokens: Sequence[int], *, block_size: int
 ) -> list[tuple[bytes, int]]:
-    """Return (hash, end token) of each whole group of 64 tokens, chained from the root of the KV identity. O(tokens).
+    """Returns (hash, end token) of each whole group of 64 tokens, chained from the root of the KV identity. O(tokens).
 
     `path` holds (region id, end), with end -1 in the last entry, and ends are rounded down to blocks as the cache does
     it. Groups restart where a region begins. The last group of an ended region may be shorter; a shorter group at the
@@ -59,17 +59,17 @@ def group_hashes(
 
 
 def root_hash(secret: bytes, root: bytes) -> bytes:
-    """Return the hash with which every chain of one KV identity begins."""
+    """Returns the hash with which every chain of one KV identity begins."""
     return _keyed(secret, b"hg-root", _framed(root))
 
 
 def group_hasher(secret: bytes) -> blake2b:
-    """Return the hasher that `group_hash` copies, so that the key is processed only once."""
+    """Returns the hasher that `group_hash` copies, so that the key is processed only once."""
     return _hasher(secret, b"hg-group")
 
 
 def group_hash(hasher: blake2b, before: bytes, region: bytes, tokens: array[int]) -> bytes:
-    """Return the hash of one group that follows everything that hashed to `before`. It takes about 1 us."""
+    """Returns the hash of one group that follows everything that hashed to `before`. It takes about 1 us."""
     if sys.byteorder == "big":
         tokens = array("i", tokens)
         tokens.byteswap()

@@ -59,11 +59,11 @@ class GhostList:
             self._ghosts.popitem(last=False)
 
     def find(self, key: int) -> Ghost | None:
-        """Return the data of that block, or None if it is not remembered."""
+        """Returns the data of that block, or None if it is not remembered."""
         return self._ghosts.get(key)
 
     def forget(self, gone: Callable[[Ghost], bool]) -> None:
-        """Forget ghosts that `gone` selects, so that dropped blocks leave no trace. O(ghosts)."""
+        """Forgets ghosts that `gone` selects, so that dropped blocks leave no trace. O(ghosts)."""
         for key in [key for key, ghost in self._ghosts.items() if gone(ghost)]:
             del self._ghosts[key]
 
@@ -82,8 +82,8 @@ class Miss:
 
 
 def behind(reason: MissReason, num_cached: int, num_missed: int, block_size: int) -> Miss:
-    """Return the reason for the rest that is missed after another tier had more than the tree, which missed it for
-    `reason`."""
+    """Returns why the rest of a prompt was missed where another tier had more of it than the tree. `reason` is the
+    tree's."""
     if num_missed in (1, block_size):
         return Miss("last_token")
     if num_missed < block_size:
@@ -102,7 +102,7 @@ def explain(
     step: int,
     predecessor: Predecessor | None = None,
 ) -> Miss:
-    """Return the first reason that applies to the first missed token. O(siblings compared), at most _MAX_SIBLINGS."""
+    """Returns the first reason that applies to the first missed token. O(siblings compared), at most _MAX_SIBLINGS."""
     matched = walk.num_blocks * tree.block_size
     missed = len(tokens) - matched
     if missed in (1, tree.block_size):

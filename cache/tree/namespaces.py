@@ -32,7 +32,7 @@ class Segment:
 
 
 def segments(path: NamespacePath, block_size: int) -> tuple[Segment, ...]:
-    """Return the path in blocks, each end rounded down. O(entries).
+    """Returns the path in blocks, each end rounded down. O(entries).
 
     Law 5 says that regions never step back. A path that returned to a region it had left would put one tenant's blocks
     on both sides of a boundary, so it is refused here, before anything walks the tree. Raises ValueError.

@@ -23,7 +23,7 @@ def _name(before: bytes, region: bytes, block: bytes) -> bytes:
 
 
 def names(tree: RadixTree) -> bytes:
-    """Return the names of every block that can be found. O(tree); it is for the end of a process."""
+    """Returns the names of every block that can be found. O(tree); it is for the end of a process."""
     found = bytearray()
     stack = [(tree.root, b"")]
     while stack:
@@ -43,7 +43,7 @@ class Predecessor:
         self._block_size = block_size
 
     def knew(self, path: tuple[Segment, ...], tokens: Sequence[int], num_blocks: int) -> bool:
-        """Say whether the first `num_blocks` blocks of a prompt were cached. O(num_blocks)."""
+        """Says whether the first `num_blocks` blocks of a prompt were cached. O(num_blocks)."""
         before, depth, size = b"", 0, self._block_size
         for segment in path:
             while depth < min(segment.end, num_blocks):

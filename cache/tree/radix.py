@@ -54,7 +54,7 @@ class Walk(NamedTuple):
 
 
 def token_slice(tokens: Sequence[int], start: int, stop: int) -> array[int]:
-    """Return a piece of a token sequence as array('i'). It is copied by memcpy from an array('i'), and item by item
+    """Returns a piece of a token sequence as array('i'). It is copied by memcpy from an array('i'), and item by item
     from a list."""
     piece = tokens[start:stop]
     if isinstance(piece, array) and piece.typecode == "i":
@@ -63,7 +63,7 @@ def token_slice(tokens: Sequence[int], start: int, stop: int) -> array[int]:
 
 
 def common_tokens(edge: array[int], tokens: Sequence[int], start: int, length: int) -> int:
-    """Return how many tokens of edge[:length] equal tokens[start:]. The result is exact: no hash decides.
+    """Returns how many tokens of edge[:length] equal tokens[start:]. The result is exact: no hash decides.
 
     It compares slices that grow fourfold, so that the C comparison does nearly all of the work on a long equal edge and
     little is copied on one that differs early. Then it halves the slice that differs.
@@ -83,7 +83,7 @@ def common_tokens(edge: array[int], tokens: Sequence[int], start: int, length: i
 
 
 def chain_hash(previous: int, region: bytes, block: bytes) -> int:
-    """Return the identity of a block and all before it. A hit never depends on it: a collision costs a wrong miss
+    """Returns the identity of a block and all before it. A hit never depends on it: a collision costs a wrong miss
     reason."""
     return hash((previous, region, block))
 
@@ -112,12 +112,12 @@ class RadixTree:
         self._next_id = 1
 
     def child(self, node: Node, region: bytes, tokens: Sequence[int], block: int) -> Node | None:
-        """Return the child whose edge starts with that block of the tokens. Another region's branch is not looked at.
+        """Returns the child whose edge starts with that block of the tokens. Another region's branch is not looked at.
         O(1)."""
         return node.children.get((region, self._block_bytes(tokens, block)))
 
     def walk(self, path: tuple[Segment, ...], tokens: Sequence[int], limit: int, node: Node, depth: int) -> Walk:
-        """Return the longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth`
+        """Returns the longest run of blocks up to `limit` that the tree holds, from the end of `node`, which is `depth`
         blocks deep. O(matched tokens); it changes nothing."""
         size = self.block_size
         for segment in path:
@@ -138,14 +138,14 @@ class RadixTree:
     def add_child(
         self, parent: Node, region: bytes, tokens: Sequence[int], ids: Sequence[int], tenant: str = ""
     ) -> Node:
-        """Add a new leaf. O(new blocks)."""
+        """Adds a new leaf. O(new blocks)."""
         node = Node(self._take_id(), parent, region, tenant)
         parent.children[(region, token_slice(tokens, 0, self.block_size).tobytes())] = node
         self.extend(node, tokens, ids, parent.end_hash)
         return node
 
     def extend(self, node: Node, tokens: Sequence[int], ids: Sequence[int], before: int) -> None:
-        """Append blocks to an edge. `before` is the hash of everything before them. O(new blocks)."""
+        """Appends blocks to an edge. `before` is the hash of everything before them. O(new blocks)."""
         data = token_slice(tokens, 0, len(ids) * self.block_size)
         raw, width = data.tobytes(), self.block_size * data.itemsize
         for start in range(0, len(raw), width):
@@ -157,8 +157,8 @@ class RadixTree:
             self.watch.grown(node)
 
     def split(self, node: Node, num_blocks: int) -> Node:
-        """Make a new upper node that takes the first blocks of the edge. The old object keeps the tail, so that handles
-        on its end, its pin and its heap entry stay valid. The caller updates the side tables. O(edge)."""
+        """Makes a new upper node that takes the first blocks of the edge. The old object keeps the tail, so that
+        handles on its end, its pin and its heap entry stay valid. The caller updates the side tables. O(edge)."""
         size, parent = self.block_size, node.parent
         assert parent is not None
         assert 0 < num_blocks < len(node.block_ids)
@@ -174,7 +174,7 @@ class RadixTree:
         return upper
 
     def truncate(self, node: Node, num_blocks: int) -> None:
-        """Keep the first blocks of an edge. O(blocks cut)."""
+        """Keeps the first blocks of an edge. O(blocks cut)."""
         del node.tokens[num_blocks * self.block_size :]
         del node.block_ids[num_blocks:]
         del node.hashes[num_blocks:]
@@ -182,7 +182,7 @@ class RadixTree:
             self.watch.cut(node)
 
     def unlink(self, node: Node) -> Node:
-        """Remove a node from its parent's children, with everything below it. Returns the parent. O(1)."""
+        """Removes a node from its parent's children, with everything below it. Returns the parent. O(1)."""
         assert node.parent is not None
         del node.parent.children[self._key(node)]
         if self.watch is not None:
@@ -190,7 +190,7 @@ class RadixTree:
         return node.parent
 
     def nodes(self, start: Node | None = None) -> Iterator[Node]:
-        """Yield a node (the root by default) and everything below it, parents first. It is iterative, as the depth is
+        """Yields a node (the root by default) and everything below it, parents first. It is iterative, as the depth is
         unbounded."""
         stack = [start or self.root]
         while stack:
@@ -199,7 +199,7 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def ids_between(self, above: Node, node: Node) -> list[int]:
-        """Return the block ids from the end of one node to the end of another below it. O(blocks)."""
+        """Returns the block ids from the end of one node to the end of another below it. O(blocks)."""
         edges = []
         while node is not above:
             edges.append(node.block_ids)
@@ -208,13 +208,13 @@ class RadixTree:
         return [block for edge in reversed(edges) for block in edge]
 
     def hash_at(self, walk: Walk) -> int:
-        """Return the chained hash of everything up to the end of the walk. O(1)."""
+        """Returns the chained hash of everything up to the end of the walk. O(1)."""
         if walk.num_in_edge:
             return walk.node.hashes[walk.num_in_edge - 1]
         return walk.node.parent.end_hash if walk.node.parent else ROOT_HASH
 
     def hash_of(self, before: int, region: bytes, tokens: Sequence[int], block: int) -> int:
-        """Return the chained hash of that block of the tokens, which follows everything that hashed to `before`."""
+        """Returns the chained hash of that block of the tokens, which follows everything that hashed to `before`."""
         return chain_hash(before, region, self._block_bytes(tokens, block))
 
     def _key(self, node: Node) -> ChildKey:

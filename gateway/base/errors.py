@@ -109,12 +109,12 @@ def too_many(
     type: str = "requests",
     headgate: dict[str, Any] | None = None,
 ) -> ApiError:
-    """A 429. If `retry_after_ms` is None, a repeat cannot help."""
+    """Returns a 429. If `retry_after_ms` is None, a repeat cannot help."""
     return ApiError(429, message, type, code=code, headers=retry_headers(retry_after_ms), headgate=headgate)
 
 
 def unavailable(code: str, message: str, retry_after_ms: int | None = 1000) -> ApiError:
-    """A 503. If `retry_after_ms` is None, a repeat cannot help."""
+    """Returns a 503. If `retry_after_ms` is None, a repeat cannot help."""
     return ApiError(503, message, type="server_error", code=code, headers=retry_headers(retry_after_ms))
 
 
@@ -141,7 +141,7 @@ def internal() -> ApiError:
 
 
 def retry_headers(retry_after_ms: int | None) -> dict[str, str]:
-    """`retry-after` in whole seconds, rounded up, and `retry-after-ms`; above 120 s SDKs must not retry."""
+    """Returns `retry-after` in whole seconds, rounded up, and `retry-after-ms`; above 120 s SDKs must not retry."""
     if retry_after_ms is None:
         return {"x-should-retry": "false"}
     milliseconds = max(1, retry_after_ms)

@@ -31,7 +31,7 @@ NAME = ".headgate"
 
 
 class HomeError(Exception):
-    """One sentence for the operator; the command exits non-zero with it."""
+    """The home cannot be used. The message is one sentence for the operator, and the command ends with it."""
 
 
 def default_home() -> Path:
@@ -123,10 +123,10 @@ class Home:
             short = Path(tempfile.mkdtemp(prefix="hg-", dir=base))
         except OSError as error:
             raise HomeError(
-                f"No directory for sockets in {base}: {error.strerror}; name another with XDG_RUNTIME_DIR."
+                f"No directory for sockets can be made in {base}: {error.strerror}; name another with XDG_RUNTIME_DIR."
             ) from None
         if not _fits(short):
-            raise HomeError(f"No directory with a path short enough for sockets: {short} is too long.")
+            raise HomeError(f"No directory has a path that is short enough for sockets: {short} is too long.")
         with usable(self.root):
             self._link_to_run.unlink(missing_ok=True)
             self._link_to_run.symlink_to(short)

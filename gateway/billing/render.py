@@ -34,7 +34,7 @@ def csv(info: InvoiceInfo, logo: bytes | None) -> bytes:
 
 
 def as_pdf(info: InvoiceInfo, logo: bytes | None) -> bytes:
-    """A PDF for archives. It carries the XML of the invoice, if that is complete and final."""
+    """Returns a PDF for archives. It carries the XML of the invoice, if that is complete and final."""
     # Fonts and pictures take long to load, and a gateway that only serves tokens needs none.
     from gateway.billing import pdf
 

@@ -241,5 +241,5 @@ def _key(home: Home) -> str:
         return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).admin_key
     except (OSError, msgspec.MsgspecError):
         raise ApiFailed(
-            f"No admin key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
+            f"There is no admin key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
         ) from None

@@ -136,6 +136,6 @@ def _key(home: Home) -> str:
         return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).api_key
     except (OSError, msgspec.MsgspecError):
         raise ApiFailed(
-            f"No tenant's key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
+            f"There is no tenant's key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
             " An admin key runs no inference."
         ) from None

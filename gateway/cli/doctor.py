@@ -15,7 +15,7 @@ from gateway.cli.answers import Grid, show
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.config_check import problems
 from gateway.cli.config_commands import shown
-from gateway.cli.doctor_checks import CHECKS, Finding, Place
+from gateway.cli.doctor_checks import CHECKS, Finding, Installation
 from gateway.cli.exit_codes import FAILED
 from gateway.cli.main import config_path
 from gateway.configuration.file import ConfigFile, read
@@ -35,9 +35,9 @@ def doctor(ctx: click.Context, home: Path, as_json: bool) -> None:
     settings = [one for one in shown(file, os.environ) if one["from"] != "default"]
     if file is not None:
         configuration.load(file.path)
-    place = Place(Home(home), os.environ)
+    installation = Installation(Home(home), os.environ)
     for check in CHECKS:
-        found += check(place)
+        found += check(installation)
     show({"findings": found, "settings": settings}, lambda _: _drawn(found, settings), as_json)
     if any(one.state == "failing" for one in found):
         raise SystemExit(FAILED)

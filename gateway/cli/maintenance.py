@@ -95,7 +95,7 @@ def replay_journals(slots: tuple[str, ...], home: Path, as_json: bool) -> None:
     wanted = {f"{GATEWAY}{int(slot)}" if slot.isdecimal() else slot: slot for slot in slots}
     if unknown := [slot for name, slot in wanted.items() if name not in known]:
         raise click.UsageError(
-            f"No journal here: {', '.join(unknown)}. `headgate journals list` shows the slots that have one."
+            f"There is no journal here of: {', '.join(unknown)}. `headgate journals list` shows the slots that have one."
         )
     found = with_books(home, lambda database: _replay(place, database, wanted or known))
     show([msgspec.structs.asdict(one) for one in found], Replayed.__struct_fields__, as_json)

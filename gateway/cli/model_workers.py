@@ -36,7 +36,7 @@ Env = Callable[..., Mapping[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerSlot:
     """One worker's slot, and what it may use."""
 
     slot: int
@@ -58,7 +58,7 @@ class Change:
 
     new: list[ServedModel]
     """One entry for each worker to start."""
-    gone: list[Place]
+    gone: list[WorkerSlot]
 
 
 class ModelWorkers:
@@ -78,7 +78,7 @@ class ModelWorkers:
         self._num_ranks = num_ranks
         self._num_threads = num_threads
         self._stop_limit_s = stop_limit_s
-        self.places: list[Place] = []
+        self.places: list[WorkerSlot] = []
 
     @property
     def counts(self) -> dict[str, int]:
@@ -89,7 +89,7 @@ class ModelWorkers:
         """Compares the workers with other models. A worker of a model whose directory or settings are others is
         replaced by a new one, and so is one that drains, because it takes nothing new.
         """
-        kept: list[Place] = []
+        kept: list[WorkerSlot] = []
         new: list[ServedModel] = []
         for model in models:
             of_model = [place for place in self.places if place.model.id == model.id and place.name not in draining]
@@ -98,11 +98,11 @@ class ModelWorkers:
             new += [model] * (model.wanted.num_workers - len(same))
         return Change(new, [place for place in self.places if place not in kept])
 
-    def place(self, models: Iterable[ServedModel]) -> list[Place]:
+    def place(self, models: Iterable[ServedModel]) -> list[WorkerSlot]:
         """Places every worker of these models. Raises `HomeError`."""
         return self.place_change(Change([model for model in models for _ in range(model.wanted.num_workers)], []))
 
-    def place_change(self, change: Change) -> list[Place]:
+    def place_change(self, change: Change) -> list[WorkerSlot]:
         """Gives each new worker a free slot, a socket, and its part of the devices and cores. Raises `HomeError`."""
         wanted, used = change.new, {place.slot for place in self.places}
         slots = [slot for slot in range(len(used) + len(wanted)) if slot not in used]
@@ -113,7 +113,7 @@ class ModelWorkers:
         num_threads = self._num_threads or max(1, len(os.sched_getaffinity(0)) // max(1, num_workers))
         sockets = listen_from(OPS_HOST, OPS_FIRST_PORT, len(wanted)) if wanted else []
         parts = zip(slots, wanted, found, sockets, ranks, strict=False)
-        new = [Place(slot, model, room, ops, num_threads, number) for slot, model, room, ops, number in parts]
+        new = [WorkerSlot(slot, model, room, ops, num_threads, number) for slot, model, room, ops, number in parts]
         self.places += new
         return new
 
@@ -129,14 +129,14 @@ class ModelWorkers:
         told = model.wanted.env.get(TENSOR_PARALLEL, "")
         return max(1, int(told)) if told.isdecimal() else self._num_ranks  # the worker refuses another value
 
-    async def start(self, places: Sequence[Place]) -> None:
+    async def start(self, places: Sequence[WorkerSlot]) -> None:
         """Starts workers. Those that share a GPU start one after the other, since each measures what is left."""
         for place in places:
             await self._supervisor.start(self.spec(place))
             if place.room.memory_share is not None:
                 await self._until_loaded(place)
 
-    async def _until_loaded(self, place: Place) -> None:
+    async def _until_loaded(self, place: WorkerSlot) -> None:
         """Waits until the worker answers its probe, which is after it took its memory. Raises `HomeError` if it refuses
         to start, or takes too long.
         """
@@ -157,7 +157,7 @@ class ModelWorkers:
                         raise HomeError(f"{place.name} has not loaded its model within {LIMIT_S:.0f} s.") from None
                     await asyncio.sleep(POLL_S)
 
-    async def stop(self, places: Sequence[Place]) -> None:
+    async def stop(self, places: Sequence[WorkerSlot]) -> None:
         """Drains workers and gives up their slots."""
         await asyncio.gather(*(self._supervisor.remove(place.name) for place in places))
         for place in places:
@@ -168,7 +168,7 @@ class ModelWorkers:
         for place in self.places:
             place.ops.close()
 
-    def spec(self, place: Place) -> Spec:
+    def spec(self, place: WorkerSlot) -> Spec:
         env = {
             **self._env(**{"HEADGATE_THREADS": str(place.num_threads), TENSOR_PARALLEL: str(self._num_ranks)}),
             **place.model.wanted.env,

@@ -18,6 +18,7 @@ import redis.exceptions
 from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
 from gateway.base.home import HomeError
 from gateway.base.settings import SettingsError
+from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0
@@ -107,7 +108,7 @@ async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:
     """Returns how far Redis' clock is ahead of ours, in seconds, once it answers and accepts a write."""
     while True:
         try:
-            await client.set("headgate:probe:up", 1, ex=10)
+            await client.set(START_PROBE_KEY, 1, ex=10)
             seconds, microseconds = await client.time()
             return float(seconds + microseconds / 1e6 - time.time())
         except redis.exceptions.BusyLoadingError:

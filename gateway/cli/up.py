@@ -26,7 +26,7 @@ from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
 from gateway.cli.faults import sentence
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
-from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, Place, check_memory
+from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, WorkerSlot, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_redis, check_room, told
@@ -233,7 +233,7 @@ class Up:
             except HomeError as error:  # the disk is full, which must not end what is served
                 self._say([str(error)])
 
-    async def _publish(self) -> list[Place]:
+    async def _publish(self) -> list[WorkerSlot]:
         """Starts new workers and writes the list of models. Returns the workers that are not wanted any more."""
         wanted = self.options.models_again() if self.options.models_again else self.options.models
         models = await asyncio.to_thread(resolve_all, wanted)
@@ -248,7 +248,7 @@ class Up:
             raise
         return change.gone
 
-    async def _complete(self, gone: Sequence[Place]) -> None:
+    async def _complete(self, gone: Sequence[WorkerSlot]) -> None:
         self.supervisor.signal("gateway", signal.SIGHUP)
         await self.gateways.wait(lambda slot: self.gateways.knows(slot, self.models))
         await self.workers.stop(gone)

@@ -75,9 +75,8 @@ class _State:
 
 
 class Generation:
-    """One request, created admitted. Call `dispatch`, then `handle` for each event, then `settle`; or `abandon` at any
-    point.
-    """
+    """One engine request that admission has let in. Call `dispatch`, `handle` for each event, then `end`; or `abandon`
+    at any point."""
 
     def __init__(
         self, order: EngineRequest, admitted: Admitted, mailbox: Mailbox, number: int, pick: Pick | None = None
@@ -354,8 +353,9 @@ class Generation:
     # Endings
 
     def usage(self) -> Usage:
-        """The usage that the client is shown and billed: the prompt by the engine's count, and the output up to each
-        choice's end (the platform bears the tokens after a stop string). A search counts every token of every beam.
+        """Returns the usage that the client is shown and billed: the prompt by the engine's count, and the output up to
+        each choice's end (the platform bears the tokens after a stop string). A search counts every token of every
+        beam.
         """
         counts = self._prompt_counts()
         if self.order.is_bought:

@@ -170,11 +170,11 @@ async def ask_worker(request: web.Request, parts: Sequence[Part]) -> Cached:
 
 def _probed(link: WorkerLink, part: Part) -> Awaitable[CacheProbed]:
     one = part.order.to_route()
-    return link.peek(one.path, part.tokens, adapter=one.adapter, cache_read=one.read)
+    return link.probe(one.path, part.tokens, adapter=one.adapter, cache_read=one.read)
 
 
 def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
-    """The cost if nothing is cached, at the highest input rate, and if every choice reaches its bound."""
+    """Returns the cost if nothing is cached, at the highest input rate, and if every choice reaches its bound."""
     return sum(
         pricing.prompt_reservation(len(order.prompt), rates)
         + pricing.lease_cost(order.max_tokens * order.num_choices, rates)
@@ -183,7 +183,7 @@ def _most(orders: Sequence[EngineRequest], rates: Rates) -> int:
 
 
 def _likely(orders: Sequence[EngineRequest], parts: Sequence[Part], cached: Cached, price: Price) -> int:
-    """The cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
+    """Returns the cost if the prompt is cached as it would be now, and if every choice reaches its bound."""
     rates, total = price.rates, 0
     found = list(zip(parts, cached.num_tokens, strict=True))
     for order in orders:

@@ -94,8 +94,9 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class GenerationGroup:
-    """A run: `async with engine.run(orders, record) as run` admits and dispatches it. Call `more` or `push` until every
-    sequence has ended, or `whole`; then `settle`."""
+    """The engine requests of one HTTP request. Entering it (`async with engine.run(orders, record) as run`) admits and
+    dispatches them; leaving it ends each. Call `more` or `push` until every sequence has ended, or `whole`; then
+    `settle`."""
 
     def __init__(
         self,

@@ -168,7 +168,7 @@ class Authenticator:
     def _refusal(self, address: str) -> errors.ApiError:
         network = _network(address)
         if blocked_ms := self._bad_keys.blocked_ms(network):
-            return errors.too_many("Too many requests with an incorrect API key from this address.", blocked_ms)
+            return errors.too_many("This address sent too many requests with an incorrect API key.", blocked_ms)
         self._bad_keys.take(network)
         return errors.unauthorized()
 

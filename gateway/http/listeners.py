@@ -50,4 +50,4 @@ def _bound(bind: str) -> socket.socket:
             (host, int(port)), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=BACKLOG
         )
     except OSError as error:
-        raise SettingsError(f"Cannot listen on {bind}: {error.strerror}.") from None
+        raise SettingsError(f"Headgate cannot listen on {bind}: {error.strerror}.") from None

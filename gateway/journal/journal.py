@@ -90,7 +90,7 @@ class Journal:
         self._unsynced_seq = self._synced_seq = log.chain.next_seq - 1
         self._written = threading.Condition()
         self._writing = threading.Lock()
-        """Held by who writes into a segment. It is taken before `_written`."""
+        """A thread holds this lock while it writes into a segment. It is taken before `_written`."""
         self._begin_segment()
         log.ballast.take()
         self._threads = [

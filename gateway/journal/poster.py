@@ -68,7 +68,7 @@ class Posts(Protocol):
     async def note_residency(self, report: ResidencyReport) -> None: ...
 
     async def num_bytes_ahead(self) -> int:
-        """The number of bytes of the journal that are not read yet."""
+        """Returns the number of bytes of the journal that are not read yet."""
 
     async def close(self) -> None:
         """Closes the poster. No call is under way, or the one under way is given up."""

@@ -130,7 +130,7 @@ class Incidents:
         return self._link.life == self._life and self._epochs.of(tenant_id) == epoch
 
     def is_settled(self, tenant_id: str) -> bool:
-        """Whether all lists that the tenant's state is built from are in SQL, as far as this gateway knows."""
+        """Says whether all lists that the tenant's state is built from are in SQL, as far as this gateway knows."""
         return self._epochs.of(tenant_id) <= min(self._settled, self._listed)
 
     async def learn(self) -> None:
@@ -226,7 +226,7 @@ class Incidents:
 
 @asynccontextmanager
 async def reading(database: Database) -> AsyncIterator[AsyncConnection]:
-    """One snapshot of SQL. Raises BooksUnavailable."""
+    """Gives one snapshot of SQL. Raises BooksUnavailable."""
     with_sql = database.read()
     async with _sql_errors(), with_sql as conn:
         yield conn
@@ -234,7 +234,7 @@ async def reading(database: Database) -> AsyncIterator[AsyncConnection]:
 
 @asynccontextmanager
 async def writing(database: Database) -> AsyncIterator[AsyncConnection]:
-    """One transaction of SQL. Raises BooksUnavailable."""
+    """Gives one transaction of SQL. Raises BooksUnavailable."""
     with_sql = database.write()
     async with _sql_errors(), with_sql as conn:
         yield conn

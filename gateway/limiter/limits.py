@@ -293,7 +293,7 @@ class Limiter:
             await asyncio.gather(*(self.pay(request_id) for request_id in anew))
 
     async def _confirmed(self, holder: LimitSubject, epoch: int, script: Script) -> bool:
-        """Whether an ending needs no other way: it has come, or it is repeated later."""
+        """Says whether an ending needs no other way: it has come, or it is repeated later."""
         try:
             answer = await script()
         except LifeChanged:

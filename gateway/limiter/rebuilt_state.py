@@ -51,7 +51,7 @@ def budgets(snapshot: Snapshot, now_ms: int) -> list[list[Any]]:
 
 
 def _stands_for(unposted: tuple[Unposted, ...], spent: Spent) -> int:
-    """The charge of unposted requests. Their budgets are not known, so they are charged to each of the tenant's
+    """Returns the charge of unposted requests. Their budgets are not known, so they are charged to each of the tenant's
     budgets.
     """
     period = spent.period

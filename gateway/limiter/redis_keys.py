@@ -21,6 +21,8 @@ CONSOLE_SESSIONS = "hg:console:sessions:"
 """Prefix of a key that lists the sessions of one API key, the newest first."""
 VERDICT_KEY = "hg:books:verified"
 """The last verdict on the books, as JSON."""
+START_PROBE_KEY = "headgate:probe:up"
+"""A key that `headgate up` writes for some seconds at its start, to see that Redis takes a write."""
 
 _TENANT_PREFIX = "hg:{t:"
 

@@ -98,7 +98,7 @@ async def _held(link: RedisLink, tenant_ids: Collection[str]) -> set[str]:
 
 
 def _void(one: Unsettled, now_ms: int) -> Posting:
-    """Key, model and price are empty, because only the journal had them."""
+    """The key, the model and the price are empty, because only the journal had them."""
     return Posting(
         kind="void",
         request_id=one.request_id,

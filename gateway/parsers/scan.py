@@ -162,9 +162,8 @@ class Scan:
         return kept
 
     def give_up(self, *marks: str) -> None:
-        """Writes what `keep` kept as text, because it is no call. Nothing but marks at the end of an output with calls is
-        no text either: the model ended before it named a further one.
-        """
+        """Writes what `keep` kept as text, because it was no call. A rest of mere marks is dropped if the output has
+        ended and already has calls: the model ended before it named a further one."""
         kept = self.restore()
         is_end = self.is_closed and not self._buffer and self.num_complete > 0
         named = kept

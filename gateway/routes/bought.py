@@ -157,7 +157,7 @@ async def completion_plan(
     if line is not None and len(texts) > 1:
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
     if len(texts) * fields.num_drawn > MAX_CHOICES:
-        raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
+        raise errors.invalid(f"A request may have at most {MAX_CHOICES} choices.", "prompt")
     asks = await common.near(request, lambda: [_completion_ask(link, value, fields, model, text) for text in texts])
     orders = [_order(request, value, fields, model, asks[0], line)]
     for ask in asks[1:]:

@@ -51,7 +51,7 @@ async def plan(request: web.Request, value: dict[str, Any], line: tuple[str, int
     if line is not None and len(texts) > 1:  # a line is charged by one ledger entry
         raise errors.invalid("A batch line has one prompt: give each a line of its own.", "prompt")
     if len(texts) * fields.num_drawn > MAX_CHOICES:
-        raise errors.invalid(f"At most {MAX_CHOICES} choices in one request.", "prompt")
+        raise errors.invalid(f"A request may have at most {MAX_CHOICES} choices.", "prompt")
     form = await common.form_of(request, fields)
     bad_words = await common.bad_words_of(request, fields, model)
     limit = common.max_len(request, model)

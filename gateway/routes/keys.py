@@ -137,7 +137,7 @@ def _count(request: web.Request) -> None:
         return
     if wait_ms := buckets.blocked_ms(principal.tenant_id):
         raise errors.too_many(
-            "Too many changes of API keys by keys of this project; to revoke one is not counted.", wait_ms
+            "Keys of this project made too many changes of API keys; to revoke one is not counted.", wait_ms
         )
     buckets.take(principal.tenant_id)
 

@@ -45,7 +45,7 @@ async def update_rate_limit(request: web.Request) -> web.Response:
         present = {shapes.RATE_LIMIT_PREFIX + e.model: e for e in await _rate_limits(conn, admin.project(request))}
         entry = present.get(admin.part(request, "rate_limit_id"))
         if entry is None:
-            raise NotFoundError("No such rate limit.")
+            raise NotFoundError("There is no such rate limit.")
         changed = _changed(entry, fields)
         await tenants.set_model_limits(conn, admin.project(request), changed, **admin.who(request))
     return reply(shapes.rate_limit(changed))

@@ -102,7 +102,7 @@ def place_of(request: web.Request, name: str) -> Place:
     """Returns the upstream in force. Raises `ApiError` 404."""
     market: Market = request.app[MARKET]
     if name not in market.places:
-        raise errors.not_found("No such upstream.")
+        raise errors.not_found("There is no such upstream.")
     return market.places[name]
 
 

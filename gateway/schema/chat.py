@@ -126,7 +126,7 @@ def check_continuation(continues: bool | None, adds_prompt: bool | None, message
     if not continues:
         return
     if adds_prompt:
-        raise errors.invalid("Not with 'add_generation_prompt': true.", "continue_final_message")
+        raise errors.invalid("This cannot be combined with 'add_generation_prompt': true.", "continue_final_message")
     last = messages[-1] if messages else None
     if not isinstance(last, dict) or last.get("role") != "assistant" or last.get("tool_calls"):
         raise errors.invalid("The last message must be the assistant's, without tool calls.", "continue_final_message")
@@ -174,7 +174,7 @@ def _message(where: str, value: Any, break_up: Callable[[str, bool], str], form:
         raise errors.invalid("Use 'tool_calls' instead.", f"{where}.function_call", "unsupported_parameter")
     message = convert(value, Message, where)
     if message.role not in ROLES:
-        raise errors.invalid("Unknown role.", f"{where}.role")
+        raise errors.invalid("This role is unknown.", f"{where}.role")
     own = message.role == "assistant"
     plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
@@ -248,7 +248,7 @@ def _part(where: str, part: Any) -> str:
         )
     if kind == "text":
         raise errors.invalid("A text part needs 'text'.", f"{where}.text", "invalid_type")
-    raise errors.invalid("Unknown type of content part.", f"{where}.type")
+    raise errors.invalid("This type of content part is unknown.", f"{where}.type")
 
 
 def _tool_call(where: str, call: ToolCall, break_up: Callable[[str, bool], str], form: TurnForm) -> dict[str, Any]:

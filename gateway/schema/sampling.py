@@ -132,7 +132,9 @@ def check_shared(fields: SamplingFields) -> None:
     if fields.metadata is not None and (
         len(fields.metadata) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in fields.metadata.items())
     ):
-        raise errors.invalid("At most 16 pairs: keys to 64, values to 512 characters.", "metadata")
+        raise errors.invalid(
+            "The metadata may have at most 16 pairs, with keys of 64 and values of 512 characters at most.", "metadata"
+        )
     if fields.service_tier not in {None, "auto", "default", "priority", "fast", "scale"}:
         code = "unsupported_parameter" if fields.service_tier == "flex" else "invalid_value"
         raise errors.invalid("This service tier is not offered.", "service_tier", code)

@@ -177,7 +177,7 @@ def too_deep(where: str) -> errors.ApiError:
 
 def _check_size(text: str | bytes, where: str) -> None:
     if len(text.encode() if isinstance(text, str) else text) > MAX_BYTES:
-        raise _unsupported(f"More than {MAX_BYTES // 1024} KiB.", where)
+        raise _unsupported(f"This may have at most {MAX_BYTES // 1024} KiB.", where)
 
 
 def _unsupported(message: str, param: str | None) -> errors.ApiError:

@@ -139,17 +139,19 @@ class _Reader:
     def _ref(self, schema: dict[str, Json], name: str, at: str, depth: int, is_part: bool) -> Node:
         given = schema["$ref"]
         if not isinstance(given, str) or not (given == "#" or given.startswith("#/")):
-            raise _refused(at, "$ref", "Only references inside the schema are.")
+            raise _refused(at, "$ref", "Only references inside the schema are supported.")
         place = unquote(given[1:]), is_part
         if place not in self._places:
             found = self._find(place[0])
             if found is None:
                 raise SchemaError(f"{at}/$ref", "The reference leads nowhere.")
             if len(self._places) == MAX_NAMED:
-                raise SchemaError(f"{at}/$ref", f"References to more than {MAX_NAMED} places.")
+                raise SchemaError(f"{at}/$ref", f"At most {MAX_NAMED} places can be referenced.")
             self._num_read += len(msgspec.json.encode(found))
             if self._num_read > MAX_READ:
-                raise SchemaError(f"{at}/$ref", f"References to places of more than {MAX_READ // 1024} KiB together.")
+                raise SchemaError(
+                    f"{at}/$ref", f"The places that are referenced may have at most {MAX_READ // 1024} KiB together."
+                )
             self._places[place] = f"{len(self._places)}"
             self._unread.append(place)
         return {"$ref": DEFINITIONS + self._places[place]}
@@ -284,7 +286,7 @@ class _Reader:
             raise SchemaError(f"{at}/properties", f"A name is longer than {MAX_NAME}, or has a control character.")
         self._num_properties += len(given) + len(missing)
         if self._num_properties > MAX_PROPERTIES:
-            raise SchemaError(f"{at}/properties", f"More than {MAX_PROPERTIES} properties.")
+            raise SchemaError(f"{at}/properties", f"A schema may have at most {MAX_PROPERTIES} properties.")
         if given:
             node["properties"] = {
                 name: self._node(one, f"{at}/properties/{_escaped(name)}", depth + 1, is_part=is_part)

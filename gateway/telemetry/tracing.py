@@ -82,9 +82,9 @@ class Tracing:
             self._export(record)
         else:
             self._slowest.offer(record)
-        self.tick()
+        self.export_slowest()
 
-    def tick(self) -> None:
+    def export_slowest(self) -> None:
         """Exports the slowest requests of a minute that is over. It is called from time to time."""
         for record in self._slowest.ended():
             self._export(record)

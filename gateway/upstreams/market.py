@@ -138,7 +138,7 @@ class Market:
 
 
 def _of_one_task(served: str, places: Sequence[Place]) -> list[Place]:
-    """Returns the places that do with the model what the first of them does."""
+    """Returns the places that serve the model for the same task (generate, embed, score) as the first one."""
     task = places[0].upstream.model(served).task
     return [place for place in places if place.upstream.model(served).task == task]
 

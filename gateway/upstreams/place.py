@@ -17,7 +17,8 @@ STATES: tuple[State, ...] = ("closed", "half_open", "open")
 
 
 class Place:
-    """Its address has a breaker, and so has each model: one that always fails keeps nobody from the others."""
+    """An upstream with its breakers: one for the address and one for each model, so that a failing model closes no
+    other."""
 
     def __init__(self, upstream: Upstream, clock: Callable[[], float] = time.monotonic) -> None:
         self.upstream = upstream

@@ -16,7 +16,7 @@ STATES = {"closed": 0.0, "half_open": 1.0, "open": 2.0}
 
 
 class CostMetrics(Collector):
-    """Bills of providers by the day. Every gateway shows the same, but for the pulls, which are its own."""
+    """Metrics of what providers bill by the day. All gateways show the same amounts; each shows its own pulls."""
 
     def __init__(self, puller: CostPuller) -> None:
         self._puller = puller

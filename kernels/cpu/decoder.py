@@ -29,7 +29,7 @@ _NORMED_AT_ONCE = 8
 
 @njit(nogil=True)
 def decode(job):
-    """The work of one thread: all layers, stage by stage."""
+    """Does the work of one thread: all layers, stage by stage."""
     counters = integer_at(job + words.COUNTERS)
     thread = add_at(counters, 1)
     private = integer_at(job + words.PRIVATE) + thread * integer_at(job + words.PRIVATE_BYTES)

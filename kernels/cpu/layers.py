@@ -60,7 +60,7 @@ class LayerWeights:
     norm_attended: torch.Tensor | None = None
     """The norm of what attention adds to the states; None if it is added as it is."""
     norm_fed: torch.Tensor | None = None
-    """The same for the gated products."""
+    """The norm of what the gated products add to the states; None if it is added as it is."""
     eps_attended: float = 0.0
     eps_fed: float = 0.0
     softcap: float = 0.0

@@ -158,7 +158,7 @@ PRODUCT = ("rows", "kind", "x", "x_stride", "inputs", "panels", "weight", "out",
 
 @njit(nogil=True)
 def multiply(job):
-    """The work of one thread: it multiplies panels until none is left."""
+    """Does the work of one thread: it multiplies panels until none is left."""
     counters, kind = integer_at(job + _COUNTERS), integer_at(job + _KIND)
     threads, pieces = integer_at(job + _THREADS), integer_at(job + _PANELS)
     inputs = integer_at(job + _INPUTS)

@@ -35,8 +35,8 @@ def select(capability: int, head_dim: int) -> Config:
 
 @triton.jit
 def _row_of(slot, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Row of a layer seen as `[num_blocks * 2 * KVH * block_size, D]`; `head` counts keys, then values. The slot is
-    not negative."""
+    """Returns the row of a layer seen as `[num_blocks * 2 * KVH * block_size, D]`; `head` counts keys, then values. The
+    slot is not negative."""
     block = (slot // BLOCK_SIZE).to(tl.int64)
     return (block * (2 * KV_HEADS) + head) * BLOCK_SIZE + slot % BLOCK_SIZE
 
@@ -118,7 +118,7 @@ def kv_write(
 
 @triton.jit
 def _normed(x, factor, head, column, query_norm, key_norm, inside, QUERY_HEADS: tl.constexpr):
-    """A part of each head times its norm's factor and weight."""
+    """Returns a part of each head times its norm's factor and weight."""
     of_query = tl.load(query_norm + column, mask=inside, other=0.0).to(tl.float32)
     of_key = tl.load(key_norm + column, mask=inside, other=0.0).to(tl.float32)
     return x * factor * tl.where(head < QUERY_HEADS, of_query, of_key)

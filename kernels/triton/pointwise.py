@@ -61,7 +61,7 @@ def pair_columns(lane, SIZE: tl.constexpr):
 
 @triton.jit
 def load_angles(table, positions, token, lane, SIZE: tl.constexpr):
-    """Cosine and sine of each angle at the position of a token."""
+    """Returns the cosine and sine of each angle at the position of a token."""
     row = table + tl.load(positions + token).to(tl.int64) * SIZE
     inside = lane < SIZE // 2
     cos = tl.load(row + lane, mask=inside, other=1.0)

@@ -26,7 +26,7 @@ COLUMNS, WIDTH, HEIGHT = 3, 8, 7
 
 
 def files() -> dict[Path, str]:
-    """Return the text of each file."""
+    """Returns the text of each file."""
     return {FOLDER / f"{one.uid}.json": json.dumps(rendered(one), indent=1) + "\n" for one in DASHBOARDS}
 
 

@@ -17,20 +17,20 @@ Ids = np.ndarray
 
 
 def render(seed: int, docs: list[data.Document], *, held_out: bool) -> list[str]:
-    """Every conversation of one side of the split, through the chat template."""
+    """Returns every conversation of one side of the split, through the chat template."""
     template = demo_tokenizer.renderer()
     made = data.conversations(docs, seed, held_out=held_out)
     return [template.render(messages=conversation) for conversation in made]
 
 
 def encode_documents(tok: Tokenizer, texts: list[str]) -> list[Ids]:
-    """Return the ids of source texts, with their begin and end marked."""
+    """Returns the ids of source texts, with their begin and end marked."""
     bos, eos = tok.token_to_id(demo_tokenizer.BOS), tok.token_to_id(demo_tokenizer.EOS)
     return [np.array([bos, *e.ids, eos], dtype=np.int64) for e in tok.encode_batch(texts)]
 
 
 def encode_conversations(tok: Tokenizer, texts: list[str]) -> list[Ids]:
-    """Return the ids of conversations. Their marks are part of the template's own text."""
+    """Returns the ids of conversations. Their marks are part of the template's own text."""
     return [np.array(e.ids, dtype=np.int64) for e in tok.encode_batch(texts)]
 
 
@@ -78,7 +78,7 @@ class Batches:
         self._rows: tuple[Iterator[Ids], Iterator[Ids]] | None = None
 
     def next(self, length: int) -> Ids:
-        """A batch of shape (rows, length + 1); a new length starts new streams."""
+        """Returns a batch of shape (rows, length + 1); a new length starts new streams."""
         if self._rows is None or length != self._length:
             self._length = length
             self._rows = (
@@ -93,7 +93,7 @@ class Batches:
 
 
 def held_out_rows(sequences: list[Ids], length: int) -> list[Ids]:
-    """The held-out side in order, in rows of at most `length` predicted tokens, none left out.
+    """Returns the held-out side in order, in rows of at most `length` predicted tokens, none left out.
 
     Rows overlap by one id, so every token but the first is predicted exactly once.
     """

@@ -29,7 +29,7 @@ class Run(TypedDict):
 
 
 def entries_of(runs: list[Run]) -> list[Entry]:
-    """Return the entries of all runs that led to the weights. Their token counts go on from one run to the next."""
+    """Returns the entries of all runs that led to the weights. Their token counts go on from one run to the next."""
     entries: list[Entry] = []
     before = 0
     for run in runs:

@@ -79,13 +79,13 @@ class Definition:
 
 
 def is_held_out(path: str) -> bool:
-    """Decide by the path alone, so that a file never changes sides between runs."""
+    """Decides by the path alone, so that a file never changes sides between runs."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32
 
 
 def documents() -> list[Document]:
-    """Read the library in the order of the paths."""
+    """Reads the library in the order of the paths."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for file in sorted(root.rglob("*.py")):
@@ -119,7 +119,7 @@ def reference_topics() -> Iterator[tuple[str, str]]:
 
 
 def definitions(document: Document) -> Iterator[Definition]:
-    """The module itself and the functions and classes it defines, nested ones included."""
+    """Returns the module itself and the functions and classes it defines, nested ones included."""
     if not document.path.endswith(".py"):
         return
     try:
@@ -166,7 +166,7 @@ def _inner(body: list[ast.stmt], prefix: str, module: str, lines: list[str]) -> 
 
 
 def builtin_definitions() -> Iterator[Definition]:
-    """Yield the definitions that are written in C. They have no source here, but they have documentation strings."""
+    """Yields the definitions that are written in C. They have no source here, but they have documentation strings."""
     public = {name for name in sys.builtin_module_names if not name.startswith(("_", "xx"))}
     for module_name in sorted(public | {"builtins", "math", "cmath", "zlib", "select", "unicodedata"}):
         try:
@@ -273,7 +273,7 @@ def message(role: str, content: str) -> dict[str, object]:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text up to the last paragraph (or line) that ends within the limit."""
+    """Returns the text up to the last paragraph (or line) that ends within the limit."""
     text = text.strip()
     if len(text) <= limit:
         return text
@@ -373,7 +373,7 @@ def _about_definition(rng: random.Random, item: Definition, module_docs: dict[st
 
 
 def _with_tool(rng: random.Random, item: Definition) -> Conversation:
-    """Return a conversation that reads the answer out of a tool's result; calling tools well is beyond this model."""
+    """Returns a conversation that reads the answer out of a tool's result; calling tools well is beyond this model."""
     call = {"name": "documentation", "arguments": f'{{"name": "{item.name}"}}'}
     return [
         message("user", rng.choice(ASK_DOC).format(item.name)),

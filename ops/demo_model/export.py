@@ -60,7 +60,7 @@ def config(name: str) -> LlamaConfig:
 
 
 def save(model: LlamaForCausalLM, tok: Tokenizer, folder: Path) -> None:
-    """Write weights in bf16, configuration, tokenizer and chat template."""
+    """Writes weights in bf16, configuration, tokenizer and chat template."""
     shipped = copy.deepcopy(model)
     shipped.to(torch.bfloat16).eval()  # type: ignore[arg-type]  # the decorator of transformers' `to` hides self from mypy
     shipped.generation_config = GenerationConfig(

@@ -15,7 +15,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a quintic whose iteration drives sin
 
 
 def orthogonalize(batch: Tensor, steps: int = 5) -> Tensor:
-    """Replace every matrix of the batch (wide or square) by one with singular values near 1."""
+    """Replaces every matrix of the batch (wide or square) by one with singular values near 1."""
     a, b, c = COEFFICIENTS
     x: Tensor = batch.bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)

@@ -53,7 +53,7 @@ CHAT_TEMPLATE = """\
 
 
 def train(texts: Iterable[str]) -> Tokenizer:
-    """Learn the merges; the special tokens take the first ids."""
+    """Learns the merges; the special tokens take the first ids."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -73,7 +73,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the files that `transformers` and the gateway read."""
+    """Writes the files that `transformers` and the gateway read."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
@@ -93,7 +93,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def renderer() -> jinja2.Template:
-    """The chat template, compiled as `transformers` compiles it."""
+    """Returns the chat template, compiled as `transformers` compiles it."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # noqa: S701 - no HTML
 
     def raise_exception(text: str) -> None:

@@ -66,14 +66,14 @@ class Budget:
 
 
 def rate(progress: float, warmup: float) -> float:
-    """Linear warm-up, then half a cosine to zero."""
+    """Returns the learning rate: linear warm-up, then half a cosine to zero."""
     if progress < warmup:
         return max(progress, 0.02 * warmup) / warmup
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warmup) / (1 - warmup))))
 
 
 def loss_of(model: LlamaForCausalLM, batch: np.ndarray) -> torch.Tensor:
-    """Mean cross entropy of the next token over all positions of the batch."""
+    """Returns the mean cross entropy of the next token over all positions of the batch."""
     ids = torch.from_numpy(batch)
     with torch.autocast("cpu", torch.bfloat16):
         hidden = model.model(ids[:, :-1], use_cache=False).last_hidden_state
@@ -98,7 +98,7 @@ def train_one(
     args: argparse.Namespace,
     tok: Tokenizer,
 ) -> dict[str, object]:
-    """Train one of the two models, export it, and return its part of the log."""
+    """Trains one of the two models, exports it, and returns its part of the log."""
     minutes, steps = (args.minutes, args.steps) if name == "model" else (args.draft_minutes, args.draft_steps)
     torch.manual_seed(args.seed)
     if args.resume:

@@ -56,9 +56,9 @@ def test_o8_every_setting_is_described(name):
 
 def test_o8_a_name_that_is_close_is_suggested():
     said = environment.unknown(["HEADGATE_DATABSE_URL", "PATH"])
-    assert said == ("Unknown environment variable HEADGATE_DATABSE_URL. Did you mean HEADGATE_DATABASE_URL?")
+    assert said == ("The environment variable HEADGATE_DATABSE_URL is unknown. Did you mean HEADGATE_DATABASE_URL?")
     said = environment.unknown(["HEADGATE_COFFEE"])
-    assert said == "Unknown environment variable HEADGATE_COFFEE. See docs/configuration.md."
+    assert said == "The environment variable HEADGATE_COFFEE is unknown. See docs/configuration.md."
     assert environment.unknown(["HEADGATE_COFFEE"], also={"HEADGATE_COFFEE"}) is None
     assert environment.unknown([*setting_names.NAMES, "HEADGATE_TEST_X", "HEADGATE_BENCH_X"]) is None
 
@@ -81,7 +81,7 @@ def test_o8_no_command_runs_with_an_unknown_variable(command, tmp_path):
     done = CliRunner().invoke(main, [*command, *home], env={"HEADGATE_DATABSE_URL": "x"})
     assert done.exit_code == CONFIG  # units do not start again after it, because no second start mends a name
     assert done.output == (
-        "headgate: Unknown environment variable HEADGATE_DATABSE_URL. Did you mean HEADGATE_DATABASE_URL?\n"
+        "headgate: The environment variable HEADGATE_DATABSE_URL is unknown. Did you mean HEADGATE_DATABASE_URL?\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -102,7 +102,7 @@ NEEDED = {
 @pytest.mark.parametrize("name", ["HEADGATE_WORKERS", "HEADGATE_ENGINE_QUANTT", "HEADGATE_JOBS_CONCURENCY"])
 def test_o8_no_process_starts_with_a_name_of_another_that_is_none(name):
     for load, error in ((load_gateway, SettingsError), (load_jobs, JobsError)):
-        with pytest.raises(error, match=f"Unknown environment variable {name}"):
+        with pytest.raises(error, match=f"The environment variable {name} is unknown"):
             load({**NEEDED, name: "2"})
         assert load({**NEEDED, "HEADGATE_ENGINE_QUANT": "int8"}) is not None
 

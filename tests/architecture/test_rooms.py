@@ -69,6 +69,11 @@ def test_every_room_has_one_line_in_the_table(package):
 
 
 @pytest.mark.parametrize("package", ORDERS)
+def test_nothing_stands_in_the_init_of_a_room(package):
+    assert [room for room in sorted(rooms(package)) if (ROOT / room / "__init__.py").read_text()] == []
+
+
+@pytest.mark.parametrize("package", ORDERS)
 def test_the_table_of_rooms_has_the_order_of_the_contract(package):
     layer_of = {name: number for number, layer in enumerate(ORDERS[package]) for name in layer}
     depth = package.count(".") + 1

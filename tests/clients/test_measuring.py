@@ -30,7 +30,7 @@ def samples(directory: Path, task: str) -> list[dict[str, Any]]:
 
 
 def loglikelihood(text: str) -> float:
-    """The scripted model's, byte by byte."""
+    """Computes the log-likelihood byte by byte, as the scripted model would."""
     return sum(logprob_of(byte, 0).logprob for byte in text.encode())
 
 

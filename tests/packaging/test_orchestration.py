@@ -32,9 +32,16 @@ EVERYTHING: dict[str, Any] = {
     "otlpEndpoint": "http://collector:4318",
     "models": [
         {"name": "large", "path": "/models/large", "firstSlot": 0, "replicas": 2, "gpus": 2, "maxOutputTokens": 4096},
-        {"name": "small", "path": "/models/small", "firstSlot": 100, "replicas": 1, "gpus": 0, "env": {"HEADGATE_ENGINE_QUANT": "int8"}},
+        {
+            "name": "small",
+            "path": "/models/small",
+            "firstSlot": 100,
+            "replicas": 1,
+            "gpus": 0,
+            "env": {"HEADGATE_ENGINE_QUANT": "int8"},
+        },
     ],
-}  # fmt: skip
+}
 FOREIGN = {"keda.sh/v1alpha1", "monitoring.coreos.com/v1"}
 """Kinds that the cluster's own operators bring; Kubernetes' schemas do not know them."""
 
@@ -100,8 +107,10 @@ def test_every_pod_is_unprivileged_and_its_root_is_read_only():
         assert spec["automountServiceAccountToken"] is False, name
         for container in spec["containers"]:
             assert container["securityContext"] == {
-                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-            }, name  # fmt: skip
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }, name
             assert container["resources"]["requests"] if "large" not in name and "small" not in name else True
             inline = {one["name"]: one.get("value", "") for one in container["env"]}
             assert not [
@@ -244,8 +253,13 @@ def test_the_compose_file_fits_the_specification_and_names_files_that_exist(tool
         if service.get("image", "").startswith("headgate/"):
             assert service["read_only"] is True, name
             assert service["cap_drop"] == ["ALL"], name
-    without = subprocess.run([tool("docker-compose"), "-f", path, "config", "-q"], capture_output=True, text=True, check=False,
-                             env={name: value for name, value in os.environ.items() if name != "POSTGRES_PASSWORD"})  # fmt: skip
+    without = subprocess.run(
+        [tool("docker-compose"), "-f", path, "config", "-q"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if name != "POSTGRES_PASSWORD"},
+    )
     assert without.returncode != 0
     assert "POSTGRES_PASSWORD" in without.stderr
 

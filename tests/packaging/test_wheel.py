@@ -84,8 +84,13 @@ def test_the_wheel_has_what_the_repository_has(wheel):
     wanted |= {f"gateway/console/static/{path.name}" for path in (ROOT / "gateway/console/static").iterdir()}
     assert wanted - names == set()
     assert {name.partition("/")[0] for name in names} <= {
-        "accounting", "cache", "gateway", "kernels", "workers", next(n for n in names if ".dist-info/" in n).partition("/")[0],
-    }  # fmt: skip
+        "accounting",
+        "cache",
+        "gateway",
+        "kernels",
+        "workers",
+        next(n for n in names if ".dist-info/" in n).partition("/")[0],
+    }
     assert not [name for name in names if name.startswith("tests/") or name.endswith(".pyc")]
 
 
@@ -100,10 +105,13 @@ def test_the_base_install_has_no_torch_and_runs_gateway_and_jobs(wheel, tmp_path
         python.parent.parent / "lib" / f"python3.{sys.version_info.minor}" / "site-packages/workers/demo_model/model"
     )
     env = clean_environment(
-        HEADGATE_HOME=str(home), HEADGATE_BIND=f"127.0.0.1:{port}", HEADGATE_URL=f"http://127.0.0.1:{port}",
-        HEADGATE_REDIS_URL=f"unix://{redis}", HEADGATE_BROKER_URL=f"redis+socket://{redis}?virtual_host=1",
+        HEADGATE_HOME=str(home),
+        HEADGATE_BIND=f"127.0.0.1:{port}",
+        HEADGATE_URL=f"http://127.0.0.1:{port}",
+        HEADGATE_REDIS_URL=f"unix://{redis}",
+        HEADGATE_BROKER_URL=f"redis+socket://{redis}?virtual_host=1",
         HEADGATE_MODELS=json.dumps({"headgate-demo": {"path": str(model)}}),
-    )  # fmt: skip
+    )
     here = {"env": env, "cwd": tmp_path}
     ran(programs / "headgate", "migrate", **here)
     with (

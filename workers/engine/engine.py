@@ -20,7 +20,7 @@ from workers.engine.beams.beams import Beams
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.lora.adapter_table import AdapterRead, AdapterTable
 from workers.engine.reports.cache_feed import CacheFeed
-from workers.engine.reports.cache_probe import peek
+from workers.engine.reports.cache_probe import probe
 from workers.engine.reports.cache_watch import CacheFigures, CacheWatch
 from workers.engine.reports.occupancy import Occupancy, occupancy
 from workers.engine.scheduling.kv_layout import KVLayout
@@ -282,7 +282,7 @@ class Engine:
             case CacheCommand(action="snapshot"):
                 self._feed.subscribe(link, message.key)
             case CacheProbe():
-                self._peek(link, message)
+                self._probe(link, message)
             case CacheCommand(action="unpin"):
                 self.cache.unpin(message.region)
             case CacheCommand(action="drop"):
@@ -292,13 +292,13 @@ class Engine:
             case _:
                 pass
 
-    def _peek(self, link: int, message: CacheProbe) -> None:
+    def _probe(self, link: int, message: CacheProbe) -> None:
         identity: bytes | None = b""
         if message.adapter:
             adapter = self.runner.adapters.get(message.adapter)
             identity = None if adapter is None else adapter.identity
         wait_s = self.scheduler.wait_s()
-        answer = peek(message, self.runner.root, identity, self.cache, wait_s)
+        answer = probe(message, self.runner.root, identity, self.cache, wait_s)
         self._outbox.tell(link, answer)
 
     def _purge(self, tenant: str) -> None:

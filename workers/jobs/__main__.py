@@ -193,8 +193,8 @@ class Jobs:
         await repeat(self._settings.sweep_s, restarts.look, forgives=(SQLAlchemyError, OSError), on_failure=not_looked)
 
     def _watch(self, is_waiting: bool) -> None:
-        """Kill the worker, so that it is restarted, if work waits, no chunk runs, and for `deaf_s` the worker has received
-        nothing and none of its children got on."""
+        """Kills the worker, so that it is restarted, if work waits, no chunk runs, and for `deaf_s` the worker has
+        received nothing and none of its children got on."""
         now = time.time()
         self._waiting_since = (self._waiting_since or now) if is_waiting else None
         if self._waiting_since is None or self._worker is None:

@@ -68,7 +68,7 @@ def build(settings: JobsSettings) -> Celery:
 
 
 def ring(app: Celery, headers: dict[str, Any] | None = None) -> bool:
-    """Send the message that there is work. Returns False if the broker cannot be reached; the sweeper then sends
+    """Sends the message that there is work. Returns False if the broker cannot be reached; the sweeper then sends
     another one."""
     try:
         app.send_task(DOORBELL, expires=RING_EXPIRES_S, headers=headers or {}, retry=False, ignore_result=True)

@@ -39,7 +39,7 @@ class Problem:
 
 
 class SettingsError(Exception):
-    """One sentence for the operator, and the problems that it is about the first of."""
+    """A setting cannot be used. The message is one sentence for the operator about the first of `problems`."""
 
     def __init__(self, sentence: str, problems: Sequence[Problem] = ()) -> None:
         super().__init__(sentence)

@@ -29,7 +29,7 @@ class Ballast:
         return self._path.exists()
 
     def take(self) -> bool:
-        """Reserve the space. Returns False if the disk has no space for it."""
+        """Reserves the space. Returns False if the disk has no space for it."""
         if self.is_held:
             return True
         try:
@@ -41,7 +41,7 @@ class Ballast:
                 os.close(descriptor)
         except OSError as failure:
             if not self._is_told:
-                log.error("no room for the ballast %s: %s", self._path, failure)
+                log.error("there is no room for the ballast %s: %s", self._path, failure)
             self.give_up()
             self._is_told = True
             return False
@@ -60,5 +60,5 @@ class Ballast:
 
 
 def is_full(failure: Exception | None) -> bool:
-    """True if the failure only means that the disk or the quota is full."""
+    """Says whether the failure only means that the disk or the quota is full."""
     return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)

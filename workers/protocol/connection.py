@@ -31,7 +31,7 @@ class Connection:
         self._frames = FrameReader()
 
     def send(self, message: Message) -> None:
-        """Queue one frame. A lost peer shows in the iterator, not here."""
+        """Queues one frame. A lost peer shows in the iterator, not here."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
@@ -41,7 +41,7 @@ class Connection:
         return int(self._writer.transport.get_write_buffer_size())
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
-        """Yield messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`:
+        """Yields messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`:
         the connection is then aborted. Raises `FrameError` for bytes that are no frame."""
         silence = Silence(SILENCE_S, self.abort)
         try:
@@ -56,8 +56,8 @@ class Connection:
             silence.stop()
 
     async def listen(self, handle: Callable[[list[Message]], None]) -> None:
-        """Call `handle` with messages, grouped as they arrive, until the iterator would end. It is called where they are read, and no
-        task is woken for them. Raises `FrameError`, and what `handle` raises.
+        """Calls `handle` with messages, grouped as they arrive, until the iterator would end. It is called where they
+        are read, and no task is woken for them. Raises `FrameError`, and what `handle` raises.
         """
         listener = _Listener(self._frames, handle, Silence(SILENCE_S, self.abort))
         try:
@@ -75,7 +75,7 @@ class Connection:
         self._writer.close()
 
     def abort(self) -> None:
-        """Close at once and drop the queued bytes. It is for a peer that no longer reads."""
+        """Closes at once and drops the queued bytes. It is for a peer that no longer reads."""
         self._writer.transport.abort()
 
 
@@ -115,7 +115,7 @@ class _Listener(asyncio.Protocol):
 
 
 async def dial(address: str) -> Connection:
-    """Connect to `unix:/path` or `tcp:host:port`. Raises `OSError`."""
+    """Connects to `unix:/path` or `tcp:host:port`. Raises `OSError`."""
     kind, _, rest = address.partition(":")
     if kind == "unix":
         return Connection(*await asyncio.open_unix_connection(rest))

@@ -116,7 +116,7 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return all messages that `data` completes. Raises `FrameError` on a bad length or body."""
+        """Returns all messages that `data` completes. Raises `FrameError` on a bad length or body."""
         self._buffer += data
         messages: list[Message] = []
         start = 0

@@ -73,7 +73,7 @@ class Chain:
         self.prev_hash = prev_hash
 
     def encode(self, kind: int, payload: bytes) -> bytes:
-        """Return the next record. Raises `ValueError` above `MAX_PAYLOAD_BYTES`."""
+        """Returns the next record. Raises `ValueError` above `MAX_PAYLOAD_BYTES`."""
         if len(payload) > MAX_PAYLOAD_BYTES:
             raise ValueError(f"journal payload of {len(payload)} bytes exceeds {MAX_PAYLOAD_BYTES}")
         body = _HEAD.pack(VERSION, kind, self.next_seq, self.prev_hash) + payload
@@ -99,12 +99,12 @@ class Scan(msgspec.Struct, frozen=True):
     prev_hash: bytes
 
     def chain(self) -> Chain:
-        """Return a chain that continues after the last valid record."""
+        """Returns a chain that continues after the last valid record."""
         return Chain(self.next_seq, self.prev_hash)
 
 
 def scan(data: bytes, after: Scan | None = None) -> Scan:
-    """Read one segment. `after` is the scan of the segment before it; None stands for the first segment that is kept,
+    """Reads one segment. `after` is the scan of the segment before it; None stands for the first segment that is kept,
     whose beginning is trusted. O(bytes) unless damaged."""
     records: list[Record] = []
     expected = after.chain() if after is not None else None
@@ -123,7 +123,7 @@ def scan(data: bytes, after: Scan | None = None) -> Scan:
 
 
 def num_bytes_until(data: bytes, after_seq: int) -> int:
-    """Return the number of bytes at the beginning that are whole records with numbers up to `after_seq`. Only their
+    """Returns the number of bytes at the beginning that are whole records with numbers up to `after_seq`. Only their
     lengths are read, so it takes a tenth of the time of a `scan` and notices no damage."""
     position = 0
     while position + _PREFIX.size + _HEAD.size <= len(data):
@@ -137,18 +137,18 @@ def num_bytes_until(data: bytes, after_seq: int) -> int:
 
 
 def segment_name(first_seq: int) -> str:
-    """Return a segment's file name. Names sort as their records do."""
+    """Returns a segment's file name. Names sort as their records do."""
     return f"{first_seq:020d}{_SUFFIX}"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """Return the number of a segment's first record, or None if the file is no segment."""
+    """Returns the number of a segment's first record, or None if the file is no segment."""
     digits = name.removesuffix(_SUFFIX)
     return int(digits) if name.endswith(_SUFFIX) and len(digits) == 20 and digits.isdecimal() else None
 
 
 def _read(data: bytes, start: int) -> tuple[Record, bytes, int] | None:
-    """Return the record at `start`, its prev_hash and its end, or None if there is no complete valid one."""
+    """Returns the record at `start`, its prev_hash and its end, or None if there is no complete valid one."""
     body_start = start + _PREFIX.size
     if body_start + _HEAD.size > len(data):
         return None
@@ -163,7 +163,7 @@ def _read(data: bytes, start: int) -> tuple[Record, bytes, int] | None:
 
 
 def _tail_state(data: bytes, start: int, next_seq: int) -> Literal["clean", "torn", "corrupt"]:
-    """Return the state of the bytes after the last valid record. Nothing follows a torn write: a valid record of this
+    """Returns the state of the bytes after the last valid record. Nothing follows a torn write: a valid record of this
     journal further on means damage before the end."""
     rest = data[start:]
     if not rest.strip(b"\0"):

@@ -363,7 +363,7 @@ class DrainCommand(Frame, frozen=True, tag="drain"):
 
 
 class Alive(Frame, frozen=True, tag="alive"):
-    """The gateway's heartbeat, sent each second. A link that is silent for 3 s is lost, and its sequences end with
+    """The gateway's heartbeat, sent each second. A link that is silent for 3 to 4 s is lost, and its sequences end with
     it."""
 
 

@@ -47,5 +47,5 @@ def encode(registration: Registration) -> bytes:
 
 
 def decode(value: bytes) -> Registration:
-    """Read a registration. Raises `msgspec.DecodeError`."""
+    """Reads a registration. Raises `msgspec.DecodeError`."""
     return msgspec.json.decode(value, type=Registration)

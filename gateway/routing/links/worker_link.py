@@ -51,7 +51,7 @@ from workers.protocol.reports import AdapterReport, AdapterState, EngineReport, 
 logger = logging.getLogger(__name__)
 
 HELLO_S = 3.0
-PEEK_S = 2.0
+PROBE_S = 2.0
 """The longest wait for a cache probe; an engine answers between two steps."""
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3_000
@@ -157,8 +157,8 @@ class WorkerLink:
         self._keep_records = keep_records
         self._connection: Connection | None = None
         self._calls: dict[tuple[str, int], WorkerCall] = {}
-        self._peeks: dict[int, asyncio.Future[CacheProbed]] = {}
-        self._num_peeks = 0
+        self._probes: dict[int, asyncio.Future[CacheProbed]] = {}
+        self._num_probes = 0
         self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
         self._is_keeping = False
         self._answered_at = 0.0
@@ -225,7 +225,7 @@ class WorkerLink:
         self._unreported[call.key] = num_uncached
         return call
 
-    async def peek(
+    async def probe(
         self, namespace: tuple[Region, ...], prompt: array[int], *, adapter: str, cache_read: bool
     ) -> CacheProbed:
         """Asks how much of the prompt the worker would find in its cache. Raises `LinkDown` if there is no answer,
@@ -234,18 +234,18 @@ class WorkerLink:
         hello = self.hello
         if hello is None or not hello.peeks:
             raise LinkDown
-        self._num_peeks += 1
-        number = self._num_peeks
+        self._num_probes += 1
+        number = self._num_probes
         answer: asyncio.Future[CacheProbed] = asyncio.get_running_loop().create_future()
-        self._peeks[number] = answer
+        self._probes[number] = answer
         try:
             self._send_prompt(CacheProbe(number, hello.root, namespace, prompt, cache_read, adapter))
-            async with patience(PEEK_S):
+            async with patience(PROBE_S):
                 return await answer
         except TimeoutError:
             raise LinkDown from None
         finally:
-            del self._peeks[number]
+            del self._probes[number]
 
     def drain(self) -> None:
         """Asks the worker to take nothing new. Raises `LinkDown` if it is gone, or does not know the command."""
@@ -297,7 +297,7 @@ class WorkerLink:
         self.hello = None
         for call in list(self._calls.values()):
             call.deliver(Lost("the worker was lost"))
-        for answer in self._peeks.values():
+        for answer in self._probes.values():
             if not answer.done():
                 answer.set_exception(LinkDown())
 
@@ -327,7 +327,7 @@ class WorkerLink:
                 self._unreported.pop((message.request_id, message.attempt), None)
                 self._to_call(message)
             case CacheProbed():
-                self._on_peeked(message)
+                self._on_probed(message)
             case WorkerStatus():
                 self._on_status(message)
             case CacheEvent():
@@ -375,8 +375,8 @@ class WorkerLink:
         if call is not None:
             call.deliver(event)
 
-    def _on_peeked(self, message: CacheProbed) -> None:
-        answer = self._peeks.get(message.peek_id)
+    def _on_probed(self, message: CacheProbed) -> None:
+        answer = self._probes.get(message.peek_id)
         if answer is not None and not answer.done():
             answer.set_result(message)
 

@@ -39,7 +39,7 @@ _REDUCED = 16
 
 @triton.jit
 def _own_keys(seq_lens, own_starts, row, window, SHARED: tl.constexpr):
-    """First and end of the keys that a row attends over by itself, and how many it shares."""
+    """Returns the first and end of the keys that a row attends over by itself, and how many it shares."""
     end = tl.load(seq_lens + row)
     first = tl.where(window > 0, tl.maximum(end - window, 0), 0)
     shared = 0

@@ -88,8 +88,8 @@ def _prefill(
     SHORT_TILES: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """One tile of lanes of one KV head. SHORT_TILES 0: of a row that is not short, over all its keys. Else of a short
-    row, which has so many tiles, over one split of its keys, into the partial sums if there are any."""
+    """Computes one tile of lanes of one KV head. SHORT_TILES 0: of a row that is not short, over all its keys. Else of
+    a short row, which has so many tiles, over one split of its keys, into the partial sums if there are any."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     if SHORT_TILES:
         row = tl.program_id(0) // SHORT_TILES
@@ -364,7 +364,8 @@ _SHAPES = (
     _Shape((216, 216), 256, 2, kv=_INT8, short=True, window_and_cap=True),
     _Shape((160, 160), 256, 4, 16, _FULL, _FULL, short=True),
 )
-"""Budgets are a little above what Triton 3.6.0 and 3.7.1 use. 128 at head size 64: two programs a multiprocessor."""
+"""Budgets are a little above what Triton 3.6.0 and 3.7.1 use. Where a budget is 128 registers (head size 64), two
+programs fit on a multiprocessor."""
 
 
 def specimens(capability: int) -> Iterator[Specimen]:

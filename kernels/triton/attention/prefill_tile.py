@@ -18,7 +18,7 @@ SHORT = tl.constexpr(SHORT_LANES)
 
 @triton.jit
 def row_of(query_starts, num_rows, tile, GROUP: tl.constexpr, ROWS: tl.constexpr):
-    """The row that owns a tile: the last one whose first tile, `start * G // ROWS + row`, is not behind it."""
+    """Returns the row that owns a tile: the last one whose first tile, `start * G // ROWS + row`, is not behind it."""
     low = tile * 0
     high = low + num_rows
     while low < high:
@@ -31,7 +31,7 @@ def row_of(query_starts, num_rows, tile, GROUP: tl.constexpr, ROWS: tl.constexpr
 
 @triton.jit
 def first_key(position, window, TOKENS: tl.constexpr, HAS_WINDOW: tl.constexpr):
-    """First key that a query at `position` may see, rounded down to a tile."""
+    """Returns the first key that a query at `position` may see, rounded down to a tile."""
     first = position * 0
     if HAS_WINDOW:
         first = tl.maximum(position + 1 - window, 0) // TOKENS * TOKENS
@@ -46,7 +46,7 @@ def blocks_of(table, first, end, TOKENS: tl.constexpr, BLOCK_SIZE: tl.constexpr)
 
 @triton.jit
 def _load(place, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr):
-    """`[TOKENS, DIM]` of K or V; without a mask where every key and every column is there."""
+    """Returns `[TOKENS, DIM]` of K or V; without a mask where every key and every column is there."""
     if not MASKED and HEAD_DIM == DIM:
         tile = tl.load(place)
     else:
@@ -59,7 +59,7 @@ def _load(place, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.c
 
 @triton.jit
 def _sees(position, key, nodes, context, window, HAS_WINDOW: tl.constexpr):
-    """`[ROWS, TOKENS]`: whether a lane may look at a key."""
+    """Returns `[ROWS, TOKENS]`: whether a lane may look at a key."""
     sees = key[None, :] <= position[:, None]
     if HAS_WINDOW:
         sees &= key[None, :] > position[:, None] - window
@@ -141,7 +141,7 @@ def attend(
 
 @triton.jit
 def partial_slot(row, kv_head, split, lane, num_splits, num_lanes, KV_HEADS: tl.constexpr):
-    """Index into partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
+    """Returns the index into partial sums `[num_rows, KVH, num_splits, num_lanes]`."""
     return ((row.to(tl.int64) * KV_HEADS + kv_head) * num_splits + split) * num_lanes + lane
 
 
@@ -165,7 +165,7 @@ def merge(
     HAS_WINDOW: tl.constexpr,
     MERGED: tl.constexpr,
 ):
-    """One lane of a short row: its splits, in the order of its keys, to its result."""
+    """Joins the splits of one lane of a short row, in the order of its keys, to its result."""
     row, lane = tl.program_id(0) // num_lanes, tl.program_id(0) % num_lanes
     kv_head = tl.program_id(1)
     start = tl.load(query_starts + row)

@@ -66,7 +66,7 @@ def _product(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """A tile of one split. INLINE: it is the only split, and the output is written; else partial sums are."""
+    """Computes a tile of one split. INLINE: it is the only split, and the output is written; else partial sums are."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(2)

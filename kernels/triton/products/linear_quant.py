@@ -76,8 +76,8 @@ def _product_w4(
     BLOCK_N: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Partial sums of a tile of one split; the groups of the split, one after another. The numbers of a group are
-    whole (at most ±255), so they are exact in any type; their scale multiplies the group's sum."""
+    """Returns the partial sums of a tile of one split; the groups of the split, one after another. The numbers of a
+    group are whole (at most ±255), so they are exact in any type; their scale multiplies the group's sum."""
     WORD: tl.constexpr = 32 // BITS
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

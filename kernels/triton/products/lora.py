@@ -69,7 +69,7 @@ def _shrink(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """`inner` `[splits, num_tokens, parts, rank]`: the rows of one tile, one part, one split."""
+    """Computes `inner` `[splits, num_tokens, parts, rank]`: the rows of one tile, one part, one split."""
     adapter = tl.load(tiles + tl.program_id(0))
     if adapter < 0:
         return

@@ -101,8 +101,8 @@ def _grouped(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Row p of `out` `[num_pairs, width]` = row p // TOP_K of `x` times the weight of the tile's expert. GATED: the
-    weight has gate rows, then up rows, and silu(gate) · up is written."""
+    """Computes row p of `out` `[num_pairs, width]` = row p // TOP_K of `x` times the weight of the tile's expert.
+    GATED: the weight has gate rows, then up rows, and silu(gate) · up is written."""
     expert = tl.load(tiles + tl.program_id(0))
     if expert < 0:
         return

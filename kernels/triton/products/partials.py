@@ -36,7 +36,7 @@ def num_splits(num_tiles: int, in_features: int) -> int:
 
 @triton.jit
 def affine(total, factor, scale, bias, column, inside, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """total · factor of the row · scale of the column + bias."""
+    """Returns total · factor of the row · scale of the column + bias."""
     total *= factor
     if HAS_SCALE:
         total *= tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
@@ -60,7 +60,7 @@ def join_partials(
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A part of one row: its partial sums in the order of the splits, and what comes behind the product."""
+    """Joins a part of one row: its partial sums in the order of the splits, and what comes behind the product."""
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

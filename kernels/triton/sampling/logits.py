@@ -29,7 +29,8 @@ _BIASES = tl.constexpr(128)
 
 @triton.jit
 def _online(peak, mass, tile):
-    """Running largest value and sum of exponentials per lane of `[runs, lanes]` tiles (Milakov and Gimelshein 2018)."""
+    """Returns the running largest value and sum of exponentials per lane of `[runs, lanes]` tiles (Milakov and
+    Gimelshein 2018)."""
     higher = tl.maximum(peak, tl.max(tile, axis=0))
     base = tl.where(higher == -_INFINITY, 0.0, higher)
     grown = tl.sum(tl.exp2((tile - base[None, :]) * LOG2E), axis=0)

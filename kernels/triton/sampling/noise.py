@@ -14,7 +14,7 @@ _LARGEST_BELOW_ONE = tl.constexpr(1.0 - 2.0**-24)
 
 @triton.jit
 def philox(c0, c1, c2, c3, k0, k1):
-    """Philox4x32-10 (Salmon and others 2011) on unsigned 32-bit words."""
+    """Computes Philox4x32-10 (Salmon and others 2011) on unsigned 32-bit words."""
     for _ in tl.static_range(10):
         product0 = c0.to(tl.uint64) * 0xD2511F53
         product1 = c2.to(tl.uint64) * 0xCD9E8D57
@@ -29,7 +29,7 @@ def philox(c0, c1, c2, c3, k0, k1):
 
 @triton.jit
 def noise_words(seeds, positions, row, quad):
-    """The four words of the tokens of each quad."""
+    """Returns the four words of the tokens of each quad."""
     zero = tl.zeros_like(quad).to(tl.uint32)
     position = tl.load(positions + row).to(tl.uint32) + zero
     low = tl.load(seeds + row * 2).to(tl.uint32) + zero

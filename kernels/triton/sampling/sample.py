@@ -30,7 +30,7 @@ _COLLECT_WARPS, _FINISH_WARPS, _FINISH_BLOCK = 4, 8, 1024
 
 @triton.jit
 def _filters(top_k, top_p, min_p, row, vocab):
-    """The row's numbers, and whether top-k and whether anything cuts."""
+    """Returns the row's numbers, and whether top-k and whether anything cuts."""
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     least = tl.load(min_p + row)
@@ -40,7 +40,7 @@ def _filters(top_k, top_p, min_p, row, vocab):
 
 @triton.jit
 def _row_mass(peaks, row, SEGMENTS: tl.constexpr, FIRST: tl.constexpr):
-    """Largest value of a row and its sum of exponentials, from those of the segments."""
+    """Returns the largest value of a row and its sum of exponentials, from those of the segments."""
     place = peaks + (row * 4 + FIRST) * SEGMENTS + tl.arange(0, SEGMENTS)
     part = tl.load(place)
     peak = tl.max(part, axis=0)
@@ -50,7 +50,7 @@ def _row_mass(peaks, row, SEGMENTS: tl.constexpr, FIRST: tl.constexpr):
 
 @triton.jit
 def _draw_dense(logits, row, start, end, divisor, lowest, seeds, positions, QUADS: tl.constexpr):
-    """Score and token of the best noisy logit of neighbouring tokens, of those not below `lowest`."""
+    """Returns the score and token of the best noisy logit of neighbouring tokens, of those not below `lowest`."""
     quad = tl.arange(0, QUADS)
     divisor = divisor + tl.zeros((QUADS, 4), tl.float32)
     best = tl.full((QUADS, 4), -_INFINITY, tl.float32)
@@ -141,7 +141,7 @@ def _collect(
 
 @triton.jit
 def _draw_listed(source, tokens, row, count, lowest, seeds, positions, BLOCK: tl.constexpr):
-    """Token of the best noisy value of a list, of those not below `lowest`."""
+    """Returns the token of the best noisy value of a list, of those not below `lowest`."""
     best = tl.full((BLOCK,), -_INFINITY, tl.float32)
     chosen = tl.full((BLOCK,), _LAST, tl.int32)
     for start in range(0, count, BLOCK):

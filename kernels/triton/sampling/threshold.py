@@ -26,7 +26,7 @@ _WHOLE_PASSES = tl.constexpr(3)
 
 @triton.jit
 def _key(value):
-    """Signed integers in the order of the floats; both zeros have one key."""
+    """Returns signed integers in the order of the floats; both zeros have one key."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
@@ -38,8 +38,8 @@ def _value(key):
 
 @triton.jit
 def bound_of(chunk_peaks, row, peak, mass, k, p, least, by_k, vocab, CHUNKS: tl.constexpr):
-    """A value that no kept token is below. The k-th largest of some of the logits is not above the k-th largest of
-    all; likewise for masses. And what all tokens could weigh together, if they lay at a value."""
+    """Returns a value that no kept token is below. The k-th largest of some of the logits is not above the k-th largest
+    of all; likewise for masses. And what all tokens could weigh together, if they lay at a value."""
     value = tl.load(chunk_peaks + row * CHUNKS + tl.arange(0, CHUNKS))
     key = _key(value)
     weight = tl.where(by_k, 1.0, tl.exp2((value - peak) * LOG2E))
@@ -129,8 +129,8 @@ def _narrow(source, count, divisor, peak, low, high, limit, most, BY_COUNT: tl.c
 def _search(
     source, count, divisor, peak, lowest, limit, spare, SPARE: tl.constexpr, BY_COUNT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """The largest key, from `lowest` on, below which the values weigh at most `limit`. A source longer than `SPARE` is
-    narrowed until what is left fits in `spare`, and then left alone."""
+    """Returns the largest key, from `lowest` on, below which the values weigh at most `limit`. A source longer than
+    `SPARE` is narrowed until what is left fits in `spare`, and then left alone."""
     low, high = lowest.to(tl.int64), _key(peak).to(tl.int64) + 1
     if count > SPARE:
         passes = tl.where(_value(lowest) == _LEAST, _WHOLE_PASSES + 2, _WHOLE_PASSES)
@@ -157,7 +157,7 @@ def _search(
 
 @triton.jit
 def _mass_from(source, count, divisor, peak, lowest, BLOCK: tl.constexpr):
-    """Sum of the exponentials of values whose key is not below `lowest`."""
+    """Returns the sum of the exponentials of values whose key is not below `lowest`."""
     divided = divisor + tl.zeros((BLOCK,), tl.float32)
     mass = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, count, BLOCK):
@@ -186,8 +186,8 @@ def threshold_of(
     SPARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The smallest value kept by top-k, top-p and min-p, each on what the one before left. `found` values are not
-    below `bound`, and those below it weigh `tail`."""
+    """Returns the smallest value kept by top-k, top-p and min-p, each on what the one before left. `found` values are
+    not below `bound`, and those below it weigh `tail`."""
     lowest = _key(tl.maximum(bound, _LEAST))
     if by_k:
         if found > k:

@@ -62,9 +62,24 @@ async def test_an_operator_bills_a_customer_from_profile_to_payment(gateway, tmp
     picture = tmp_path / "logo.png"
     Image.new("RGB", (40, 20), (1, 2, 3)).save(picture)
     status, said = await headgate(
-        gateway, "issuer", "set", "--name", "Beispiel GmbH", "--country", "de", "--vat-number", "DE 136695976",
-        "--tax", "standard", "--tax-rate", "19", "--iban", "DE89 3704 0044 0532 0130 00", "--logo", str(picture),
-    )  # fmt: skip
+        gateway,
+        "issuer",
+        "set",
+        "--name",
+        "Beispiel GmbH",
+        "--country",
+        "de",
+        "--vat-number",
+        "DE 136695976",
+        "--tax",
+        "standard",
+        "--tax-rate",
+        "19",
+        "--iban",
+        "DE89 3704 0044 0532 0130 00",
+        "--logo",
+        str(picture),
+    )
     assert (status, "DE136695976" in said, "19 %" in said) == (0, True, True), said
     status, said = await headgate(gateway, "billing", "set", tenant, "--country", "DE", "--purchase-order", "PO 4711")
     assert (status, "PO 4711" in said) == (0, True)

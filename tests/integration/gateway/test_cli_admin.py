@@ -194,7 +194,7 @@ async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
     [
         (("tenants", "list"), {"HEADGATE_URL": "http://127.0.0.1:1"}, "No Headgate answers at http://127.0.0.1:1"),
         (("keys", "list", "nobody"), {}, "No tenant is called 'nobody'"),
-        (("tenants", "list"), {"HEADGATE_API_KEY": ""}, "No admin key"),
+        (("tenants", "list"), {"HEADGATE_API_KEY": ""}, "There is no admin key"),
         (("tenants", "create", " "), {}, "A name must have 1 to 200 characters."),
         (("keys", "create"), {}, "Give either a tenant or --admin."),
         (("keys", "create", "--admin", "--scope", "chat"), {}, "A scope in the list does not exist"),

@@ -289,7 +289,7 @@ async def test_the_journal_of_a_gateway_that_is_gone_is_replayed(gateway, headga
     assert await endings(gateway) == ENDED_AND_VOID
     checked = await read(headgate, "verify-books")
     assert (checked["ok"], checked["unreplayed"]) == (True, [])
-    assert "No journal here: 9" in await headgate("journals", "replay", "9", expect=2)
+    assert "There is no journal here of: 9" in await headgate("journals", "replay", "9", expect=2)
 
 
 async def test_a_slot_that_runs_on_another_host_is_neither_replayed_nor_abandoned(gateway, headgate, tmp_path):

@@ -48,9 +48,9 @@ async def test_status_without_an_admin_key_says_what_it_has_not_looked_at(gatewa
     status, output, _ = await headgate(gateway, "status", key=gateway.keys.api_key)
     assert status == OK
     assert "is healthy as far as it was looked at" in output
-    assert "workers and books: NOT looked at. No admin key: set HEADGATE_API_KEY" in output
+    assert "workers and books: NOT looked at. There is no admin key: set HEADGATE_API_KEY" in output
     _, output, _ = await headgate(gateway, "--json", "status", key=gateway.keys.api_key)
-    assert json.loads(output)["not_looked_at"].startswith("No admin key")
+    assert json.loads(output)["not_looked_at"].startswith("There is no admin key")
     _, output, _ = await headgate(gateway, "--json", "status")
     assert json.loads(output)["not_looked_at"] is None
     _, output, _ = await headgate(gateway, "status", "--help")

@@ -206,4 +206,4 @@ async def test_the_command_says_how_many_records_came_back_and_refuses_a_slot_th
     assert "The command left 1 engine record out" in said
     assert "engine record" not in (await run(main, "journals", "replay", "0", "--home", home.root)).output
     said = (await run(main, "journals", "replay", "worker-7", "0", "--home", home.root, expect=2)).output
-    assert "No journal here: worker-7." in said
+    assert "There is no journal here of: worker-7." in said

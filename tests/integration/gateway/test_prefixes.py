@@ -20,7 +20,7 @@ async def call(gateway, method, path=PATH, body=None, key=None):
 
 
 async def publish(gateway, **fields):
-    """Registered, and pinned on every linked worker."""
+    """Registers a prefix and waits until each linked worker has pinned it."""
     status, made = await call(gateway, "POST", body={"model": MODEL, **fields})
     assert status == 200, made
     return await pinned(gateway, made["id"])

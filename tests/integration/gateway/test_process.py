@@ -240,8 +240,8 @@ async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: s
         await prepare_home(tmp_path, f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}")
         for more, words in (
             ({"HEADGATE_SLOTT": "1"}, "HEADGATE_SLOTT"),
-            ({"HEADGATE_BIND": bind}, "Cannot listen on"),
-            ({"HEADGATE_OPS_BIND": bind}, "Cannot listen on"),
+            ({"HEADGATE_BIND": bind}, "Headgate cannot listen on"),
+            ({"HEADGATE_OPS_BIND": bind}, "Headgate cannot listen on"),
         ):
             result = await asyncio.to_thread(run_to_end, base | more)
             assert result.returncode != 0

@@ -164,7 +164,7 @@ async def test_it_is_checked_as_the_request_and_counts_as_one(gateway: RunningGa
 async def test_without_an_answer_of_a_worker_there_is_no_quote(
     gateway: RunningGateway, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.routing.links.worker_link.PEEK_S", 0.2)
+    monkeypatch.setattr("gateway.routing.links.worker_link.PROBE_S", 0.2)
     worker.runner.hang()
     running = asyncio.create_task(post(gateway, CHAT, chat("hello")))
     await until(lambda: bool(worker.engine.attempts))

@@ -113,7 +113,7 @@ async def test_the_slowest_of_a_minute_leave_when_it_is_over(collector, exporter
         traces.observe(ended(f"req_{number}", ms=100 + number))
     assert not collector.spans
     now[0] += 61
-    traces.tick()
+    traces.export_slowest()
     await traces.close()
     roots = [s for s in collector.spans if s.name.startswith("POST")]
     assert {request_id(s) for s in roots} == {f"req_{n}" for n in range(150, 200)}

@@ -45,7 +45,7 @@ def serve(start: Start) -> Serve:
     def serve(cache: PrefixCache, path: NamespacePath, tokens: Sequence[int], **how: object) -> Handle:
         handle, result = start(cache, path, tokens, **how)
         cache.release(handle, result.block_ids)
-        cache.tick()
+        cache.begin_step()
         invariants.check(cache)
         return handle
 

@@ -73,7 +73,7 @@ def comparisons_per_leaf(num_leaves: int) -> float:
         handle, table = cache.acquire(PATH, [token, 0]), cache.allocate(1) or []
         cache.commit(handle, [token, 0], table, 1, priority=CountedInt(50))
         cache.release(handle, table)
-        cache.tick()
+        cache.begin_step()
     assert cache.allocate(num_leaves) is not None
     return CountedInt.compared / num_leaves
 
@@ -96,7 +96,7 @@ def test_memory_of_the_tree_is_linear_in_its_blocks(num_rounds: int) -> None:
         private = cache.allocate(9 - handle.num_tree_blocks) or []
         result = cache.commit(handle, tokens, [*handle.block_ids, *private], 18)
         cache.release(handle, result.block_ids)
-        cache.tick()
+        cache.begin_step()
     nodes = list(cache.owners.tree.nodes())
     num_blocks = cache.num_blocks - 1 - cache.num_free
     assert sum(len(node.block_ids) for node in nodes) == num_blocks

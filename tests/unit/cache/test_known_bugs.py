@@ -50,7 +50,7 @@ def test_memory_is_linear_in_the_trees_tokens_after_a_hundred_thousand_operation
         private = pool.allocate(-(-len(tokens) // 2) - handle.num_tree_blocks) or []
         done = pool.commit(handle, tokens, [*handle.block_ids, *private], len(tokens))
         pool.release(handle, done.block_ids)
-        pool.tick()
+        pool.begin_step()
     invariants.check(pool, [])
     nodes = list(pool.owners.tree.nodes())
     num_blocks = 127 - pool.num_free
@@ -158,7 +158,7 @@ def test_what_an_eviction_looks_at_does_not_grow_with_tenants_or_leaves(monkeypa
                 table = pool.allocate(1) or []
                 pool.commit(handle, [token, 0], table, 1)
                 pool.release(handle, table)
-                pool.tick()
+                pool.begin_step()
         pool.allocate(1)
         calls = 0
         inner = cache.blocks.eviction.Leaves._refresh

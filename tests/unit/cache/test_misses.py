@@ -61,7 +61,7 @@ def test_an_evicted_block_is_remembered_with_its_age(serve: Serve) -> None:
     serve(cache, PATH, [1, 2, 3, 4])
     cache.free(cache.allocate(4) or [])
     for _ in range(3):
-        cache.tick()
+        cache.begin_step()
     assert reason(cache, [1, 2, 3, 4, 5]) == ("evicted", -1, 3)
     assert reason(cache, [1, 2, 9, 9, 9]) == ("diverged", 2, -1)
 

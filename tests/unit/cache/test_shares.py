@@ -135,10 +135,10 @@ def test_batch_leaves_alone_what_interactive_used_a_moment_ago(cache: PrefixCach
     assert cache.available(COLD) == 8 + 6
     assert cache.available(SHARED) == 20
     clock.now = RECENT_MS - 1
-    cache.tick()
+    cache.begin_step()
     assert cache.available(COLD) == 14
     clock.now = RECENT_MS
-    cache.tick()
+    cache.begin_step()
     assert cache.available(COLD) == 20
     invariants.check(cache, [])
 
@@ -148,7 +148,7 @@ def test_a_hit_begins_the_moment_anew(cache: PrefixCache, clock: Clock, serve: S
     clock.now = RECENT_MS - 1
     serve(cache, ANNA, prompt(1, 6), tenant="anna")
     clock.now = RECENT_MS
-    cache.tick()
+    cache.begin_step()
     assert cache.available(COLD) == 14
 
 
@@ -158,10 +158,10 @@ def test_what_was_idle_for_an_hour_leaves_floors_or_not(cache: PrefixCache, cloc
     clock.now = 1000
     serve(cache, BERT, prompt(2, 6), tenant="bert")
     clock.now = IDLE_MS - 1
-    cache.tick()
+    cache.begin_step()
     assert cache.num_evictable == 12
     clock.now = IDLE_MS
-    cache.tick()
+    cache.begin_step()
     assert (cache.usage("anna").num_blocks, cache.usage("bert").num_blocks) == (0, 6)
     assert cache.counts.num_evicted == {"idle": 6}
     assert cache.acquire(ANNA, [*prompt(1, 6), 9]).miss_reason == "evicted"
@@ -171,7 +171,7 @@ def pin_for(cache: PrefixCache, start: Callable[..., object], tokens: list[int],
     handle, result = start(cache, ANNA, tokens, tenant="anna")
     num_pinned = cache.pin_for(handle, len(tokens), ttl)
     cache.release(handle, result.block_ids)
-    cache.tick()
+    cache.begin_step()
     invariants.check(cache, [])
     return num_pinned
 
@@ -180,11 +180,11 @@ def test_a_pin_with_a_time_to_live_holds_ends_and_says_so(clock: Clock, start) -
     cache = PrefixCache(9, 2, pin_limit=16, now_ms=clock)
     assert pin_for(cache, start, prompt(1, 2), 1000) == 2
     clock.now = 999
-    cache.tick()
+    cache.begin_step()
     cache.free(cache.allocate(6) or [])
     assert cache.allocate(7, reach=LAST_RESORT) is None
     clock.now = 1000
-    cache.tick()
+    cache.begin_step()
     assert cache.num_pinned == 0
     cache.free(cache.allocate(8) or [])
     handle = cache.acquire(ANNA, [*prompt(1, 2), 9])
@@ -199,7 +199,7 @@ def test_a_pin_that_was_lifted_and_set_again_in_the_same_millisecond(cache: Pref
     assert cache.num_pinned == 0
     assert pin_for(cache, start, prompt(1, 2), 1000) == 2
     clock.now = 1000
-    cache.tick()
+    cache.begin_step()
     assert cache.num_pinned == 0
 
 
@@ -208,10 +208,10 @@ def test_a_hit_refreshes_the_time_to_live(cache: PrefixCache, clock: Clock, star
     clock.now = 900
     serve(cache, ANNA, [*prompt(1, 2), 7], tenant="anna")
     clock.now = 1899
-    cache.tick()
+    cache.begin_step()
     assert cache.num_pinned == 2
     clock.now = 1900
-    cache.tick()
+    cache.begin_step()
     assert cache.num_pinned == 0
 
 
@@ -221,7 +221,7 @@ def test_the_budget_of_a_tenant_pins_the_beginning_of_a_longer_prompt(cache: Pre
     assert pin_for(cache, start, prompt(2, 5), 1000) == 0
     assert cache.num_pinned == 2
     clock.now = 1000
-    cache.tick()
+    cache.begin_step()
     assert pin_for(cache, start, prompt(2, 5), 1000) == 2
 
 

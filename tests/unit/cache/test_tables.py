@@ -65,7 +65,7 @@ def test_both_halves_remember_a_pin_that_lapsed(start: Start, serve: Serve) -> N
     assert cache.pin_for(handle, 8, 100) == 4
     cache.release(handle, done.block_ids)
     now[0] = 200
-    cache.tick()
+    cache.begin_step()
     assert cache.owners.pins.lapsed >= set(split(cache, serve))
     cache.allocate(15)
     assert cache.acquire(PATH, [*TOKENS, 5]).miss_reason == "pin_expired"

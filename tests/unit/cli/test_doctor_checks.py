@@ -13,7 +13,7 @@ import pytest
 
 from gateway.base.home import Home
 from gateway.cli import doctor_checks
-from gateway.cli.doctor_checks import Place
+from gateway.cli.doctor_checks import Installation
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -46,8 +46,8 @@ def taken(request: pytest.FixtureRequest) -> Iterator[int]:
     indirect=["taken"],
 )
 def test_a_port_that_a_gateway_listens_on_by_itself_is_in_order(taken, state, words, tmp_path):
-    place = Place(Home(tmp_path), {"HEADGATE_PORT": str(taken)})
-    (found,) = doctor_checks.port(place)
+    installation = Installation(Home(tmp_path), {"HEADGATE_PORT": str(taken)})
+    (found,) = doctor_checks.port(installation)
     assert (found.state, words in found.says) == (state, True), found
 
 
@@ -69,7 +69,7 @@ def test_a_secret_may_be_read_by_its_group_where_it_is_mounted_read_only(
         (tmp_path / "secrets" / name).write_bytes(bytes(32))
         (tmp_path / "secrets" / name).chmod(mode)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY if read_only else 0))
-    found = list(doctor_checks.secrets(Place(Home(tmp_path), {})))
+    found = list(doctor_checks.secrets(Installation(Home(tmp_path), {})))
     assert [one.state for one in found] == [state, state]
     assert all(words in f"{one.says} {one.fix}" for one in found), found
 

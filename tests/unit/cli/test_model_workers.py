@@ -16,7 +16,7 @@ from gateway.cli.devices import Room
 from gateway.cli.gateway_probes import awaited, missing
 from gateway.cli.main import main
 from gateway.cli.model import ServedModel, WantedModel, resolve_all, with_tool_formats
-from gateway.cli.model_workers import ModelWorkers, Place, check_memory, news
+from gateway.cli.model_workers import ModelWorkers, WorkerSlot, check_memory, news
 from gateway.cli.supervisor import Supervisor
 
 
@@ -27,7 +27,7 @@ def model(name: str, num_workers: int = 1, path: str = "/m", **env: str) -> Serv
 def running(*models: ServedModel) -> ModelWorkers:
     workers = ModelWorkers(None, Path("/run"), lambda **more: more)
     every = [one for one in models for _ in range(one.wanted.num_workers)]
-    workers.places = [Place(slot, one, Room(), None) for slot, one in enumerate(every)]
+    workers.places = [WorkerSlot(slot, one, Room(), None) for slot, one in enumerate(every)]
     return workers
 
 
@@ -115,7 +115,7 @@ def served(monkeypatch):
         workers.close()
 
 
-async def reload(workers: ModelWorkers, *models: ServedModel) -> list[Place]:
+async def reload(workers: ModelWorkers, *models: ServedModel) -> list[WorkerSlot]:
     change = workers.change(models)
     new = workers.place_change(change)
     workers._supervisor = Supervisor(Path("/logs"), lambda: None)
@@ -123,7 +123,7 @@ async def reload(workers: ModelWorkers, *models: ServedModel) -> list[Place]:
     return new
 
 
-def devices(places: list[Place]) -> list[tuple[str, ...]]:
+def devices(places: list[WorkerSlot]) -> list[tuple[str, ...]]:
     return [place.room.devices for place in places]
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from workers.engine.grammars.grammar_queue import FADE_S, MAX_JOBS, GrammarQueue, GrammarsWait, Job
+from workers.engine.grammars.grammar_queue import FADE_S, MAX_GRAMMARS, GrammarQueue, GrammarsWait, Job
 
 
 def job(tenant: str, name: str = "a") -> Job:
@@ -41,12 +41,12 @@ def test_what_was_taken_long_ago_counts_no_more():
 
 def test_a_tenant_has_only_so_many_in_the_queue():
     queue = GrammarQueue()
-    for number in range(MAX_JOBS):
+    for number in range(MAX_GRAMMARS):
         queue.push(job("a", f"{number}"))
     with pytest.raises(GrammarsWait):
         queue.push(job("a", "one more"))
     queue.push(job("b"))
-    assert len(queue) == MAX_JOBS + 1
+    assert len(queue) == MAX_GRAMMARS + 1
 
 
 def test_what_nobody_waits_for_leaves_the_queue():

@@ -57,10 +57,10 @@ def test_it_is_forgotten_after_an_hour(tmp_path):
     cache = PrefixCache(32, 2, now_ms=lambda: clock[0])
     predecessor.take(tmp_path / "names", cache, "weights 2")
     clock[0] = IDLE_MS - 1
-    cache.tick()
+    cache.begin_step()
     assert reason(cache, ANNA) == "version"
     clock[0] = IDLE_MS
-    cache.tick()
+    cache.begin_step()
     assert reason(cache, ANNA) == "cold"
 
 

@@ -107,7 +107,7 @@ def test_parts_that_are_not_text_are_named_in_the_refusal(kind, named):
 
 
 def test_a_part_whose_type_is_no_text_is_refused():
-    with pytest.raises(ApiError, match="Unknown type"):
+    with pytest.raises(ApiError, match="type of content part is unknown"):
         template_messages([{"role": "user", "content": [{"type": []}]}], lambda text, own: text)
 
 

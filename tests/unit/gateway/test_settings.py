@@ -44,7 +44,7 @@ def test_names_of_other_processes_are_none_of_ours_and_not_unknown() -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"HEADGATE_SLOTT": "1"}, "Unknown environment variable HEADGATE_SLOTT."),
+        ({"HEADGATE_SLOTT": "1"}, "The environment variable HEADGATE_SLOTT is unknown."),
         ({"HEADGATE_SLOT": "one"}, "HEADGATE_SLOT"),
         ({"HEADGATE_SLOT": "-1"}, "HEADGATE_SLOT"),
         ({"HEADGATE_MODELS": "{"}, "HEADGATE_MODELS"),

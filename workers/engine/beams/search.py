@@ -117,7 +117,7 @@ class BeamSearch:
         self.found = heapq.nlargest(self.width, self.found, key=_score)
 
     def _is_over(self, best: float, length: int) -> bool:
-        """Whether the best beam would not be kept even if it were complete now. A longer text of it might be kept: this
-        is the same estimate that transformers makes."""
+        """Says whether the best beam would not be kept even if it were complete now. A longer text of it might be kept:
+        this is the same estimate that transformers makes."""
         full = len(self.found) == self.width
         return full and best / length**self._length_penalty <= self.found[-1].score

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from workers.engine.grammars.grammar import Key
 from workers.engine.grammars.library import GrammarError
 
-MAX_JOBS = 64
+MAX_GRAMMARS = 64
 """Largest number of waiting grammars of one tenant."""
 FADE_S = 60.0
 """Seconds after which used compile time counts about a third (1/e)."""
@@ -47,7 +47,7 @@ class GrammarQueue:
     def push(self, job: Job) -> None:
         """Adds a job. Raises `GrammarsWait`."""
         jobs = self._jobs.get(job.key[0], deque())
-        if len(jobs) >= MAX_JOBS:
+        if len(jobs) >= MAX_GRAMMARS:
             raise GrammarsWait("too many grammars of this tenant wait to be compiled")
         jobs.append(job)
         self._jobs[job.key[0]] = jobs

@@ -52,7 +52,7 @@ class Router(Protocol):
     def top_k(self) -> int: ...
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Logits, and the weights and numbers of the chosen experts."""
+        """Returns the logits, and the weights and numbers of the chosen experts."""
         ...
 
 
@@ -246,8 +246,9 @@ def has_panels(block: nn.Module) -> bool:
 
 
 def called(block: nn.Module | None, call: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what a call of a layer gives, `[1, num_tokens, hidden]`, and which tokens have the same experts in its
-    block if numbers are rounded otherwise: both choices of the others are right. Without a block these are all."""
+    """Calls a layer. Returns its output, `[1, num_tokens, hidden]`, and for each token whether the choice of experts in
+    its block is clear of a tie. At a tie either choice is right, so such tokens are not compared. Without a block no
+    token is at a tie."""
     if block is None:
         found = call()
         return found, torch.ones(found.shape[1], dtype=torch.bool)

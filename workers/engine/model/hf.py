@@ -182,7 +182,8 @@ def paged_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The registered attention function. Its tensors are `[1, heads, num_tokens, head_dim]`, already rotated."""
+    """This is the registered attention function. Its tensors are `[1, heads, num_tokens, head_dim]`, already
+    rotated."""
     unknown = [name for name in others if others[name] is not None and name not in _WITHOUT_EFFECT]
     if attention_mask is not None:
         unknown.append("attention_mask")
@@ -208,7 +209,7 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, paged_attention)
 
 
 def embedding_weight(model: PreTrainedModel) -> torch.Tensor:
-    """`[vocab, hidden]`, in the dtype and on the device of the model."""
+    """Returns `[vocab, hidden]`, in the dtype and on the device of the model."""
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return weight

@@ -98,7 +98,7 @@ class ParallelRunner:
 
 @contextlib.contextmanager
 def _together(ranks: Ranks) -> Iterator[None]:
-    """A context for work that all ranks do. Raises OutOfStep for whatever rank 0 raises."""
+    """Returns a context for work that all ranks do. Raises OutOfStep for whatever rank 0 raises."""
     try:
         yield
     except Exception as error:
@@ -107,7 +107,7 @@ def _together(ranks: Ranks) -> Iterator[None]:
 
 
 def follow(runner: StepRunner, channel: Channel) -> None:
-    """The loop of every other rank: it does what rank 0 does, until rank 0 sends `Leave` or closes the channel."""
+    """Runs the loop of every other rank: it does what rank 0 does, until rank 0 sends `Leave` or closes the channel."""
     channel.send(frame(Loaded()))
     while True:
         match channel.receive():

@@ -8,7 +8,7 @@ from cache.tree.namespaces import PathEntry
 from workers.protocol.messages import CacheProbe, CacheProbed
 
 
-def peek(message: CacheProbe, root: str, identity: bytes | None, cache: PrefixCache, wait_s: float) -> CacheProbed:
+def probe(message: CacheProbe, root: str, identity: bytes | None, cache: PrefixCache, wait_s: float) -> CacheProbed:
     """Answers a probe. `identity` is that of the adapter, or None if this worker does not have the adapter. `wait_s` is
     how long any request would wait."""
     wait_ms = int(1000 * wait_s)

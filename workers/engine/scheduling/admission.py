@@ -31,7 +31,7 @@ not wait for a long one. Not all are, because equal shares would make everybody 
 MAX_PREFILLS = 16
 """Largest number of prompts in prefill, counting those of tenants that have no other prompt in prefill."""
 
-MAX_TICK_TIMES = 4096
+MAX_STEP_TIMES = 4096
 
 
 class Admission:
@@ -49,18 +49,18 @@ class Admission:
         self._counters = counters
         self._limits = limits
         self._overtaking = {tier: Overtaking(block_tables, limits.max_running) for tier in TIERS}
-        self._tick_times: deque[float] = deque(maxlen=MAX_TICK_TIMES)
+        self._step_times: deque[float] = deque(maxlen=MAX_STEP_TIMES)
         self.is_full = False
         """Whether in the last plan an interactive sequence waited for a free running slot or for blocks, and nobody
         could give way."""
 
-    def tick(self, now: float) -> None:
-        """Begins a plan. The cache measures its age in these ticks."""
-        self._block_tables.cache.tick()
+    def begin_plan(self, now: float) -> None:
+        """Begins a plan. The cache measures its age in these steps."""
+        self._block_tables.cache.begin_step()
         self.is_full = False
-        self._tick_times.append(now)
+        self._step_times.append(now)
         for overtaking in self._overtaking.values():
-            overtaking.tick()
+            overtaking.begin_plan()
 
     def admit_below_floor(self, plan: StepPlan) -> None:
         """Admits one batch sequence in a step, before interactive ones, while batch is below its floor."""
@@ -290,5 +290,5 @@ class Admission:
         the remembered steps the result is a lower bound."""
         if age < 0:
             return -1
-        since = self._tick_times[max(0, len(self._tick_times) - 1 - age)]
+        since = self._step_times[max(0, len(self._step_times) - 1 - age)]
         return int((now - since) * 1000)

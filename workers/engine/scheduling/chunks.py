@@ -15,8 +15,8 @@ from workers.engine.sequences.sequence import Sequence
 from workers.protocol.messages import Tier
 
 HEAVY = 8
-"""Multiple of the recent service of a tenant whose prompt is in the same step, or may come during it. A tenant that got
-more than this multiple gets only a part of the step."""
+"""A tenant that lately got more than this many times what another tenant got whose prompt is in the same step, or may
+come during it, receives only a part of the step."""
 
 
 class Chunks:

@@ -26,9 +26,10 @@ from workers.engine.scheduling.block_tables import BlockTables
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
 
 MAX_PASSED = 64
-"""Multiple of a preempted sequence's own tokens that may pass it. It had its turn when it entered."""
+"""Sequences with at most this many times a preempted sequence's tokens may enter before it. It had its turn when it
+entered."""
 MAX_PASSED_NEW = 1
-"""The same multiple for one that never ran, for each of its choices. What passes it takes its tenant's turn."""
+"""The factor for a sequence that never ran, multiplied by its choices. What passes it takes its tenant's turn."""
 MAX_LOOKED = 16
 """Preempted sequences, and as many that never ran, that are asked whether they fit before it, until one does. Each look
 reads the prefix cache, and a thousand tenants may wait."""
@@ -74,7 +75,7 @@ class Overtaking:
         self._max_running = max_running
         self._passed: dict[Sequence, _Passed] = {}
 
-    def tick(self) -> None:
+    def begin_plan(self) -> None:
         """Begins a plan. Whoever passed a sequence that waits no more is forgotten."""
         waits = Status.PREEMPTED, Status.WAITING
         self._passed = {head: passed for head, passed in self._passed.items() if head.status in waits}

@@ -8,7 +8,7 @@ except for what it had committed, which stays in the tree.
 A step is counted twice. `launched` moves what the next plan builds on: positions scheduled, draws pending. `advance`
 moves what is known: positions computed, tokens in the tree. A plan may be made ahead, with a step in flight whose
 tokens are unknown. The bounds of length, lease and context are known all the same. Whether a token ends its sequence is
-not: then one row too many was planned, and it is dropped (`drop`). `retract` takes back what a failed step did.
+not: then one row too many was planned, and it is dropped (`drop`). `undo` takes back what a failed step did.
 
 The scheduler cannot deadlock, for these reasons. A sequence that runs alone always fits, because `Limits.max_len` is at
 most what the pool holds without its pins. The earliest sequence of a tier is never preempted for a later one. Those
@@ -202,7 +202,7 @@ class Scheduler:
 
     def _begin(self, step: int, now: float, ahead: bool, takes: Callable[[Sequence], bool] | None) -> StepPlan:
         """Returns an empty plan with the step's token budget. A plan that failed hands its counts on to this one."""
-        self.admission.tick(now)
+        self.admission.begin_plan(now)
         if self.num_running or self.num_waiting:
             self._busy_at = now
         budget = self.budget.pace(self._num_kv_tokens, hurried=self.ranks.present("interactive"))
@@ -304,10 +304,10 @@ class Scheduler:
 
     def drop(self, work: Work, record: StepRecord) -> None:
         """Discards the result of a row that nobody wants any more. It is neither billed nor charged."""
-        self.retract(work)
+        self.undo(work)
         record.num_lag_discarded += work.num_tokens
 
-    def retract(self, work: Work) -> None:
+    def undo(self, work: Work) -> None:
         """Takes the row out of the step's effects: nothing was computed, nothing drawn."""
         sequence = work.sequence
         sequence.num_pending -= work.num_draws
@@ -320,7 +320,7 @@ class Scheduler:
         self.budget.step_ran(record.num_tokens, record.num_kv_tokens, record.execute_s)
 
     def collected(self, step: int) -> None:
-        """Gives back what the step used. It is called after the step's last `advance`, `drop` or `retract`."""
+        """Gives back what the step used. It is called after the step's last `advance`, `drop` or `undo`."""
         self.block_tables.collected(step)
 
     # --- a step that was too large for the device ---

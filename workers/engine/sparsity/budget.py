@@ -48,7 +48,7 @@ class Sparsity:
         assert self.num_blocks >= MIN_BLOCKS
 
     def applies(self, attempt: Attempt) -> bool:
-        """Whether the attempt may grow beyond the budget. All other attempts run as if there were no budget."""
+        """Says whether the attempt may grow beyond the budget. All other attempts run as if there were no budget."""
         return attempt.end_len > self.num_blocks * self.block_size
 
     def num_observed(self, sequence: Sequence, num_tokens: int, *, is_measured: bool) -> int:

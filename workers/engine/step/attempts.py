@@ -240,7 +240,7 @@ class Attempts:
         self.draining = True
         if now:
             for attempt in list(self.by_key.values()):
-                self.fail(attempt, "draining", "cut by the drain limit")
+                self.fail(attempt, "draining", "the drain limit cut it off")
 
     def expire(self, now: float) -> None:
         for attempt in self._deadlines.past(now):

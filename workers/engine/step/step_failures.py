@@ -42,7 +42,7 @@ class StepFailures:
         the rows that built on it. `void` are its own rows that built on a step that failed before. A step that has no
         other rows failed for that reason."""
         for work in plan.work:
-            self._scheduler.retract(work)
+            self._scheduler.undo(work)
         self._pipeline.void(plan)
         self._scheduler.collected(plan.step)
         live = [w for w in plan.work if w.sequence.status is not Status.ENDED and w.sequence not in void]

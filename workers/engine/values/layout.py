@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 
 class Tree(NamedTuple):
-    """The guesses of a row are a tree (token_tree.py). One token is known, slots go on in the order of the tokens,
-    positions follow the depth, and a guess sees its own branch only."""
+    """The guesses of a row form a tree (token_tree.py). Its first token is known, slots follow the order of the tokens,
+    positions the depth, and a guess attends to its own branch only."""
 
     parents: tuple[int, ...]
     """Parent of each guess."""

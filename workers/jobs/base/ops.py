@@ -17,7 +17,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def inherit(self, fd: int) -> None:
-        """Use an inherited socket instead of binding one. The socket stays open when this process ends."""
+        """Uses an inherited socket instead of binding one. The socket stays open when this process ends."""
         self.socket.close()
         self.socket = socket.socket(fileno=os.dup(fd))
         self.server_name, self.server_port = self.socket.getsockname()[:2]
@@ -26,12 +26,12 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Write no log line, as scrapes are frequent."""
+        """Writes no log line, as scrapes are frequent."""
 
 
 @contextmanager
 def listening(address: str, fd: int | None, registry: CollectorRegistry) -> Iterator[None]:
-    """Serve metrics within the block. `address` is host:port. If it is empty and there is no `fd`, nothing listens.
+    """Serves metrics within the block. `address` is host:port. If it is empty and there is no `fd`, nothing listens.
     Raises OSError if the address is taken."""
     if fd is None and not address:
         yield

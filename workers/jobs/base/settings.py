@@ -102,7 +102,7 @@ class JobsSettings(pydantic.BaseModel):
         return f"{socket.gethostname()}:{self.jobs_process}:"
 
     def secret(self, name: str) -> bytes:
-        """Return a key file of the state directory. Raises `SettingsError`."""
+        """Returns a key file of the state directory. Raises `SettingsError`."""
         return refused_settings.key_file(self.home, name)
 
     # Durations in seconds
@@ -141,7 +141,7 @@ acknowledges for so long is sent again."""
 
 
 def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
-    """Read the settings. Raises `SettingsError`."""
+    """Reads the settings. Raises `SettingsError`."""
     environ = setting_forms.given(os.environ if environ is None else environ)
     names = JobsSettings.model_fields
     known = {PREFIX + name.upper() for name in names}
@@ -155,7 +155,8 @@ def load(environ: Mapping[str, str] | None = None) -> JobsSettings:
 
 
 def check() -> int:
-    """Read the settings of this process's environment, and say what is wrong with them: a sentence, and all as JSON."""
+    """Reads the settings of this process's environment, and says what is wrong with them: a sentence, and all as
+    JSON."""
     try:
         load()
     except SettingsError as error:

@@ -46,7 +46,7 @@ class TimeLimit:
                 self._mark.unlink(missing_ok=True)
 
     def progress(self, next_s: float = 0.0) -> None:
-        """Begin the limit anew. `next_s` prolongs it for a step that shows no progress. Any thread may call it."""
+        """Begins the limit anew. `next_s` prolongs it for a step that shows no progress. Any thread may call it."""
         self._begin(max(self._seconds, next_s))
         now = time.monotonic()
         if self._mark is None or not self._seconds or (not next_s and now - self._marked_at < MARK_EVERY_S):
@@ -63,7 +63,7 @@ class TimeLimit:
 
 
 def excused_until(pulse: Path) -> float:
-    """Return until when (a Unix time) children at work need show no progress; 0 if none works. Marks of children that
+    """Returns until when (a Unix time) children at work need show no progress; 0 if none works. Marks of children that
     died are removed."""
     newest = 0.0
     for mark in pulse.parent.glob(f"{pulse.stem}.[0-9]*"):

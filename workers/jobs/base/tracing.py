@@ -55,7 +55,7 @@ _W3C = TraceContextTextMapPropagator()
 
 
 def provider() -> TracerProvider:
-    """Make the provider: one per process, made after the fork; `shutdown()` is called before the process ends. The
+    """Makes the provider: one per process, made after the fork; `shutdown()` is called before the process ends. The
     SDK's own ratio sampler (OTEL_TRACES_SAMPLER) decides; without an endpoint nothing is exported."""
     made = TracerProvider(
         shutdown_on_exit=False,
@@ -72,12 +72,12 @@ def provider() -> TracerProvider:
 
 
 def inject(headers: MutableMapping[str, Any], span: Span) -> None:
-    """Write the trace context into a message's headers, at publish."""
+    """Writes the trace context into a message's headers, at publish."""
     _W3C.inject(headers, set_span_in_context(span, Context()))
 
 
 def extract(headers: Mapping[str, Any]) -> Context:
-    """Read the trace context from a message's headers, at receive. Other headers are ignored."""
+    """Reads the trace context from a message's headers, at receive. Other headers are ignored."""
     value = headers.get("traceparent")
     return _W3C.extract({"traceparent": value}, Context()) if isinstance(value, str) else Context()
 
@@ -98,7 +98,7 @@ class ChunkTrace:
         """The headers of every line's request: the line links to the chunk."""
 
     def answered(self, line_no: int, status: int, headers: Mapping[str, str]) -> None:
-        """Link to the request that a line became, by the headers of its answer."""
+        """Links to the request that a line became, by the headers of its answer."""
         line = parse(headers.get(TRACE_RESPONSE, "")) if self._span.is_recording() else None
         if line is not None:
             self._span.add_link(line, {LINE_NO: line_no, HTTP_STATUS: status})
@@ -109,7 +109,7 @@ class ChunkTrace:
 
 @contextmanager
 def look_span(tracer: Tracer, message_id: str, headers: Mapping[str, Any]) -> Iterator[Span]:
-    """The span of one Celery task. Whoever sent the message is its parent."""
+    """Makes the span of one Celery task. Whoever sent the message is its parent."""
     attributes = {
         "messaging.system": "celery",
         "messaging.operation.name": "process",
@@ -122,7 +122,8 @@ def look_span(tracer: Tracer, message_id: str, headers: Mapping[str, Any]) -> It
 
 @contextmanager
 def batch_span(tracer: Tracer, held: BatchClaim, batch_traceparent: str) -> Iterator[Span]:
-    """The span of a batch's validation or end, below the task that does it, with a link to the batch's creation."""
+    """Makes the span of a batch's validation or end, below the task that does it, with a link to the batch's
+    creation."""
     name = "batch validate" if held.work == "validate" else "batch finalise"
     attributes = {BATCH_ID: held.batch_id, TENANT_ID: held.tenant_id, WORK: held.work}
     with _span(tracer, name, None, SpanKind.INTERNAL, attributes, _links(batch_traceparent)) as span:
@@ -131,8 +132,8 @@ def batch_span(tracer: Tracer, held: BatchClaim, batch_traceparent: str) -> Iter
 
 @contextmanager
 def chunk_span(tracer: Tracer, held: ChunkClaim, batch_traceparent: str) -> Iterator[ChunkTrace]:
-    """Start a new trace with links to the batch and to the present task: one trace of 500 chunks could not be read. The
-    task gets a link to the chunk."""
+    """Starts a new trace with links to the batch and to the present task: one trace of 500 chunks could not be read.
+    The task gets a link to the chunk."""
     task = get_current_span()
     links = _links(batch_traceparent)
     if task.get_span_context().is_valid:
@@ -158,7 +159,7 @@ def _span(
     attributes: Mapping[str, Any],
     links: Sequence[Link] = (),
 ) -> Iterator[Span]:
-    """A current span. Of an exception it keeps the type alone: SQL's messages have values of rows in them."""
+    """Makes a current span. Of an exception it keeps the type alone: SQL's messages have values of rows in them."""
     quiet = {"record_exception": False, "set_status_on_exception": False}
     with tracer.start_as_current_span(name, above, kind, attributes, links, **quiet) as span:
         try:

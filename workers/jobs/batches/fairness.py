@@ -27,7 +27,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
-    """Return the next turn, or None if no tenant may have another chunk now."""
+    """Returns the next turn, or None if no tenant may have another chunk now."""
     ready = sorted((w for w in waiting if w.num_claimed < max_claimed), key=lambda w: (w.last_visit, w.tenant_id))
     if not ready:
         return None
@@ -49,7 +49,7 @@ def choose(waiting: Sequence[Waiting], max_claimed: int) -> Turn | None:
 
 
 def cost(cached: int, computed: int) -> int:
-    """Return the tokens that a finished chunk costs its tenant: a cached token costs a tenth."""
+    """Returns the tokens that a finished chunk costs its tenant: a cached token costs a tenth."""
     return cached // CACHED_DISCOUNT + computed
 
 

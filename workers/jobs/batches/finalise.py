@@ -45,7 +45,7 @@ _CUT_OFF: dict[str, tuple[batch_lines.Ended, dict[str, str]]] = {
 
 class Finaliser(BatchWork):
     async def run(self) -> None:
-        """Finalise the batch. Raises `ClaimLost`."""
+        """Finalises the batch. Raises `ClaimLost`."""
         output, errors = _Part(self._store, self._data_key), _Part(self._store, self._data_key)
         try:
             num_lines = await self._under_claim(self._prepare(output, errors))
@@ -58,7 +58,7 @@ class Finaliser(BatchWork):
             raise
 
     async def _prepare(self, output: _Part, errors: _Part) -> int:
-        """End what will not run any more and write both files. Returns the number of lines."""
+        """Ends what will not run any more and writes both files. Returns the number of lines."""
         if self._held.work in _CUT_OFF:
             await self._cut_off()
         num_lines = await self._write(output, errors)
@@ -82,7 +82,7 @@ class Finaliser(BatchWork):
         await self._close_unstarted([p for no, p in sorted(places.items()) if no not in known])
 
     async def _close_started(self, numbers: list[int], custom_ids: dict[int, str | None]) -> None:
-        """End started lines. Stored answers are delivered; a line without one loses its key, so that no answer can
+        """Ends started lines. Stored answers are delivered; a line without one loses its key, so that no answer can
         come."""
         for start in range(0, len(numbers), 500):
             page = numbers[start : start + 500]
@@ -108,7 +108,7 @@ class Finaliser(BatchWork):
             await batch_lines.add_ended_lines(conn, self._held.batch_id, ends)
 
     def _cut_with_names(self, input_file: FileInfo, places: list[PackedLine]) -> list[LineEnd]:
-        """End lines with their `custom_id`, which the input has. Raises `InputUnreadable`."""
+        """Ends lines with their `custom_id`, which the input has. Raises `InputUnreadable`."""
         with opened(self._store, input_file, self._data_key) as reader:
             ends = []
             for place in sorted(places, key=lambda p: p.offset):
@@ -216,7 +216,7 @@ class _Part:
 
 
 async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run `work` in a thread. A cancel waits for its end, so that nothing writes to a file that was given up."""
+    """Runs `work` in a thread. A cancel waits for its end, so that nothing writes to a file that was given up."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(running)

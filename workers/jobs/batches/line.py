@@ -88,7 +88,7 @@ class Sender:
 
 
 def judge(status: int, headers: Any, content: bytes) -> Outcome:
-    """Return the outcome. The function is total: every answer has a meaning."""
+    """Returns the outcome. The function is total: every answer has a meaning."""
     request_id = headers.get("x-request-id")
     if 200 <= status < 300:
         return _good(status, request_id, content)
@@ -180,7 +180,7 @@ def _error_of(content: bytes, status: int) -> tuple[str, str]:
 
 
 def _json_or_null(content: bytes) -> bytes:
-    """Return JSON for a result line, or null: a proxy before the gateway may have answered in HTML."""
+    """Returns JSON for a result line, or null: a proxy before the gateway may have answered in HTML."""
     try:
         return msgspec.json.format(content, indent=-1)
     except msgspec.MsgspecError:

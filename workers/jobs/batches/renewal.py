@@ -29,7 +29,7 @@ class BatchWork:
     _limit: TimeLimit
 
     async def _under_claim(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and renew the claim meanwhile. Raises `ClaimLost` when `work` has been cancelled for that."""
+        """Runs `work` and renews the claim meanwhile. Raises `ClaimLost` when `work` has been cancelled for that."""
         task = asyncio.create_task(work)
         try:
             while True:

@@ -126,7 +126,7 @@ class ChunkRunner:
     # Starting lines
 
     async def _resume(self) -> None:
-        """Set the pending lines: the chunk's lines without its terminal rows. A line that crashed its runner too often
+        """Sets the pending lines: the chunk's lines without its terminal rows. A line that crashed its runner too often
         ends here."""
         async with self._database.read() as conn:
             states = await batch_lines.line_states(conn, self._held)
@@ -190,7 +190,7 @@ class ChunkRunner:
     # Answers
 
     def _nap_s(self) -> float:
-        """Return the seconds until something may be due."""
+        """Returns the seconds until something may be due."""
         nap = self._settings.look_s
         if self._buffer:
             nap = min(nap, FLUSH_S)
@@ -272,7 +272,7 @@ class ChunkRunner:
             self._pending.sort(key=lambda other: other.crashes >= ALONE_CRASHES)
 
     async def _on_refused(self, line: _Line, reason: str | None) -> None:
-        """Handle a refusal of the whole batch: a budget, a suspension or a disabled key pauses it, a revoked key ends
+        """Handles a refusal of the whole batch: a budget, a suspension or a disabled key pauses it, a revoked key ends
         it."""
         await self._look(reason)
         if not self._must_leave:
@@ -283,7 +283,7 @@ class ChunkRunner:
             self._pending.append(line)
 
     async def _look(self, refused_for: str | None = None) -> None:
-        """Look whether the batch may go on, and else leave the chunk: a batch that is refused for a while pauses, one
+        """Looks whether the batch may go on, and else leaves the chunk: a batch that is refused for a while pauses, one
         whose key has ended is cancelled. `refused_for` is a reason that only the gateway knows."""
         async with self._database.read() as conn:
             now = await claims.now_ms(conn)
@@ -347,7 +347,7 @@ class ChunkRunner:
         )
 
     async def _look_if_due(self) -> None:
-        """Check once in `look_s` whether the batch is cancelled, the time is over or the process drains. Renew the
+        """Checks once in `look_s` whether the batch is cancelled, the time is over or the process drains. Renews the
         claim if due."""
         now = time.monotonic()
         if now - self._looked < self._settings.look_s:
@@ -387,13 +387,13 @@ class ChunkRunner:
         return "paused" if self._must_leave == "paused" else "given_back"
 
     async def _correct_turn(self, conn: AsyncConnection) -> None:
-        """Charge the tenant's turn what this run measured, in place of what was predicted of the chunk."""
+        """Charges the tenant's turn what this run measured, in place of what was predicted of the chunk."""
         used = self._usage
         measured = fairness.cost(used.cache_read, used.cache_write + used.uncached + used.output)
         await claims.correct_turn(conn, self._held.tenant_id, measured - self._held.predicted_tokens)
 
     async def _wait_for_answers(self) -> None:
-        """Give lines under way some time to finish, as answers are charged and should be delivered."""
+        """Gives lines under way some time to finish, as answers are charged and should be delivered."""
         until = time.monotonic() + self._settings.drain_s * 0.8
         while self._tasks and time.monotonic() < until:
             await self._take_answers(min(self._settings.look_s, 1.0))
@@ -403,7 +403,7 @@ class ChunkRunner:
 
 
 def delivered(line_no: int, custom_id: str | None, stored: idempotency_store.Stored) -> LineEnd:
-    """Return the output line of a stored answer. The usage comes from its posting, which every line has."""
+    """Returns the output line of a stored answer. The usage comes from its posting, which every line has."""
     assert stored.posting is not None
     return LineEnd(
         line_no=line_no,

@@ -60,8 +60,8 @@ class Sweeper:
         return Swept(num_expired, min(num_waiting, settings.jobs_concurrency), is_busy)
 
     async def purge_files(self) -> None:
-        """Delete the bytes of old files. It comes after the rings, which must not wait for a disk. A file that cannot be
-        deleted is told in the log and tried again when all others have had their turn."""
+        """Deletes the bytes of old files. It comes after the rings, which must not wait for a disk. A file that cannot
+        be deleted is told in the log and tried again when all others have had their turn."""
         async with self._database.read() as conn:
             now = await claims.now_ms(conn) // 1000
             gone = await files.purgeable(conn, now, PURGED_PER_SWEEP, after=self._purged_until)

@@ -65,7 +65,7 @@ class Look:
         self._store = FileStore(settings.files_dir)
 
     async def run(self) -> int:
-        """Do one piece of work. Returns how many messages should be sent for the work that is left."""
+        """Does one piece of work. Returns how many messages should be sent for the work that is left."""
         if self._is_draining():
             return 0
         database = Database(self._settings.sql_url, pool_size=2)
@@ -91,7 +91,7 @@ class Look:
             await database.close()
 
     async def _claim(self, database: Database) -> BatchClaim | ChunkClaim | None:
-        """Claim work. Batches come first, since people wait for a validation or an end; after one a chunk comes first,
+        """Claims work. Batches come first, since people wait for a validation or an end; after one a chunk comes first,
         so that many batches do not keep chunks from running."""
         found: BatchClaim | ChunkClaim | None
         async with database.write() as conn:
@@ -163,7 +163,7 @@ class Look:
             logger.error("batch_input_unreadable", extra={"batch": held.batch_id, "seq": held.seq})
 
     async def _give_back(self, database: Database, held: ChunkClaim) -> None:
-        """Release the chunk after an error that is not its lines': a claim that runs out counts as a crash of each."""
+        """Releases the chunk after an error that is not its lines': a claim that runs out counts as a crash of each."""
         until = time.monotonic() + self._settings.claim_s
         while time.monotonic() < until:
             try:

@@ -22,7 +22,7 @@ from workers.jobs.batches.renewal import BatchWork
 
 class Validation(BatchWork):
     async def run(self) -> None:
-        """Validate the batch, or end it once its time is over. Raises `ClaimLost`, also when the batch was cancelled
+        """Validates the batch, or ends it once its time is over. Raises `ClaimLost`, also when the batch was cancelled
         meanwhile."""
         async with self._database.read() as conn:
             batch = await batch_runs.get(conn, self._held.batch_id)
@@ -57,7 +57,7 @@ class Validation(BatchWork):
             await batch_runs.fail(conn, self._held, await claims.now_ms(conn), [fault.shown()], 0)
 
     async def _wait_for_input(self) -> None:
-        """Keep the claim, which runs out and is taken anew, until the batch's time is over."""
+        """Keeps the claim, which runs out and is taken anew, until the batch's time is over."""
         async with self._database.write() as conn:
             await batch_runs.pause(conn, self._held, UNREADABLE)
 

@@ -39,7 +39,7 @@ class Poster:
         self._lookup = lookup
 
     async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, only_public: bool = False) -> int:
-        """Return the status. With `only_public` the operator's own networks are closed, too. Raises `NotSpokenTo`,
+        """Returns the status. With `only_public` the operator's own networks are closed, too. Raises `NotSpokenTo`,
         aiohttp.ClientError, OSError, TimeoutError, ValueError.
         """
         egress = Egress() if only_public else self._egress
@@ -104,7 +104,7 @@ class _Resolver(AbstractResolver):
         ]
 
     async def finished(self) -> None:
-        """Wait until the lookups have ended, as a thread cannot be cancelled and stays occupied until then."""
+        """Waits until the lookups have ended, as a thread cannot be cancelled and stays occupied until then."""
         for asked in self._asked:
             # The POST raises the error of its lookup. asyncio would log it once more for each future that nobody
             # awaits.

@@ -18,8 +18,8 @@ SLOW_S = 1.0
 HELD = 256
 """The most tries at once, slow ones included."""
 HELD_BY_SLOW = 128
-"""The number of tries at once of queues that were slow lately at which none of them begins another. One claim may go
-beyond it by `AT_ONCE`. The rest is for queues that were not slow, however many were."""
+"""While tries of lately slow queues hold this many places, no such queue begins another. One claim may exceed it by
+`AT_ONCE`. The other places are for queues that were not slow."""
 LATELY_S = 600.0
 
 

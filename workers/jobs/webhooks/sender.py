@@ -41,7 +41,7 @@ class Sender:
     def __init__(
         self, settings: JobsSettings, database: Database, *, registry: CollectorRegistry | None = None
     ) -> None:
-        """Make a sender. `registry` is None if nobody reads metrics."""
+        """Makes a sender. `registry` is None if nobody reads metrics."""
         self._database = database
         self._master = settings.secret("master.key")
         self._look_s = settings.look_s
@@ -65,7 +65,7 @@ class Sender:
         """The version of the database in which no delivery waited: while it is the same, there is nothing to look for."""
 
     async def run(self) -> None:
-        """Send until the task is cancelled. Deliveries under way then are tried again by the next sender."""
+        """Sends until the task is cancelled. Deliveries under way then are tried again by the next sender."""
         try:
             async with asyncio.TaskGroup() as group:
                 tidying = repeat(self._tidy_s, self._tidy, forgives=(SQLAlchemyError, OSError), on_failure=_not_tidy)
@@ -126,7 +126,7 @@ class Sender:
         logger.warning("webhook_failed", extra={**place, "error": error})
 
     async def _write_down(self, claimed: Delivery, error: str | None) -> str:
-        """Write the result of the try and return it. Raises the errors of SQL."""
+        """Writes the result of the try and returns it. Raises the errors of SQL."""
         async with self._database.write() as conn:
             now = await claims.now_ms(conn)
             if error is None:
@@ -135,7 +135,7 @@ class Sender:
             return "dead" if await deliveries.failed(conn, claimed, error, now) else "failed"
 
     async def _try(self, claimed: Delivery) -> str | None:
-        """Make one try. Returns None or the error, in words that reveal nothing about the network behind Headgate."""
+        """Makes one try. Returns None or the error, in words that reveal nothing about the network behind Headgate."""
         try:
             key = webhooks.signing_key(self._master, claimed.webhook_id, claimed.sealed_secret)
             body = claimed.body.encode()
@@ -165,7 +165,7 @@ def _not_tidy(error: Exception) -> None:
 
 
 def headers_of(claimed: Delivery, key: bytes, body: bytes) -> dict[str, str]:
-    """Return the headers of Standard Webhooks. The id is the event's and stays the same; the time is that of the
+    """Returns the headers of Standard Webhooks. The id is the event's and stays the same; the time is that of the
     try."""
     at = int(time.time())
     return {

@@ -137,9 +137,9 @@ async def test_prompts_are_packed_for_a_worker_that_reads_them_so(pair: tuple[Ha
     for packed, kind in ((False, tuple), (True, array)):
         link.hello = msgspec.structs.replace(link.hello, packed_prompts=packed, peeks=True)
         start(link, Mailbox())
-        peeking = asyncio.create_task(link.peek((), array("i", (1, 2)), adapter="", cache_read=True))
+        probing = asyncio.create_task(link.probe((), array("i", (1, 2)), adapter="", cache_read=True))
         await asyncio.sleep(0)
-        peeking.cancel()
+        probing.cancel()
         prompts = [message.prompt for message in sent if isinstance(message, GenerateRequest | CacheProbe)]
         assert [type(prompt) for prompt in prompts] == [kind, kind]
         assert [list(prompt) for prompt in prompts] == [[1, 2], [1, 2]]

@@ -1,4 +1,4 @@
-"""What a peek says is what a request then finds, and looking changes nothing."""
+"""What a probe says is what a request then finds, and looking changes nothing."""
 
 from array import array
 
@@ -12,7 +12,7 @@ from workers.protocol.messages import CacheProbe, CacheProbed, Region
 LONG = encode("the quick brown fox jumps over the lazy dog")
 
 
-def peek_of(request, **changes):
+def probe_of(request, **changes):
     fields = {"peek_id": 7, "root": request.root, "namespace": request.namespace, "prompt": request.prompt} | changes
     return CacheProbe(**fields)
 
@@ -31,10 +31,10 @@ def driver() -> Driver:
 def test_it_tells_what_the_next_request_reads():
     drive = driver()
     request = generate_request("r", LONG, 4)
-    assert answer(drive, peek_of(request)).num_cached_tokens == 0
+    assert answer(drive, probe_of(request)).num_cached_tokens == 0
     drive.send(request)
     drive.run()
-    found = answer(drive, peek_of(request)).num_cached_tokens
+    found = answer(drive, probe_of(request)).num_cached_tokens
     drive.send(generate_request("again", LONG, 4))
     drive.run()
     assert found == drive.endings[LINK, "again"].usage.cache_read > 0
@@ -46,16 +46,16 @@ def test_walls_and_opt_outs_hold_here_too():
     drive.send(request)
     drive.run()
     other = (Region(b"another tenant's"),)
-    assert answer(drive, peek_of(request, namespace=other)).num_cached_tokens == 0
-    assert answer(drive, peek_of(request, cache_read=False)).num_cached_tokens == 0
+    assert answer(drive, probe_of(request, namespace=other)).num_cached_tokens == 0
+    assert answer(drive, probe_of(request, cache_read=False)).num_cached_tokens == 0
 
 
 def test_what_would_be_refused_is_said():
     drive = driver()
     request = generate_request("r", LONG, 4)
-    assert answer(drive, peek_of(request, root="other")).num_cached_tokens == -1
+    assert answer(drive, probe_of(request, root="other")).num_cached_tokens == -1
     twice = (Region(b"a" * 16, 4), Region(b"a" * 16))
-    assert answer(drive, peek_of(request, namespace=twice)).num_cached_tokens == -1
+    assert answer(drive, probe_of(request, namespace=twice)).num_cached_tokens == -1
 
 
 def test_it_changes_nothing():
@@ -65,7 +65,7 @@ def test_it_changes_nothing():
     cache = drive.engine.cache
     before = (cache.num_free, cache.num_evictable, cache.counts, cache._num_handles)
     for _ in range(3):
-        answer(drive, peek_of(generate_request("x", LONG, 4)))
+        answer(drive, probe_of(generate_request("x", LONG, 4)))
     assert (cache.num_free, cache.num_evictable, cache.counts, cache._num_handles) == before
 
 
