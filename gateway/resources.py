@@ -15,7 +15,7 @@ import redis.asyncio
 from aiohttp import web
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import MasterDownError, ReadOnlyError, RedisError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from accounting.access import api_keys, credentials, principals
@@ -208,10 +208,16 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
 
 
 async def shared_memory(app: web.Application) -> AsyncIterator[None]:
-    """Opens the Redis client for registry and revocations. It connects when it is first used."""
+    """Opens the Redis client for registry and revocations. It connects when it is first used, and anew after a refusal of a
+    server that has become a replica.
+    """
     try:
         app[REDIS] = client = redis.asyncio.from_url(
-            app[SETTINGS].redis_url, socket_connect_timeout=REDIS_S, socket_timeout=REDIS_S, retry=Retry(NoBackoff(), 0)
+            app[SETTINGS].redis_url,
+            socket_connect_timeout=REDIS_S,
+            socket_timeout=REDIS_S,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[ReadOnlyError, MasterDownError],
         )
     except ValueError as error:
         raise SettingsError(f"Cannot use the environment variable HEADGATE_REDIS_URL: {error}.") from None
