@@ -46,7 +46,7 @@ from gateway.base.app_keys import (
 from gateway.base.checks import Check
 from gateway.base.home import Home
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
+from gateway.base.lifecycle import Lifecycle, ask_sql, report_end, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.settings import CannotStartYet, SettingsError
 from gateway.books import journal_watch, spending
@@ -442,18 +442,13 @@ class _background:
 
     async def __aenter__(self) -> None:
         self._task = asyncio.ensure_future(self._work)
-        self._task.add_done_callback(_report)
+        self._task.add_done_callback(report_end)
 
     async def __aexit__(self, *_: object) -> None:
         # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
-
-
-def _report(task: asyncio.Future[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("background_task_failed", exc_info=error)
 
 
 async def _watch_loop(metrics: Metrics, lifecycle: Lifecycle) -> None:
