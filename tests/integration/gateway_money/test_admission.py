@@ -18,7 +18,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from accounting.prices import prices
+from accounting.requests import idempotency_store
 from accounting.tables.models import LedgerEntry
+from accounting.tenants import tenants
 from accounting.values.types import Limits, Rates, Usage
 from gateway.base.errors import ApiError
 from gateway.journal import journal_records
@@ -401,6 +403,23 @@ async def test_I11_a_charge_of_such_an_ending_that_the_ledger_got_first_is_taken
     assert sorted(row.kind for row in rows) == ["internal", "reversal", "settle"]
     assert sum(row.charge for row in rows) == 0
     assert metered.limiter.num_held == 0
+
+
+async def test_such_an_ending_whose_answer_is_stored_under_a_key_is_paid(
+    metered: Metering, sqlite_books, ask, monkeypatch
+) -> None:
+    refusing = await untaken(metered, ask, monkeypatch)
+    paid = money.posting("req_00000001")
+    async with refusing._write() as conn:
+        key = ((await tenants.create(conn, "a", now=1)).id, "key")
+        await idempotency_store.take(conn, *key, fingerprint=b"f", request_id=paid.request_id, slot=0, now=1)
+        await idempotency_store.store(
+            conn, *key, request_id=paid.request_id, status=200, body=b"sealed", postings=[paid]
+        )
+    refusing.num_syncs = refusing.num_transactions = 0
+    await metered.admission.drain()
+    [row] = await posted(sqlite_books, 1)
+    assert (row.kind, row.charge) == ("settle", paid.charge.total)
 
 
 async def test_an_ending_that_nothing_takes_until_the_gateway_ends_is_left_to_the_next_start(
