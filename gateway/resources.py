@@ -15,7 +15,7 @@ import redis.asyncio
 from aiohttp import web
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import MasterDownError, ReadOnlyError, RedisError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from accounting.access import api_keys, credentials, principals
@@ -46,7 +46,7 @@ from gateway.base.app_keys import (
 from gateway.base.checks import Check
 from gateway.base.home import Home
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import Lifecycle, ask_sql, uninterrupted
+from gateway.base.lifecycle import Lifecycle, ask_sql, report_end, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.settings import CannotStartYet, SettingsError
 from gateway.books import journal_watch, spending
@@ -211,10 +211,16 @@ async def stored_texts(app: web.Application) -> AsyncIterator[None]:
 
 
 async def shared_memory(app: web.Application) -> AsyncIterator[None]:
-    """Opens the Redis client for registry and revocations. It connects when it is first used."""
+    """Opens the Redis client for registry and revocations. It connects when it is first used, and anew after a refusal of a
+    server that has become a replica.
+    """
     try:
         app[REDIS] = client = redis.asyncio.from_url(
-            app[SETTINGS].redis_url, socket_connect_timeout=REDIS_S, socket_timeout=REDIS_S, retry=Retry(NoBackoff(), 0)
+            app[SETTINGS].redis_url,
+            socket_connect_timeout=REDIS_S,
+            socket_timeout=REDIS_S,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_error=[ReadOnlyError, MasterDownError],
         )
     except ValueError as error:
         raise SettingsError(f"Cannot use the environment variable HEADGATE_REDIS_URL: {error}.") from None
@@ -439,18 +445,13 @@ class _background:
 
     async def __aenter__(self) -> None:
         self._task = asyncio.ensure_future(self._work)
-        self._task.add_done_callback(_report)
+        self._task.add_done_callback(report_end)
 
     async def __aexit__(self, *_: object) -> None:
         # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
         while not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
-
-
-def _report(task: asyncio.Future[None]) -> None:
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("background_task_failed", exc_info=error)
 
 
 async def _watch_loop(metrics: Metrics, lifecycle: Lifecycle) -> None:

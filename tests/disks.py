@@ -45,6 +45,8 @@ class CountedDisk:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.room = 2**40
+        self.is_read_only = False
+        """The disk removes no file."""
         self._write, self._unlink = os.write, Path.unlink
         monkeypatch.setattr(os, "write", self.write)
         monkeypatch.setattr(os, "posix_fallocate", self.allocate)
@@ -70,6 +72,8 @@ class CountedDisk:
         return os.statvfs_result((1, 1, 0, 0, max(0, self.room), 0, 0, 0, 0, 255))
 
     def unlink(self, path: Path, *args: Any, **kwargs: Any) -> None:
+        if self._is_below(path) and self.is_read_only:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         if self._is_below(path) and path.exists():
             self.room += path.stat().st_size
         self._unlink(path, *args, **kwargs)

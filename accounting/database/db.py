@@ -57,6 +57,14 @@ _PATIENCE = {
     "keepalives_count": 2,
 }
 """libpq takes these in seconds, but `tcp_user_timeout` in milliseconds."""
+_SERVER_PATIENCE = {
+    "tcp_keepalives_idle": "10s",
+    "tcp_keepalives_interval": "5s",
+    "tcp_keepalives_count": "2",
+    "tcp_user_timeout": "10s",
+}
+"""The settings by which the server gives up a client whose host is gone, with its transaction and its locks. By its
+own defaults that takes two hours, and everybody waits for a lock of the ledger meanwhile."""
 MAX_SQLITE_ROWS = 16
 """The most rows of one INSERT. Each number of rows is a separate statement that the driver keeps, and a long one
 takes half a megabyte."""
@@ -122,6 +130,19 @@ def _hide_values(engine: AsyncEngine) -> None:
     engine.sync_engine.hide_parameters = True
 
 
+def _bound_servers_patience(engine: AsyncEngine) -> None:
+    """Sets `_SERVER_PATIENCE` on each new connection. It is set by a statement, because a pooler between may refuse a
+    connection that begins with settings."""
+    calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SERVER_PATIENCE.items())
+
+    @event.listens_for(engine.sync_engine, "connect")
+    def _connect(dbapi_connection: Any, _record: Any) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"SELECT {calls}")
+        cursor.close()
+        dbapi_connection.commit()
+
+
 def _watched(url: URL) -> _Watched | None:
     is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
     return _Watched(Path(str(url.database))) if is_file else None
@@ -174,6 +195,8 @@ class Database:
             isolation_level="READ COMMITTED",
             connect_args=driver_options(url),
         )
+        if "options" not in url.query:  # an operator's own settings of the session stand there
+            _bound_servers_patience(engine)
         _hide_values(engine)
         readers = engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         return readers, engine

@@ -22,8 +22,11 @@ from accounting.values.periods import DAY_S
 from accounting.values.types import TOKEN_CLASSES, LedgerRow
 
 POSTER_LOCK = 0x6C6564676572  # "ledger"
+TURN_IDLE_S = 30
+"""The time after which PostgreSQL ends a transaction that holds the turn and says nothing: its process stands still."""
 _TAKE_TURN = select(
     func.pg_advisory_xact_lock(POSTER_LOCK),
+    func.set_config("idle_in_transaction_session_timeout", f"{TURN_IDLE_S}s", True),
     # A cached plan may date from a time when the tables were empty.
     func.set_config("plan_cache_mode", "force_custom_plan", True),
 )
@@ -35,7 +38,8 @@ _CLOSED = select(_LAST_SEALED_DAY, _LAST_CUTOFF, _LAST_POSTING)
 
 async def take_turn(conn: AsyncConnection, now_ms: int | None = None) -> int:
     """Waits until the caller is the only poster; it stays so until its transaction ends. Returns the time of posting in
-    milliseconds: not before the last posting, whoever's clock that was, and after every sealed day and every close."""
+    milliseconds: not before the last posting, whoever's clock that was, and after every sealed day and every close. The
+    turn is lost, and everything rolled back, if PostgreSQL hears nothing of the caller for half a minute."""
     if conn.dialect.name == "postgresql":
         await conn.execute(_TAKE_TURN)
     closed = await conn.execute(_CLOSED)

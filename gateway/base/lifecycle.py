@@ -101,6 +101,12 @@ async def ask_sql(
     await repeat(every_s, lambda: uninterrupted(work()), forgives=forgiven, waits_first=waits_first)
 
 
+def report_end(task: asyncio.Future[None]) -> None:
+    """Logs the error that ended a background task, when it ends. It is not begun again before the next start."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("background_task_failed", exc_info=error)
+
+
 class Detached:
     """Owns work that must outlive a client that has gone: settlements, aborts. It is awaited at the end."""
 

@@ -39,8 +39,10 @@ TIMEOUT_S = 1.0
 at once, Redis may not run for some tenths of a second. A shorter timeout would then refuse all of them.
 """
 MAX_BATCH = 128
-_UNUSABLE = ("LOADING", "NOAUTH")
-"""Refusals after which the connection is of no use now."""
+_UNUSABLE = ("LOADING", "NOAUTH", "READONLY", "MASTERDOWN")
+"""Refusals after which the connection is of no use now: after the last two it leads to a server that is a replica now, and
+a new one leads to the primary.
+"""
 BREAKER_FAILURES = 5
 BREAKER_WINDOW_S = 1.0
 """The breaker opens after `BREAKER_FAILURES` failures in this time, plus the time that the failures themselves take."""
@@ -313,7 +315,7 @@ class RedisLink:
         for call, answer in zip(sent, answers, strict=True):
             if call.answer.done():  # its caller was cancelled
                 continue
-            # Redis may answer OOM, READONLY or a script's own fault. Each refusal counts as an absent Redis.
+            # Redis may answer OOM or a script's own fault. Each refusal counts as an absent Redis.
             if isinstance(answer, LimiterUnavailable):
                 call.answer.set_exception(answer)
             elif isinstance(answer, Exception):

@@ -74,7 +74,7 @@ class Journal:
         self._sync = sync
         self._loop = asyncio.get_running_loop()
         self._open = running  # OPEN payloads without an ending; owned by the writer
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._closing = False
         self._writer_ended = False
         self._handed_in: list[_Entry] = []
@@ -189,7 +189,7 @@ class Journal:
                     if self._failure is not None:
                         raise self._failure
                     self._write(batch)
-            except OSError as failure:
+            except Exception as failure:  # noqa: BLE001 - the thread must live: requests wait for it
                 self._poison(failure, (entry.done for entry in batch))
 
     def _write(self, batch: list[_Entry]) -> None:
@@ -263,10 +263,14 @@ class Journal:
                 if self._failure is not None:  # the file may be closed: its segment ended with the failure
                     self._tell(waiting, self._failure)
                     continue
-                duplicate = os.dup(file)  # a rotation may close the original
+                try:
+                    duplicate = os.dup(file)  # a rotation may close the original
+                except OSError as failure:  # the process may have no descriptor left
+                    self._poison(failure, waiting)
+                    continue
             try:
                 self._sync(duplicate)
-            except OSError as failure:
+            except Exception as failure:  # noqa: BLE001 - the thread must live: requests wait for it
                 self._poison(failure, waiting)
             else:
                 with self._written:
@@ -280,17 +284,18 @@ class Journal:
 
     # Both
 
-    def _poison(self, failure: OSError, waiting: Iterable[Done]) -> None:
+    def _poison(self, failure: Exception, waiting: Iterable[Done]) -> None:
         with self._written:
             first = self._failure is None
             self._failure = self._failure or failure
             waiting = [*waiting, *self._waiting]
             self._waiting = []
         if first:
-            logger.critical("journal %s is poisoned: %s", self.directory, failure)
+            traced = None if isinstance(failure, OSError) else failure
+            logger.critical("journal %s is poisoned: %r", self.directory, failure, exc_info=traced)
         self._tell(waiting, failure)
 
-    def _tell(self, done: list[Done], failure: OSError | None) -> None:
+    def _tell(self, done: list[Done], failure: Exception | None) -> None:
         if done:
             self._loop.call_soon_threadsafe(_call, done, failure)
 
@@ -302,7 +307,7 @@ class Journal:
                 return False
             return self._log.ballast.take()
 
-    def _begin_anew(self, poison: OSError) -> bool:
+    def _begin_anew(self, poison: Exception) -> bool:
         if is_full(poison):
             self._log.ballast.give_up()
         with self._written:
@@ -381,7 +386,7 @@ def _unended(left: Left) -> dict[str, Opened]:
     return running
 
 
-def _call(waiting: list[Done], failure: OSError | None) -> None:
+def _call(waiting: list[Done], failure: Exception | None) -> None:
     for done in waiting:
         poisoned = None
         if failure is not None:

@@ -67,9 +67,6 @@ class Posts(Protocol):
 
     async def note_residency(self, report: ResidencyReport) -> None: ...
 
-    async def num_bytes_ahead(self) -> int:
-        """Returns the number of bytes of the journal that are not read yet."""
-
     async def close(self) -> None:
         """Closes the poster. No call is under way, or the one under way is given up."""
 
@@ -135,9 +132,6 @@ class Poster:
         ]
         async with self._database.write() as conn:
             await residency.note(conn, readings)
-
-    async def num_bytes_ahead(self) -> int:
-        return await asyncio.to_thread(self._reader.num_bytes_ahead)
 
     async def close(self) -> None:
         """Does nothing: the database belongs to the caller."""

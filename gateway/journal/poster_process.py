@@ -51,14 +51,6 @@ class _Post(msgspec.Struct, frozen=True, tag=True):
     durable_seq: int
 
 
-class _Measure(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class _Measured(msgspec.Struct, frozen=True, tag=True):
-    num_bytes: int
-
-
 class _Noted(msgspec.Struct, frozen=True, tag=True):
     pass
 
@@ -67,9 +59,9 @@ class _Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-_Call = _Begin | _Post | _Measure | EngineRecords | ResidencyReport
-_Answer = Posted | _Measured | _Noted | _Failed | EngineAck
-A = TypeVar("A", Posted, _Measured, _Noted, EngineAck)
+_Call = _Begin | _Post | EngineRecords | ResidencyReport
+_Answer = Posted | _Noted | _Failed | EngineAck
+A = TypeVar("A", Posted, _Noted, EngineAck)
 
 _CALLS: Frames[_Call] = Frames(_Call)
 _ANSWERS: Frames[_Answer] = Frames(_Answer)
@@ -106,9 +98,6 @@ class PosterProcess:
 
     async def note_residency(self, report: ResidencyReport) -> None:
         await self._call(report, _Noted)
-
-    async def num_bytes_ahead(self) -> int:
-        return (await self._call(_Measure(), _Measured)).num_bytes
 
     async def close(self) -> None:
         self._hang_up()
@@ -198,8 +187,6 @@ async def _answer(poster: Poster, call: _Call) -> _Answer:
         match call:
             case _Post(durable_seq):
                 return await poster.post(durable_seq)
-            case _Measure():
-                return _Measured(await poster.num_bytes_ahead())
             case EngineRecords():
                 return await poster.post_engine_records(call)
             case ResidencyReport():

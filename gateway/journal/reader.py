@@ -39,16 +39,6 @@ class Reader:
             found.append(self._read_ahead.popleft())
         return found
 
-    def num_bytes_ahead(self) -> int:
-        """Returns the number of bytes after the read position, in all segments."""
-        num_bytes = 0
-        for segment in list_segments(self._directory):
-            if self._segment is None or segment.first_seq > self._segment.first_seq:
-                num_bytes += segment.path.stat().st_size
-            elif segment.first_seq == self._segment.first_seq:
-                num_bytes += max(0, segment.path.stat().st_size - self._position)
-        return num_bytes
-
     def _advance(self) -> bool:
         """Reads one more chunk. Returns False if there is nothing more now."""
         if self._segment is None and not self._enter(self._first_segment()):

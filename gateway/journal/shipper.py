@@ -19,6 +19,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.journal.journal import Journal
 from gateway.journal.poster import MAX_RECORDS, Posts
+from gateway.journal.unshipped import num_bytes_unshipped
+from workers.process.rounds import repeat
 from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.segments import drop_old
 
@@ -30,6 +32,8 @@ REST_AFTER, REST_EVERY_S = 25, 2.0
 MAX_BACKOFF_S = 2.0
 MAX_OUTAGE_S = 600.0
 MAX_BACKLOG_BYTES = 1024**3
+MEASURE_EVERY_S = 2.0
+"""The time between two measurements of the backlog. They wait for no call to SQL, because one may hang."""
 DROP_EVERY_S = 3600.0
 
 T = TypeVar("T")
@@ -72,6 +76,8 @@ class Shipper:
         """Set when records are written, until a rest has heard of it."""
         journal.on_records = self._records.set
         self._failing_since: float | None = None
+        self._posting_since: float | None = None
+        """The moment at which the posting under way began."""
         self._backlog_bytes = 0
         self._drop_at = 0.0
         self._mark = (poster.offset, time.monotonic())
@@ -110,10 +116,12 @@ class Shipper:
 
     @property
     def is_full(self) -> bool:
-        """No more requests may be admitted: 1 GiB waits for SQL, or something does and it has not answered for 10 min."""
+        """No more requests may be admitted: 1 GiB waits for SQL, or something does and SQL has refused it, or left the call
+        without an answer, for 10 min.
+        """
         if self._backlog_bytes > self._max_backlog_bytes:
             return True
-        since = self._failing_since
+        since = self._posting_since if self._failing_since is None else self._failing_since
         return since is not None and self.num_unshipped > 0 and time.monotonic() - since > self._max_outage_s
 
     @property
@@ -149,7 +157,11 @@ class Shipper:
         if durable_seq <= self._passed:
             self._shipped(asked_ns)
             return 0
-        posted = await self._until_done(lambda: self._poster.post(durable_seq))
+        self._posting_since = time.monotonic()
+        try:
+            posted = await self._until_done(lambda: self._poster.post(durable_seq))
+        finally:
+            self._posting_since = None
         if posted.num_endings:
             self._failing_since = None
         self._num_posted += posted.num_new
@@ -208,7 +220,13 @@ class Shipper:
 
     async def _run(self) -> None:
         try:
-            await self._ship_on()
+            async with asyncio.TaskGroup() as tasks:
+                measuring = repeat(
+                    MEASURE_EVERY_S, self._measure_backlog, forgives=(OSError,), on_failure=_not_measured
+                )
+                measured = tasks.create_task(measuring)
+                await self._ship_on()
+                measured.cancel()
         except Exception:  # a fault of ours: the log has it when it happens, and not when the gateway ends
             log.exception("journal %s is not shipped any more", self._journal.directory)
             raise
@@ -221,8 +239,6 @@ class Shipper:
                 num_records = await self.ship()
             except ShippingStopped:
                 return
-            if self._backlog_bytes:
-                await self._measure_backlog()
             self._num_empty = 0 if num_records else self._num_empty + 1
             if num_records == 0:
                 await self._drop_old()
@@ -247,10 +263,11 @@ class Shipper:
             return
 
     async def _measure_backlog(self) -> None:
-        try:
-            self._backlog_bytes = await self._poster.num_bytes_ahead()
-        except OSError as failure:  # there is no poster, and the length of the outage is counted
-            log.warning("backlog cannot be measured: %s", failure)
+        self._backlog_bytes = (
+            await asyncio.to_thread(num_bytes_unshipped, self._journal.directory, self._passed)
+            if self.num_unshipped
+            else 0
+        )
 
     async def _drop_old(self) -> None:
         if time.monotonic() >= self._drop_at:
@@ -264,16 +281,19 @@ class Shipper:
         """Repeats a call with jitter through outages, deadlocks and unknown COMMITs. While stopping, it tries once,
         then raises `ShippingStopped`.
         """
-        backoff_s = EVERY_S
+        backoff_s, began = EVERY_S, time.monotonic()
         while True:
             try:
                 return await call()
             except (SQLAlchemyError, OSError) as failure:
                 if self._failing_since is None:
-                    self._failing_since = time.monotonic()
+                    self._failing_since = began
                     log.warning("SQL takes no postings: %s", failure)
-                await self._measure_backlog()
                 if self._stop.is_set():
                     raise ShippingStopped from failure
                 await self._pause(backoff_s * random.uniform(0.5, 1.0))
                 backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+
+def _not_measured(failure: Exception) -> None:
+    log.warning("backlog cannot be measured: %s", failure)

@@ -74,6 +74,11 @@ def ended_behind(directory: Path, offset: int) -> list[Posting]:
     return list(ended.values())
 
 
+def num_bytes_unshipped(directory: Path, offset: int) -> int:
+    """Returns the size of the segments that hold what SQL does not have: up to one segment too much. Raises OSError."""
+    return sum(segment.path.stat().st_size for segment in _segments_from(directory, offset))
+
+
 def _segments_from(directory: Path, offset: int) -> list[Segment]:
     """Returns the segments from the last one that begins at or before the offset: a segment repeats the OPENs it takes
     over.

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books
+from gateway.base.lifecycle import report_end
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter
 from gateway.limiter.redis_keys import open_key, reservation_key, tenant_of
@@ -51,6 +52,7 @@ class Upkeep:
             log.warning("reservations of an earlier process are not given back yet: %s", reason)
         self._limiter.rebuilder.keep_claims()
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(report_end)
 
     async def close(self) -> None:
         """Ends the task. A transaction under way is not cut off, unless it takes too long."""

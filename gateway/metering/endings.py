@@ -16,8 +16,8 @@ import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database.db import Database
-from accounting.requests import request_postings
-from accounting.values.types import Posting, Usage
+from accounting.requests import idempotency_store, request_postings
+from accounting.values.types import Charge, Posting, Usage
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter.limits import Limiter
 from gateway.limiter.rules import LimitSubject
@@ -128,16 +128,20 @@ class Endings:
             await asyncio.sleep(wait_s)
         await self._record(posting)
 
-    async def record_late(self, posting: Posting) -> bool:
-        """Repeats an ending that `record` gave up. Returns False if nothing has taken it when the gateway ends."""
+    async def record_late(self, posting: Posting) -> Posting | None:
+        """Ends a request that `record` gave up, and whose client was told an error instead of its answer: it is free. Returns
+        the ending, or None if nothing has taken it when the gateway ends.
+        """
         while True:
             await asyncio.sleep(LATE_EVERY_S)
             try:
+                if posting.kind == "settle" and posting.outcome == "ok":
+                    return await self._record_free(posting)
                 await self._record(posting)
-                return True
+                return posting
             except (SQLAlchemyError, OSError):
                 if self._is_closing:
-                    return False
+                    return None
 
     async def _record(self, posting: Posting) -> None:
         try:
@@ -150,6 +154,27 @@ class Endings:
                 self._metrics.refused()
                 return
         self._metrics.charged(posting)
+
+    async def _record_free(self, unpaid: Posting) -> Posting:
+        """Ends a request without a charge, in SQL: the journal that failed may have the SETTLE all the same, and what comes to
+        the ledger second counts for nothing. If the SETTLE came first, it is taken back. An answer that is stored under an
+        Idempotency-Key can still be fetched, and is paid.
+        """
+        request_id = unpaid.request_id
+        free = msgspec.structs.replace(
+            unpaid, kind="void", outcome="internal", write_off="internal", usage=Usage(), charge=Charge(0, 0, 0, 0, 0)
+        )
+        async with self._database.write() as conn:
+            ending = (await idempotency_store.postings(conn, [request_id])).get(request_id, free)
+            refused = await request_postings.post_unshipped(conn, [ending])
+            if ending is free:
+                await request_postings.reverse(conn, [request_id], "internal")
+        self._journal.forget(request_id)
+        if refused:
+            self._metrics.refused()
+        else:
+            self._metrics.charged(ending)
+        return ending
 
     def _on_answer(self, ending: _Ending, failure: JournalPoisoned | None) -> None:
         self._num_unwritten -= 1
@@ -174,8 +199,8 @@ class Endings:
             log.error("an ending failed", exc_info=failure)
             ending.fail(failure)
             # A ledger may get the charge all the same: until then the reservation is held.
-            if await self.record_late(ending.posting):
-                self._give_back(ending)
+            if (written := await self.record_late(ending.posting)) is not None:
+                self._give_back(msgspec.structs.replace(ending, posting=written))
         except Exception as fault:  # whoever waits hears of it, and so does the log
             self._give_back(ending)
             ending.fail(fault)

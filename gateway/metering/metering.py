@@ -9,6 +9,7 @@ Stop: endings written → upkeep ended → journal sealed → shipped → slot f
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from aiohttp import web
 from accounting.database.db import Database
 from accounting.requests import idempotency_store, request_postings
 from accounting.values.types import Posting
+from gateway.base.lifecycle import report_end
 from gateway.base.redis_link import TIMEOUT_S, RedisLink
 from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import Poster, Posts
@@ -32,6 +34,8 @@ from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache
 from gateway.metering.slot_owner import SlotOwner
 from workers.process.rounds import repeat
+
+log = logging.getLogger(__name__)
 
 REVIVE_EVERY_S = 1.0
 
@@ -99,6 +103,7 @@ async def metering(
     await shipper.start()
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
+    reviver.add_done_callback(report_end)
     try:
         yield Metering(admission, shipper, poster, journal, limiter, link, prices, owner)
     finally:
@@ -126,7 +131,11 @@ def _poster(database: Database, directory: Path, slot: int, offset: int) -> Post
 
 async def _revive(journal: Journal) -> None:
     """Revives the journal in a new segment after a full or failing disk."""
-    await repeat(REVIVE_EVERY_S, journal.revive, waits_first=True)
+    await repeat(REVIVE_EVERY_S, journal.revive, forgives=(OSError,), on_failure=_not_revived, waits_first=True)
+
+
+def _not_revived(failure: Exception) -> None:
+    log.error("the journal is not revived yet: %s", failure)
 
 
 METERING = web.AppKey("metering", Metering)

@@ -20,10 +20,12 @@ logger = logging.getLogger(__name__)
 
 async def keep_registered(registration: Registration, redis_url: str) -> None:
     """Writes the registration every 2 s until it is cancelled, and then deletes it. The first one, and the first after Redis
-    was away, is announced. If Redis is away, that is logged once and changes nothing."""
+    was away, is announced. If Redis is away, that is logged once and changes nothing. A server that has become a replica is
+    left for the one that a new connection leads to."""
     key, value = registry.worker_key(registration.worker), registry.encode(registration)
     away, is_new = False, True
-    client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=1, socket_connect_timeout=1)
+    replica = [redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError]
+    client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=1, socket_connect_timeout=1, retry_on_error=replica)
     try:
         while True:
             try:

@@ -5,6 +5,7 @@ Gateways and workers each have one, next to their journal. Calls block, so calle
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -56,7 +57,8 @@ class Ballast:
 
     def give_up(self) -> None:
         self.is_held = False
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the disk may be read-only by now: `take` finds the file later
+            self._path.unlink(missing_ok=True)
 
 
 def is_full(failure: Exception | None) -> bool:

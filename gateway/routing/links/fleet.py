@@ -107,6 +107,7 @@ class Fleet:
         finally:
             del self._links[link.registration.worker]
             self.look_soon()
+            await link.until_kept()  # the worker is dialled meanwhile
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:

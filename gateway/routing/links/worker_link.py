@@ -160,6 +160,7 @@ class WorkerLink:
         self._probes: dict[int, asyncio.Future[CacheProbed]] = {}
         self._num_probes = 0
         self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
+        self._shipping: asyncio.Task[None] | None = None
         self._is_keeping = False
         self._answered_at = 0.0
         self._finishing = asyncio.Event()
@@ -266,8 +267,8 @@ class WorkerLink:
         self._calls.pop(call.key, None)
 
     async def run(self) -> None:
-        """Dials and serves until the link is lost; every open call then gets `Lost`. Raises `LinkDown` if the worker
-        could not be reached at all.
+        """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
+        which may take seconds: `until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at all.
         """
         try:
             async with patience(HELLO_S):
@@ -276,17 +277,21 @@ class WorkerLink:
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True, operations=True))
+        self._shipping = asyncio.create_task(self._ship_records())
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))
-            shipping = tasks.create_task(self._ship_records())
             try:
                 await self._listen(self._connection)
             finally:
-                # This does not wait for the records that are being written: SQL may take seconds.
                 self._connection.abort()
                 self._lose_calls()
+                self._shipping.cancel()
             beats.cancel()
-            shipping.cancel()
+
+    async def until_kept(self) -> None:
+        """Waits for the records that were being written when `run` ended, for some seconds at most."""
+        if self._shipping is not None:
+            await asyncio.wait([self._shipping])
 
     def abort(self) -> None:
         """Ends the link, unless it is still being dialled."""
@@ -401,7 +406,11 @@ class WorkerLink:
         while True:
             records = await self._records.get()
             began, self._is_keeping = time.monotonic(), True
-            answer = await uninterrupted(self._keep_records(records))
+            try:
+                answer = await uninterrupted(self._keep_records(records))
+            except Exception:  # a fault of ours: other records are still kept
+                logger.exception("worker_records_not_kept", extra={"worker": self.registration.worker})
+                answer = None
             if answer is not None:
                 self.send(answer)
             self._answered_at, self._is_keeping = time.monotonic(), False

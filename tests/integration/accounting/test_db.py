@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 from accounting.database.db import Database, insert_new
 from accounting.database.driver_selects import select_together
+from accounting.ledger import ledger
 from accounting.tables.models import JournalOffset, Tenant
 
 ROW = {"slot": 1, "offset": 2, "posted_at_ms": 3}
@@ -86,6 +87,21 @@ async def test_writers_that_read_first_do_not_fail_each_other(db):
         await conn.execute(insert(JournalOffset).values({**ROW, "offset": 0}))
     await asyncio.gather(*(count_up() for _ in range(12)))
     assert await offsets(db) == [(1, 12)]
+
+
+@pytest.mark.parametrize("migrated_url", ["postgresql"], indirect=True)
+async def test_a_server_gives_up_a_client_that_is_gone_and_one_that_stands_still_in_its_turn(db):
+    """It kept the dead client's transaction for two hours, and with it the turn for which all other posters waited."""
+    names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+    idle = text("SELECT current_setting('idle_in_transaction_session_timeout')")
+    async with db.write() as conn:
+        found = [await conn.scalar(text(f"SELECT setting FROM pg_settings WHERE name = '{name}'")) for name in names]
+        before = await conn.scalar(idle)
+        await ledger.take_turn(conn)
+        assert await conn.scalar(idle) == "30s"
+    assert found == ["10", "5", "2", "10000"]
+    async with db.read() as conn:
+        assert await conn.scalar(idle) == before
 
 
 async def test_references_are_enforced(db):

@@ -30,3 +30,28 @@ async def test_gateways_hear_of_a_worker_that_registers(redis_url):
     await asyncio.gather(registering, hearing, return_exceptions=True)
     await client.aclose()
     assert other == []
+
+
+async def test_a_worker_leaves_a_redis_that_became_a_replica(own_redis, monkeypatch):
+    """It stayed on the demoted server, which refused its registration, until it was started again."""
+    monkeypatch.setattr(registry, "REGISTRATION_REFRESH_S", 0.01)
+    client = redis.asyncio.Redis.from_url(own_redis.url)
+    registering = asyncio.create_task(
+        keep_registered(Registration("worker-0", "process", "unix:/none", "model", "root", 1), own_redis.url)
+    )
+
+    async def others() -> set[str]:
+        mine = str(await client.client_id())
+        return {one["id"] for one in await client.client_list(_type="normal")} - {mine}
+
+    async with asyncio.timeout(30):
+        while not await client.exists(registry.WORKERS):  # noqa: ASYNC110 - Redis has no event
+            await asyncio.sleep(0.01)
+        before = await others()
+        await client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        while before & await others():  # noqa: ASYNC110 - Redis has no event
+            await asyncio.sleep(0.01)
+    assert before
+    registering.cancel()
+    await asyncio.gather(registering, return_exceptions=True)
+    await client.aclose()

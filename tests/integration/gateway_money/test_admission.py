@@ -9,6 +9,7 @@ import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import money
 import msgspec
 import pytest
 import redis.asyncio
@@ -17,7 +18,9 @@ from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
 
 from accounting.prices import prices
+from accounting.requests import idempotency_store
 from accounting.tables.models import LedgerEntry
+from accounting.tenants import tenants
 from accounting.values.types import Limits, Rates, Usage
 from gateway.base.errors import ApiError
 from gateway.journal import journal_records
@@ -356,10 +359,10 @@ async def tokens_used(metered: Metering) -> int:
     return int(await metered.link.command("HGET", "hg:{t:proj_1}:w:t:tokens:1", "sum"))
 
 
-async def untaken(metered: Metering, ask, monkeypatch) -> Refusing:
+async def untaken(metered: Metering, ask, monkeypatch, late_s: float = 0.01) -> Refusing:
     """A request of 105 tokens whose ending was taken by nothing in the time that its client waits."""
     monkeypatch.setattr("gateway.metering.endings.REPEATS_S", (0.0,))
-    monkeypatch.setattr("gateway.metering.endings.LATE_EVERY_S", 0.01)
+    monkeypatch.setattr("gateway.metering.endings.LATE_EVERY_S", late_s)
     refusing = Refusing(metered, monkeypatch)
     admitted = await metered.admission.admit(ask(1, tenant=Limits(tokens_per_minute=10_000)), "r")
     refusing.num_syncs = refusing.num_transactions = 1 << 30
@@ -371,16 +374,52 @@ async def untaken(metered: Metering, ask, monkeypatch) -> Refusing:
     return refusing
 
 
-async def test_an_ending_that_nothing_took_in_time_is_held_until_a_ledger_has_it(
+async def test_I11_an_ending_that_nothing_took_in_time_is_held_until_a_ledger_has_it_and_free(
     metered: Metering, sqlite_books, ask, monkeypatch
 ) -> None:
-    """Its reservation was given back, and a charge that a ledger got later was missing in the limiter."""
+    """Its client saw our error, and was charged later. Its reservation is held until then."""
     refusing = await untaken(metered, ask, monkeypatch)
     refusing.num_syncs = refusing.num_transactions = 0
     await metered.admission.drain()
     [row] = await posted(sqlite_books, 1)
+    assert (row.kind, row.outcome, row.charge) == ("void", "internal", 0)
+    assert (metered.limiter.num_held, await tokens_used(metered)) == (0, 0)
+    assert await metered.journal.revive()
+    await metered.journal.end(money.posting("req_00000002"))
+    await metered.shipper.caught_up(soon=True)
+    assert {row.request_id: row.kind for row in await posted(sqlite_books, 2)}["req_00000001"] == "void"
+
+
+async def test_I11_a_charge_of_such_an_ending_that_the_ledger_got_first_is_taken_back(
+    metered: Metering, sqlite_books, ask, monkeypatch
+) -> None:
+    """The journal that failed had its SETTLE nevertheless, and was shipped before the next try."""
+    refusing = await untaken(metered, ask, monkeypatch, late_s=2.0)
+    refusing.num_syncs = refusing.num_transactions = 0
+    [row] = await posted(sqlite_books, 1)
     assert (row.kind, row.charge) == ("settle", 450)
-    assert (metered.limiter.num_held, await tokens_used(metered)) == (0, 105)
+    await metered.admission.drain()
+    rows = await posted(sqlite_books, 3)
+    assert sorted(row.kind for row in rows) == ["internal", "reversal", "settle"]
+    assert sum(row.charge for row in rows) == 0
+    assert metered.limiter.num_held == 0
+
+
+async def test_such_an_ending_whose_answer_is_stored_under_a_key_is_paid(
+    metered: Metering, sqlite_books, ask, monkeypatch
+) -> None:
+    refusing = await untaken(metered, ask, monkeypatch)
+    paid = money.posting("req_00000001")
+    async with refusing._write() as conn:
+        key = ((await tenants.create(conn, "a", now=1)).id, "key")
+        await idempotency_store.take(conn, *key, fingerprint=b"f", request_id=paid.request_id, slot=0, now=1)
+        await idempotency_store.store(
+            conn, *key, request_id=paid.request_id, status=200, body=b"sealed", postings=[paid]
+        )
+    refusing.num_syncs = refusing.num_transactions = 0
+    await metered.admission.drain()
+    [row] = await posted(sqlite_books, 1)
+    assert (row.kind, row.charge) == ("settle", paid.charge.total)
 
 
 async def test_an_ending_that_nothing_takes_until_the_gateway_ends_is_left_to_the_next_start(

@@ -57,6 +57,9 @@ class Outage:
 
     def __init__(self, database) -> None:
         self._database = database
+        self.answers = asyncio.Event()
+        """Not set while transactions neither fail nor begin."""
+        self.answers.set()
         self.before = 0
         self.after = 0
         self.num_begun = self.fails_at = 0
@@ -66,6 +69,7 @@ class Outage:
     @asynccontextmanager
     async def write(self):
         self.num_begun += 1
+        await self.answers.wait()
         if self.before or self.num_begun == self.fails_at:
             self.before = max(0, self.before - 1)
             self.num_failed += 1
@@ -88,6 +92,7 @@ async def journal(tmp_path: Path):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.journal.shipper.EVERY_S", 0.005)
+    monkeypatch.setattr("gateway.journal.shipper.MEASURE_EVERY_S", 0.01)
 
 
 async def write(journal: Journal, *numbers: int) -> None:
@@ -126,7 +131,10 @@ async def test_an_outage_and_lost_commit_replies_ship_everything_once(books, jou
         assert await request_postings.journal_offset(conn, 0) == shipper.offset == journal.durable_seq
 
 
-@pytest.mark.parametrize("limit", [{"max_outage_s": 0.02}, {"max_backlog_bytes": 1000}])
+LIMITS = pytest.mark.parametrize("limit", [{"max_outage_s": 0.02}, {"max_backlog_bytes": 1000}])
+
+
+@LIMITS
 async def test_admission_closes_when_the_backlog_is_too_old_or_too_large_and_opens_again(
     sqlite_books, journal: Journal, quick, limit: dict[str, float]
 ) -> None:
@@ -143,6 +151,25 @@ async def test_admission_closes_when_the_backlog_is_too_old_or_too_large_and_ope
     await _until(lambda: not shipper.is_full)
     await shipper.close()
     assert await entries(sqlite_books) == expected(1, *range(10, 20))
+
+
+@LIMITS
+async def test_a_posting_that_hangs_closes_admission_as_one_that_fails_does(
+    sqlite_books, journal: Journal, quick, limit: dict[str, float]
+) -> None:
+    """It waits for a lock of a gateway whose host is gone. Neither bound was looked at, because no call failed."""
+    database = Outage(sqlite_books)
+    database.answers.clear()
+    shipper = Shipper(journal, Poster(journal.directory, database, 0, 0), **limit)
+    await shipper.start()
+    assert not shipper.is_full
+    await write(journal, *range(10))
+    await _until(lambda: shipper.is_full)
+    assert not shipper.is_failing
+    database.answers.set()
+    await _until(lambda: not shipper.is_full)
+    await shipper.close()
+    assert await entries(sqlite_books) == expected(*range(10))
 
 
 async def _until(condition) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.base.lifecycle import Detached
+import pytest
+
+from gateway.base.lifecycle import Detached, report_end
 
 
 async def test_tasks_that_begin_while_others_are_awaited_are_awaited_too() -> None:
@@ -28,3 +30,17 @@ async def test_tasks_that_take_too_long_are_cancelled() -> None:
     task = detached.spawn(asyncio.sleep(3600), "long")
     await detached.join(0.01)
     assert task.cancelled()
+
+
+async def test_the_error_that_ends_a_background_task_is_logged_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """The journal's reviver and the limiter's upkeep ended without a word."""
+
+    async def fault() -> None:
+        raise RuntimeError("a fault")
+
+    task = asyncio.create_task(fault())
+    task.add_done_callback(report_end)
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert "background_task_failed" in caplog.text
+    assert "a fault" in caplog.text

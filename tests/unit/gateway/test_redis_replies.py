@@ -30,6 +30,8 @@ def reply(sent: bytes) -> Any:
         (b"-NOSCRIPT No matching script.\r\n", NoScriptError),
         (b"-LOADING Redis is loading the dataset in memory\r\n", redis.ConnectionError),
         (b"-NOAUTH Authentication required.\r\n", redis.ConnectionError),
+        (b"-READONLY You can't write against a read only replica.\r\n", redis.ConnectionError),
+        (b"-MASTERDOWN Link with MASTER is down\r\n", redis.ConnectionError),
     ],
 )
 def test_a_refusal_is_a_reply_of_its_kind(sent: bytes, kind: type[Exception]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from disks import fill, mounted
+from disks import CountedDisk, fill, mounted
 from load import stretched
 
 from gateway.journal.journal import Journal, JournalPoisoned, open_journal
@@ -109,3 +112,39 @@ async def test_a_sync_that_waits_as_the_disk_fills_does_not_end_the_syncer(
     async with asyncio.timeout(10):
         await journal.end(opened(1).void("ok", "internal", 1))
     await journal.close()
+
+
+async def test_a_disk_that_is_full_and_then_read_only_does_not_end_the_reviver(
+    tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ballast's file could not be removed, and nothing was admitted until the gateway was started again."""
+    monkeypatch.setattr("gateway.metering.metering.REVIVE_EVERY_S", 0.01)
+    journal = await open_journal(tmp_path / "journal", 0, ballast_bytes=BALLAST)
+    with monkeypatch.context() as broken:
+        disk = CountedDisk(tmp_path, broken)
+        disk.room, disk.is_read_only = 0, True
+        journal._log.ballast.is_held = False
+        reviver = asyncio.create_task(_revive(journal))
+        await asyncio.sleep(0.1)
+        assert not reviver.done()
+        assert not journal.is_writable
+    async with asyncio.timeout(stretched(5)):
+        while not journal.is_writable:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+    reviver.cancel()
+    await journal.close()
+
+
+async def test_a_revival_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.metering.metering.REVIVE_EVERY_S", 0.0)
+    tried = asyncio.Semaphore(0)
+
+    async def revive() -> bool:
+        tried.release()
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    reviver = asyncio.create_task(_revive(SimpleNamespace(revive=revive)))
+    async with asyncio.timeout(stretched(5)):
+        for _ in range(3):
+            await tried.acquire()
+    reviver.cancel()

@@ -201,6 +201,63 @@ async def test_a_failed_sync_poisons_the_journal_and_is_not_repeated(tmp_path: P
     assert kinds(tmp_path)[-2:] == [Kind.VOID, Kind.SEAL]
 
 
+async def test_a_process_without_a_free_descriptor_leaves_no_ending_waiting(
+    tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The syncer's thread ended with the first one that it did not get. Endings waited for it for ever."""
+    has_none, duplicate = False, os.dup
+
+    def dup(descriptor: int) -> int:
+        if has_none:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return duplicate(descriptor)
+
+    monkeypatch.setattr(os, "dup", dup)
+    journal = await open_journal(tmp_path, 0)
+    has_none = True
+    async with asyncio.timeout(stretched(5)):
+        with pytest.raises(JournalPoisoned):
+            await journal.end(opened(1).void("internal", "internal", 1))
+    assert not journal.is_writable
+    has_none = False
+    assert await journal.revive() is True
+    async with asyncio.timeout(stretched(5)):
+        await journal.end(opened(1).void("drain", "drain", 2))
+    await journal.close()
+
+
+@pytest.mark.parametrize("thread", ["journal-writer", "journal-syncer"])
+async def test_a_fault_of_ours_ends_no_thread_of_the_journal(
+    tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch, thread: str
+) -> None:
+    fails, write = False, os.write
+
+    def fault() -> None:
+        if fails and threading.current_thread().name == thread:
+            raise MemoryError
+
+    def sync(descriptor: int) -> None:
+        fault()
+        os.fdatasync(descriptor)
+
+    def write_or_fail(descriptor: int, data) -> int:
+        fault()
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_or_fail)
+    journal = await open_journal(tmp_path, 0, sync=sync)
+    fails = True
+    async with asyncio.timeout(stretched(5)):
+        with pytest.raises(JournalPoisoned):
+            await journal.end(opened(1).void("internal", "internal", 1))
+    assert not journal.is_writable
+    fails = False
+    assert await journal.revive() is True
+    async with asyncio.timeout(stretched(5)):
+        await journal.end(opened(1).void("drain", "drain", 2))
+    await journal.close()
+
+
 async def test_a_caller_that_is_cancelled_does_not_stop_its_record(tmp_path: Path, opened) -> None:
     journal = await open_journal(tmp_path, 0)
     await journal.open(opened(1))

@@ -230,3 +230,17 @@ def test_a_directory_never_shows_half_a_value_and_nobody_else_may_read_it(tmp_pa
     assert os.stat(path).st_mode & 0o077 == 0
     assert os.stat(path.parent).st_mode & 0o077 == 0
     assert [p.name for p in path.parent.iterdir()] == ["n"]
+
+
+def test_a_redis_that_became_a_replica_is_left(own_redis):
+    """Its connection stayed on the demoted server, so that nothing was stored until the worker was started again."""
+    store = RedisStore(own_redis.url, Bounds(100_000, 60))
+    store.put("anna", "r", "n", b"value")
+    with redis.Redis.from_url(own_redis.url) as client:
+        before = {one["id"] for one in client.client_list()} - {str(client.client_id())}
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(StoreAway):
+            store.put("anna", "r", "n", b"value")
+        assert before
+        assert not before & {one["id"] for one in client.client_list()}
+    store.close()

@@ -24,6 +24,7 @@ class Link:
 
     def __init__(self, registration: Registration, *_: object) -> None:
         self.registration, self.is_up, self.ended = registration, True, asyncio.Event()
+        self.kept = asyncio.Event()
         Link.made.append(self)
 
     def abort(self) -> None:
@@ -32,6 +33,9 @@ class Link:
     async def run(self) -> None:
         await self.ended.wait()
         self.is_up = False
+
+    async def until_kept(self) -> None:
+        await self.kept.wait()
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -59,6 +63,8 @@ async def seen(monkeypatch):
     async with asyncio.timeout(30):
         yield SimpleNamespace(fleet=fleet, known=known, looks=looks)
     task.cancel()
+    for link in Link.made:
+        link.kept.set()
     await asyncio.gather(task, return_exceptions=True)
 
 
@@ -79,6 +85,7 @@ async def test_a_worker_whose_link_ends_is_dialled_again_without_a_look_being_du
     Link.made[0].ended.set()
     await until(lambda: len(Link.made) == 2)
     assert (len(seen.fleet.links), seen.fleet.num_lost) == (1, 1)
+    assert not Link.made[0].kept.is_set(), "SQL may be away: its records are waited for meanwhile"
 
 
 @pytest.mark.parametrize("is_up", [False, True])

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from gateways import until
+from load import stretched
 
 from gateway.routing.links import worker_link
 from gateway.routing.links.link import Lost, Mailbox
@@ -187,8 +188,8 @@ async def test_a_link_that_breaks_loses_its_calls_and_takes_no_more(pair: tuple[
     assert not link.takes_work
 
 
-async def test_a_call_is_lost_at_once_though_records_are_being_written(tmp_path: Path) -> None:
-    """SQL may take long. The clients of a lost worker do not wait for it."""
+async def test_a_link_is_lost_at_once_though_records_are_being_written(tmp_path: Path) -> None:
+    """SQL may take long. The clients of a lost worker do not wait for it, and neither does the next link."""
     worker, written = HandWorker(), asyncio.Event()
 
     async def keep(_: EngineRecords) -> None:
@@ -207,8 +208,33 @@ async def test_a_call_is_lost_at_once_though_records_are_being_written(tmp_path:
         worker.connection.abort()
         [(_, event)] = await mailbox.take()
         assert isinstance(event, Lost)
-        assert not running.done()
+        async with asyncio.timeout(stretched(2)):
+            await running
+        keeping = asyncio.create_task(link.until_kept())
+        await asyncio.sleep(0.05)
+        assert not keeping.done()
         written.set()
+        await keeping
+
+
+async def test_records_that_cannot_be_kept_for_a_fault_of_ours_keep_none_back(tmp_path: Path) -> None:
+    """The fault ended every link of the gateway, for good."""
+    worker, kept = HandWorker(), []
+
+    async def keep(records: EngineRecords) -> None:
+        kept.append(records.records[0].seq)
+        raise RuntimeError("a fault")
+
+    async with await asyncio.start_unix_server(worker.on_connect, tmp_path / "w.sock"):
+        link = WorkerLink(Registration("worker-0", "p", f"unix:{tmp_path / 'w.sock'}", "m", "r", 1), "me", keep)
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_up)
+        for seq in (1, 2):
+            worker.say(EngineRecords("worker-0", (EngineRecord(seq, "req_0", 0, "t", "r", TokenUsage(output=1)),)))
+        await until(lambda: kept == [1, 2])
+        assert link.is_up
+        assert worker.connection is not None
+        worker.connection.abort()
         await running
 
 

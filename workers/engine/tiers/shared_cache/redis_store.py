@@ -21,7 +21,13 @@ _BOOKS = [registry.SHARED_ORDER, registry.SHARED_SIZES, registry.SHARED_TOTAL]
 class RedisStore:
     def __init__(self, url: str, bounds: Bounds) -> None:
         self._bounds = bounds
-        self._client = redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+        self._client = redis.Redis.from_url(
+            url,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
+            # A server that has become a replica is left for the one that a new connection leads to.
+            retry_on_error=[redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError],
+        )
         self._put, self._drop = (
             self._client.register_script((_SCRIPTS / name).read_text(encoding="ascii"))
             for name in ("put.lua", "drop.lua")
