@@ -59,7 +59,7 @@ class Use(msgspec.Struct, frozen=True):
     input_tokens: int = 0
     output_tokens: int = 0
     charge: int = 0
-    """In micro-units."""
+    """Micro-units of the tenant's currency."""
 
 
 class Preview(msgspec.Struct, frozen=True):
