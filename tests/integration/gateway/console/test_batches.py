@@ -145,6 +145,7 @@ async def test_the_operator_sees_and_cancels_a_batch_but_not_its_files(shared_ga
         assert (path in listed.text, "Submit a batch" in listed.words) == (True, False)
         page = await operator.get(path)
         assert f"/console/tenants/{project}" in page.text
+        assert f"/console/requests?batch_id={path.rpartition('/')[2]}" in page.text
         assert f"{path}/files" not in page.text
         for file in ("files/input_file_id", "results"):
             assert (await operator.get(f"{path}/{file}")).status in {403, 404}
