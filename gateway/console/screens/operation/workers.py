@@ -46,6 +46,7 @@ async def show_worker(request: web.Request, viewer: Viewer) -> web.StreamRespons
         tables=[
             Table("worker-tenants", _TENANT_COLUMNS, found["tenants"], "No tenant has anything in this worker."),
             Table("kernels", _KERNEL_COLUMNS, found["kernels"], "This worker reports no kernels."),
+            Table("graphs", _GRAPH_COLUMNS, found["graphs"], "This worker records no steps, as on a CPU."),
         ],
     )
 
@@ -115,6 +116,10 @@ _KERNEL_COLUMNS = (
     Column("op", "Operation", "code"),
     Column("implementation", "Implementation"),
     Column("state", "Compared with its twin"),
+)
+_GRAPH_COLUMNS = (
+    Column("num_rows", "Decode steps of up to so many rows", "count"),
+    Column("state", "Recording compared with the call"),
 )
 
 

@@ -114,7 +114,18 @@ async def test_every_table_of_every_screen_is_exported_as_itself(shared_gateway:
         ]
         starts += [f"/usage/changes?project_id={tenant}", "/prices/month?sheet=standard@1", "/sessions", "/requests"]
         found = await exported(operator, starts)
-    expected = {"workers", "upstreams", "failures", "limits", "top-tenants", "requests", "keys", "tenants"}
+    expected = {
+        "workers",
+        "upstreams",
+        "kernels",
+        "graphs",
+        "failures",
+        "limits",
+        "top-tenants",
+        "requests",
+        "keys",
+        "tenants",
+    }
     expected |= {"usage-by-time", "settings", "checks", "sessions", "session", "events"}
     assert expected <= found.keys(), expected - found.keys()
     async with signed_in(shared_gateway) as own:
