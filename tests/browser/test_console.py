@@ -156,7 +156,7 @@ def test_times_of_the_list_of_requests_are_the_viewers_on_its_axis_and_in_its_fi
         one.open("/requests")
         begins = page.locator("p.hint time").first
         axis = page.locator("svg.below text").first
-        assert axis.inner_text() == begins.inner_text()[11:16], "both are the start of the first bar"
+        assert axis.text_content() == begins.inner_text()[11:16], "both are the start of the first bar"
         assert "(UTC)" not in page.inner_text("main")
         shown = page.locator("tbody time").first
         typed, utc = shown.inner_text(), shown.get_attribute("datetime")
