@@ -118,9 +118,10 @@ def _operations(found: Iterable[tuple[str, str, dict[str, Any]]]) -> Iterator[st
     for method, path, operation in found:
         body = _body(operation)
         scope = operation["x-headgate-scope"]
+        instead = f" or `{operation['x-headgate-or-scope']}`" if "x-headgate-or-scope" in operation else ""
         cells = [
             f"`{method} {path}`",
-            WHO.get(scope, f"`{scope}`"),
+            WHO.get(scope, f"`{scope}`") + instead,
             _link(body) if body else "",
             _cell(operation["summary"]),
             _answer(operation),

@@ -40,6 +40,7 @@ from workers.engine.values.layout import Tree
 from workers.engine.values.plan import (
     AdapterWeights,
     Collected,
+    GraphState,
     KernelState,
     LoadedAdapter,
     Row,
@@ -157,7 +158,8 @@ class ScriptedRunner:
         self.max_model_len = max_model_len
         self.eos_token_ids = (EOS,)
         self.vocab_size = VOCAB_SIZE
-        self.kernels: tuple[KernelState, ...] = ()
+        self.kernels = (KernelState("attention", "torch", "twin"),)
+        self.graphs = (GraphState(8, "equal"), GraphState(16, "differs"))
         self.takes_trees = True
         self.abilities = abilities
         self.adapters: dict[str, LoadedAdapter] = {}

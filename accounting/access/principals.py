@@ -17,6 +17,7 @@ from accounting.tables.batch_models import Batch
 from accounting.tables.models import ApiKey, Tenant
 from accounting.tables.response_models import Response
 from accounting.tenants import model_permissions, shares, tenants
+from accounting.values.tenant_types import ApiKeyInfo
 from accounting.values.types import Limits, Principal
 
 RUNNING_BATCH = ("in_progress", "finalizing")
@@ -132,6 +133,12 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str
         stores_responses=tenant.stores_responses,
         buys_overflow=tenant.buys_overflow,
     )
+
+
+async def of_key(conn: AsyncConnection, key: ApiKeyInfo) -> Principal:
+    """Return what binds the requests of a key, whether it could ask now or not."""
+    whole = await of_tenant(conn, key.tenant_id, key.models)
+    return msgspec.structs.replace(whole, key_id=key.id, key_limits=key.limits)
 
 
 async def _principal(

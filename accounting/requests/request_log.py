@@ -21,6 +21,7 @@ from accounting.database.db import among_given, given, insert_absent
 from accounting.tables.models import ApiKey, Tenant
 from accounting.tables.request_models import RequestLog
 from accounting.values.errors import InvalidError, NotFoundError
+from accounting.values.types import Tier
 
 MAX_SCANNED_ROWS = 20_000
 """The most rows of one index that a page looks at when a filter has no index."""
@@ -85,6 +86,11 @@ class RequestFilter(msgspec.Struct, frozen=True):
     session_id: str | None = None
     """A conversation of `tenant_id`, which must be set with it."""
     request_id: str | None = None
+    tier: Tier | None = None
+    batch_id: str | None = None
+    end_user: str | None = None
+    error_code: str | None = None
+    """Only requests that failed have one."""
     status_class: StatusClass | None = None
     outcome: RequestOutcome | None = None
     since_ms: int | None = None
@@ -103,6 +109,8 @@ class RequestPage(msgspec.Struct, frozen=True):
 
 HAS_SESSION = RequestLog.session_id != literal_column("''")
 """The condition of the index of sessions. It is written out, because databases do not look into parameters."""
+HAS_END_USER = RequestLog.end_user != literal_column("''")
+"""The condition of the index of end users."""
 
 _LISTED = [column for column in RequestLog.__table__.c if column.name != "timeline"]
 
@@ -156,7 +164,7 @@ async def list_requests(
 
 
 async def count_older(conn: AsyncConnection, wanted: RequestFilter, request_id: str) -> int:
-    """Return the number of the wanted requests that are older than that one. Without a conversation or another filter
+    """Returns the number of the wanted requests that are older than that one. Without a conversation or another filter
     with an index of its own it would count the whole log. Raises InvalidError."""
     part = await part_of(conn, wanted, request_id, max_rows=None)
     counts = [await conn.scalar(select(func.count()).select_from(RequestLog).where(run)) for run in part.runs]
@@ -226,6 +234,11 @@ def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
         (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
         (RequestLog.session_id, wanted.session_id),
+        (RequestLog.batch_id, wanted.batch_id),
+        (
+            RequestLog.end_user,
+            wanted.end_user if wanted.tenant_id is not None else None,
+        ),  # its index begins with the tenant
         (RequestLog.key_id, wanted.key_id),
         (RequestLog.tenant_id, wanted.tenant_id),
         (RequestLog.model, wanted.model),
@@ -235,15 +248,17 @@ def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
 
 def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
     """Returns the runs of the first column's index that hold every wanted row. Failed requests are all in the tail."""
-    failed_only = wanted.status_class in (4, 5) or wanted.outcome not in (None, "ok")
+    failed_only = wanted.status_class in (4, 5) or wanted.outcome not in (None, "ok") or wanted.error_code is not None
     columns = _columns(wanted)
     if not columns:
         return [[RequestLog.is_tail == failed_only]] if failed_only else [[]]
     column, value = columns[0]
     if column is RequestLog.session_id:
         return [[RequestLog.tenant_id == wanted.tenant_id, column == value, HAS_SESSION]]
-    if column is RequestLog.request_id or column is RequestLog.trace_id:
-        # Another tenant's rows of a trace must not say how far the page has looked.
+    if column is RequestLog.end_user:
+        return [[RequestLog.tenant_id == wanted.tenant_id, column == value, HAS_END_USER]]
+    if column is RequestLog.request_id or column is RequestLog.trace_id or column is RequestLog.batch_id:
+        # Another tenant's rows of a trace or a batch must not say how far the page has looked.
         own = [] if wanted.tenant_id is None else [RequestLog.tenant_id == wanted.tenant_id]
         return [[column == value, *own]]
     return [[column == value, RequestLog.is_tail == is_tail] for is_tail in ((True,) if failed_only else (True, False))]
@@ -252,6 +267,12 @@ def _index_runs(wanted: RequestFilter) -> list[list[ColumnElement[bool]]]:
 def _without_index(wanted: RequestFilter) -> list[ColumnElement[bool]]:
     """Returns the conditions that are checked row by row: all but the first column's."""
     conditions: list[ColumnElement[bool]] = [column == value for column, value in _columns(wanted)[1:]]
+    if wanted.tenant_id is None and wanted.end_user is not None:
+        conditions.append(RequestLog.end_user == wanted.end_user)
+    if wanted.tier is not None:
+        conditions.append(RequestLog.tier == wanted.tier)
+    if wanted.error_code is not None:
+        conditions.append(RequestLog.error_code == wanted.error_code)
     if wanted.outcome is not None:
         conditions.append(RequestLog.outcome == wanted.outcome)
     if wanted.status_class is not None:

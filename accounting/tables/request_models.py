@@ -66,6 +66,8 @@ class RequestLog(Base):
         Index("ix_request_log_model", "model", "is_tail", "request_id"),
         Index("ix_request_log_trace_id", "trace_id", "request_id"),
         partial_index("ix_request_log_session_id", "tenant_id", "session_id", "request_id", where="session_id <> ''"),
+        partial_index("ix_request_log_end_user", "tenant_id", "end_user", "request_id", where="end_user <> ''"),
+        partial_index("ix_request_log_batch_id", "batch_id", "request_id", where="batch_id IS NOT NULL"),
     )
 
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import click
 
 from accounting.values.budget_types import Dimension, Level
+from accounting.values.types import Tier
 from gateway.cli.admin_commands import ONE_TENANT, REQUEST_LIMITS, Fields, OrNone, argument, group, option, row
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
@@ -35,9 +36,10 @@ def _limits_that_fit(given: Fields) -> Fields:
 
 def _limits_to_try(given: Fields) -> Fields:
     """Raises UsageError where there is no limit: such a preview would refuse nothing, whatever holds for the tenant."""
-    if given["max_requests_per_1_minute"] is None and given["max_tokens_per_1_minute"] is None:
+    limits = [value for name, value in given.items() if name.startswith(("max_", "limit_"))]
+    if all(limit is None for limit in limits):
         raise click.UsageError(
-            "There is no limit to try: give --requests-per-minute or --tokens-per-minute. Those that hold now are shown by"
+            "There is no limit to try: give --requests-per-minute, another limit or --budget. Those that hold now are shown by"
             " `headgate tenants show`, `headgate limits list`, `headgate quotas list` and `headgate budgets list`."
         )
     return given
@@ -104,11 +106,29 @@ LIMITS = group(
     ),
     row(
         "preview TENANT",
-        "Say how many requests of the last 7 days such limits would have refused TENANT. Nothing is changed.",
+        "Say how many requests of the last 7 days such limits would have refused TENANT. Nothing is changed.\n\n"
+        "Limits of a minute are tried together, a limit of a day and a budget each alone.",
         "POST /admin/v1/tenants/{tenant}/limits/preview",
         option("--model", help="The one model that is limited.  [default: all models together]"),
         option("--requests-per-minute", "max_requests_per_1_minute", type=click.IntRange(0), help="Requests a minute."),
         option("--tokens-per-minute", "max_tokens_per_1_minute", type=click.IntRange(0), help="Tokens a minute."),
+        option(
+            "--input-tokens-per-minute",
+            "max_input_tokens_per_1_minute",
+            type=click.IntRange(0),
+            help="Input tokens a minute.",
+        ),
+        option(
+            "--output-tokens-per-minute",
+            "max_output_tokens_per_1_minute",
+            type=click.IntRange(0),
+            help="Output tokens a minute.",
+        ),
+        option("--requests-per-day", "max_requests_per_1_day", type=click.IntRange(0), help="Requests a day."),
+        option("--budget", "limit_micro_units", type=Amount(), help="What each --period may cost."),
+        option("--period", type=click.Choice(["hour", "day", "month"]), help="The period of --budget, in UTC."),
+        option("--tier", type=click.Choice(get_args(Tier)), help="The one tier that --budget binds.  [default: all]"),
+        option("--key", "api_key_id", help="The one key that is limited.  [default: all keys together]"),
         shows=fields,
         reads=_limits_to_try,
         example="limits preview acme --requests-per-minute 60",

@@ -6,7 +6,7 @@ shows and a form does what the key may, and no more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import msgspec
@@ -36,6 +36,14 @@ async def fetch(
     """Calls the API and returns the decoded JSON answer. Raises `Refused`."""
     data = b"" if body is None else msgspec.json.encode(body)
     return decoded(await forward(request, key, method, target, data, "application/json", idempotency_key))
+
+
+async def or_refused(call: Awaitable[Any]) -> tuple[Any, Refused | None]:
+    """Returns the answer of a call, or why there is none: the page shows the rest without it."""
+    try:
+        return await call, None
+    except Refused as refused:
+        return None, refused
 
 
 def decoded(response: web.StreamResponse) -> Any:

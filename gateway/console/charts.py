@@ -24,6 +24,10 @@ class Tick:
 
     label: str
     at: float
+    moment: int | None = None
+    """The Unix second that the label says in UTC. The page's script writes it in the viewer's zone. None for a label that
+    is no moment, such as a whole day of UTC.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,10 @@ def stacked(
     names: Sequence[str],
     write: Write = formats.short_count,
     below: Sequence[str] = (),
+    moments: Sequence[int] = (),
 ) -> Bars:
     """Returns bars of `values`: pairs of a label and the parts' values, none negative. `names` orders the parts, `write`
-    writes the axis of values, and `below` has a short label for each bar."""
+    writes the axis of values, and `below` has a short label for each bar, `moments` the second that it says, if any."""
     top, ticks = axis(max((sum(parts.values()) for _, parts in values), default=0), write)
     width = 100 / max(1, len(values))
     bars = []
@@ -76,7 +81,7 @@ def stacked(
             if height:
                 drawn.append(Part(number, round(100 - under, 3), round(height, 3)))
         bars.append(Bar(label, round(place * width, 3), round(width, 3), drawn))
-    return Bars(bars, names, ticks, marks(below))
+    return Bars(bars, names, ticks, marks(below, moments))
 
 
 def axis(most: float, write: Write) -> tuple[float, Sequence[Tick]]:
@@ -97,10 +102,13 @@ def _round_step(least: float) -> float:
         power *= 10
 
 
-def marks(labels: Sequence[str]) -> Sequence[Tick]:
+def marks(labels: Sequence[str], moments: Sequence[int] = ()) -> Sequence[Tick]:
     """Returns the labels that have room below a chart, each below the middle of its bar."""
     every = max(1, math.ceil(len(labels) / NUM_MARKS))
-    return [Tick(labels[n], round(100 * (n + 0.5) / len(labels), 3)) for n in range(0, len(labels), every)]
+    return [
+        Tick(labels[n], round(100 * (n + 0.5) / len(labels), 3), moments[n] if moments else None)
+        for n in range(0, len(labels), every)
+    ]
 
 
 def counted(buckets: Sequence[Mapping[str, Any]]) -> Bars:
@@ -117,6 +125,7 @@ def counted(buckets: Sequence[Mapping[str, Any]]) -> Bars:
         ],
         ("answered", "failed"),
         below=[time.strftime("%m-%d" if is_long else "%H:%M", time.gmtime(start)) for start in starts],
+        moments=[int(start) for start in starts],
     )
 
 

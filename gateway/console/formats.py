@@ -65,9 +65,12 @@ def moment(seconds: float | None) -> Markup | str:
         return NONE
     utc = time.gmtime(seconds)
     shown = time.strftime("%Y-%m-%d %H:%M:%S", utc)
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
-        time.strftime("%Y-%m-%dT%H:%M:%SZ", utc), shown, shown
-    )
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso(seconds), shown, shown)
+
+
+def iso(seconds: float) -> str:
+    """Returns a moment in UTC as a script reads it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 TONES = {
@@ -93,4 +96,5 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "share": share,
     "duration": duration,
     "moment": moment,
+    "iso": iso,
 }

@@ -1,8 +1,10 @@
-"""The list of screens: label, path, the group in which they stand and the roles that see them."""
+"""The list of screens: label, path, the group in which they stand, the roles that see them, and the scopes that a
+tenant's key needs for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.console.viewer import Role
@@ -18,27 +20,34 @@ class ScreenLink:
     path: str
     group: str
     roles: frozenset[Role] = ALL
+    scopes: Sequence[Collection[str]] = ((),)
+    """The scopes that a tenant's key needs for the screen: all of one of these sets."""
+
+    def is_opened_by(self, role: Role, scopes: Collection[str]) -> bool:
+        is_enough = role in OPERATORS or any(set(scopes).issuperset(needed) for needed in self.scopes)
+        return role in self.roles and is_enough
 
 
+_USAGE = (("usage:read",),)
 SCREENS = (
     ScreenLink("Home", "", "Overview"),
-    ScreenLink("Requests", "/requests", "Traffic"),
-    ScreenLink("Sessions", "/sessions", "Traffic"),
-    ScreenLink("Batches", "/batches", "Traffic"),
-    ScreenLink("Playground", "/playground", "Traffic", frozenset(("admin",))),
-    ScreenLink("Usage", "/usage", "Money"),
-    ScreenLink("Invoices", "/invoices", "Money"),
+    ScreenLink("Requests", "/requests", "Traffic", scopes=_USAGE),
+    ScreenLink("Sessions", "/sessions", "Traffic", scopes=_USAGE),
+    ScreenLink("Batches", "/batches", "Traffic", scopes=(("batch",), ("usage:read",))),
+    ScreenLink("Playground", "/playground", "Traffic", frozenset(("admin",)), (("chat",),)),
+    ScreenLink("Usage", "/usage", "Money", scopes=_USAGE),
+    ScreenLink("Invoices", "/invoices", "Money", scopes=_USAGE),
     ScreenLink("Prices", "/prices", "Money", OPERATORS),
-    ScreenLink("Anomalies", "/anomalies", "Money"),
+    ScreenLink("Anomalies", "/anomalies", "Money", scopes=_USAGE),
     ScreenLink("Tenants", "/tenants", "Access", OPERATORS),
-    ScreenLink("Keys", "/keys", "Access", OPERATORS | {"admin"}),
+    ScreenLink("Keys", "/keys", "Access", OPERATORS | {"admin"}, (("keys",),)),
     ScreenLink("Limits", "/limits", "Access", TENANTS),
     ScreenLink("Audit log", "/audit", "Access", OPERATORS),
     ScreenLink("Workers", "/workers", "Operation", OPERATORS),
     ScreenLink("Cache", "/cache", "Operation", OPERATORS),
     ScreenLink("Fairness", "/fairness", "Operation", OPERATORS),
     ScreenLink("Books", "/books", "Operation", OPERATORS),
-    ScreenLink("Webhooks", "/webhooks", "Operation", OPERATORS | {"admin"}),
+    ScreenLink("Webhooks", "/webhooks", "Operation", OPERATORS | {"admin"}, (("keys", "usage:read"),)),
     ScreenLink("Doctor", "/doctor", "Operation", frozenset(("operator",))),
 )
 
@@ -47,11 +56,12 @@ def screens_of(role: Role) -> Sequence[ScreenLink]:
     return [screen for screen in SCREENS if role in screen.roles]
 
 
-def menu_of(role: Role) -> Mapping[str, Sequence[ScreenLink]]:
-    """Returns the screens by their groups, in the order in which they stand."""
+def menu_of(role: Role, scopes: Collection[str]) -> Mapping[str, Sequence[ScreenLink]]:
+    """Returns the screens that a key opens by their groups, in the order in which they stand."""
     groups: dict[str, list[ScreenLink]] = {}
-    for screen in screens_of(role):
-        groups.setdefault(screen.group, []).append(screen)
+    for screen in SCREENS:
+        if screen.is_opened_by(role, scopes):
+            groups.setdefault(screen.group, []).append(screen)
     return groups
 
 

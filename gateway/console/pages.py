@@ -398,7 +398,7 @@ def _rendered(request: web.Request, template: str, *, status: int, viewer: Viewe
     return _ENVIRONMENT.get_template(template).render(
         viewer=viewer,
         role_name=viewer and ROLE_NAMES[viewer.role],
-        menu=menu_of(viewer.role) if viewer else {},
+        menu=menu_of(viewer.role, viewer.principal.scopes) if viewer else {},
         screen=screen_of(request.path.removeprefix(ROOT)),
         path=request.path,
         query=request.query,

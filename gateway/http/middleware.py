@@ -194,7 +194,7 @@ def allows(route: Route, principal: Principal) -> bool:
         return may and route.scope in {"admin", "usage:read"}
     if route.scope == "any":
         return True
-    return route.scope != "admin" and route.scope in principal.scopes
+    return route.scope != "admin" and not principal.scopes.isdisjoint({route.scope, route.or_scope})
 
 
 async def stamp_answer(request: web.Request, response: web.StreamResponse) -> None:

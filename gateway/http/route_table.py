@@ -46,6 +46,8 @@ class Route:
     """POST bodies must be application/json. If it is False, the handler reads the body itself (uploads)."""
     shows: Callable[[web.Request, ApiError], web.Response] | None = None
     """Makes the answer of a refusal before the handler. None stands for JSON in the words of the API."""
+    or_scope: Scope | None = None
+    """Another scope that a tenant's key may have instead."""
     takes: type[msgspec.Struct] | None = None
     """The body's fields, for the API's description. None means that there is no body, or that it is described
     elsewhere.

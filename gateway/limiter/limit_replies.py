@@ -182,7 +182,9 @@ def _over_budget(holder: LimitSubject, verdict: Verdict, use: BudgetUse, currenc
 
 
 def shown(holder: LimitSubject, peek: UsageSnapshot, models: Mapping[str, str], time_zone: str) -> list[dict[str, Any]]:
-    """Returns each limit and budget row with the sum that counts against it. `models` maps a place to its model."""
+    """Returns each limit and budget row with the sum that counts against it, and in shadow mode the requests of the last
+    7 days that it would have refused. `models` maps a place to its model.
+    """
     return [
         *(_shown_window(rule, peek, models) for rule in holder.window_rules),
         *(_shown_running(rule, peek, models) for rule in holder.running_rules),
@@ -194,7 +196,7 @@ def _shown_window(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) ->
     window = peek.windows[rule.window]
     is_tokens = COUNTED[rule.dimension][0] != "requests"
     reserved = min(window.open, window.sum) if is_tokens else 0
-    return _of_rule(rule, models) | {
+    return _of_rule(rule, peek, models) | {
         "used": window.sum - reserved,
         "reserved": reserved,
         "resets_at": _seconds(peek.now_ms + window.empty_in_ms),
@@ -202,7 +204,7 @@ def _shown_window(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) ->
 
 
 def _shown_running(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) -> dict[str, Any]:
-    return _of_rule(rule, models) | {"used": peek.running[rule], "reserved": 0, "resets_at": None}
+    return _of_rule(rule, peek, models) | {"used": peek.running[rule], "reserved": 0, "resets_at": None}
 
 
 def _shown_budget(use: BudgetUse, peek: UsageSnapshot, time_zone: str) -> dict[str, Any]:
@@ -220,10 +222,11 @@ def _shown_budget(use: BudgetUse, peek: UsageSnapshot, time_zone: str) -> dict[s
         "resets_at_local": time_zones.shown(resets_at, time_zone),
         "budget": budget.id,
         "enforced": budget.hardness == "hard",
+        "would_have_refused": peek.shadowed.get(use.shadow_name),
     }
 
 
-def _of_rule(rule: Rule, models: Mapping[str, str]) -> dict[str, Any]:
+def _of_rule(rule: Rule, peek: UsageSnapshot, models: Mapping[str, str]) -> dict[str, Any]:
     return {
         "level": rule.level,
         "dimension": rule.dimension,
@@ -231,6 +234,7 @@ def _of_rule(rule: Rule, models: Mapping[str, str]) -> dict[str, Any]:
         "tier": "batch" if rule.place.startswith("batch:") else "interactive",
         "limit": rule.limit,
         "enforced": not rule.shadow,
+        "would_have_refused": peek.shadowed.get(rule.shadow_name),
     }
 
 

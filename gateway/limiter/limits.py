@@ -22,7 +22,7 @@ from gateway.base.redis_link import TIMEOUT_S, Argument, LifeChanged, LimiterUna
 from gateway.limiter.incidents import Incidents
 from gateway.limiter.open_reservations import Ending, OpenReservation, OpenReservations, PendingEnding
 from gateway.limiter.rebuild import TERM_MS, Rebuilder
-from gateway.limiter.redis_keys import LIFE_PREFIX, script_keys
+from gateway.limiter.redis_keys import LIFE_PREFIX, script_keys, shadow_key
 from gateway.limiter.rules import BudgetUse, LimitSubject, Rule, budget_uses
 
 Ladder = Sequence[tuple[int, int]]
@@ -86,6 +86,9 @@ class UsageSnapshot:
     windows: Mapping[str, Window]
     running: Mapping[Rule, int]
     money: Mapping[str, Money]
+    shadowed: Mapping[str, int]
+    """The requests of the last 7 days, by days in UTC, that each limit in shadow mode would have refused, by its
+    `shadow_name`."""
 
 
 @dataclass
@@ -156,6 +159,8 @@ class Limiter:
             "term": TERM_MS,
             "ladder": ladder,
         }
+        if shadow := holder.shadow_names:
+            ask["shadow"] = shadow
         answer = await self._run("reserve", holder, holder.windows, ask)
         if answer[0] == "ended":
             raise ReservationEnded(holder.request_id)
@@ -237,11 +242,20 @@ class Limiter:
     async def peek(self, holder: LimitSubject) -> UsageSnapshot:
         """Reads the sums. Raises LimiterUnavailable."""
         windows, running = holder.windows, holder.running_rules
-        ask = {"running": [rule.place for rule in running], "rows": [use.row for use in holder.budgets]}
+        shadow = [name for name in holder.shadow_names if name]
+        ask = {
+            "running": [rule.place for rule in running],
+            "rows": [use.row for use in holder.budgets],
+            "shadow": shadow,
+        }
         answer = await self._run("peek", holder, windows, ask)
-        _, now_ms, sums, counts, money = answer
+        _, now_ms, sums, counts, money, shadowed = answer
         return UsageSnapshot(
-            now_ms, _windows(windows, sums), dict(zip(running, counts, strict=True)), _money(holder.budgets, money)
+            now_ms,
+            _windows(windows, sums),
+            dict(zip(running, counts, strict=True)),
+            _money(holder.budgets, money),
+            dict(zip(shadow, shadowed, strict=True)),
         )
 
     async def touch(self) -> None:
@@ -340,6 +354,8 @@ class Limiter:
         self, script: str, holder: LimitSubject, windows: Iterable[str], epoch: int, ask: dict[str, Any]
     ) -> Script:
         keys = script_keys(holder.tenant_id, holder.request_id, windows)
+        if "shadow" in ask:
+            keys.append(shadow_key(holder.tenant_id))
         now: Argument = "" if self._now_ms is None else self._now_ms()
         body = msgspec.json.encode({"epoch": epoch, **ask})
         return self._link.begin_script(script, keys, (now, body))

@@ -54,6 +54,11 @@ def window_key(tenant_id: str, window: str) -> str:
     return f"{tenant_space(tenant_id)}:w:{window}"
 
 
+def shadow_key(tenant_id: str) -> str:
+    """Returns the key that counts what the tenant's limits in shadow mode would have refused."""
+    return f"{tenant_space(tenant_id)}:shadow"
+
+
 def script_keys(tenant_id: str, request_id: str, windows: Iterable[str]) -> list[str]:
     """Returns the keys of a script that knows one request: state, open requests, its reservation, windows."""
     space = tenant_space(tenant_id)

@@ -49,6 +49,15 @@ class Rule:
         unit, width_s = COUNTED[self.dimension]
         return window_of(self.place, unit, width_s)
 
+    @property
+    def shadow_name(self) -> str:
+        """The name under which the refusals of a limit in shadow mode are counted. Those of limits on end users are not:
+        there are too many end users.
+        """
+        if not self.shadow or self.level == "end_user":
+            return ""
+        return f"run:{self.place}" if self.dimension == "concurrency" else self.window
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetUse:
@@ -60,6 +69,11 @@ class BudgetUse:
     @property
     def row(self) -> str:
         return row_of(self.budget, self.period)
+
+    @property
+    def shadow_name(self) -> str:
+        """The name under which the refusals of a budget in shadow mode are counted, whatever its period is."""
+        return self.budget.id if self.budget.hardness == "shadow" else ""
 
     def at(self, now_ms: int) -> list[Any]:
         """Returns the budget row as the scripts take it."""
@@ -146,6 +160,18 @@ class LimitSubject:
         """The rules of concurrency as the scripts take them: the place, the limit, 1 for a shadow."""
         return [(rule.place, rule.limit, int(rule.shadow)) for rule in self.running_rules]
 
+    @cached_property
+    def _shadow_names_of_rules(self) -> list[str]:
+        return [rule.shadow_name for rule in (*self.window_rules, *self.running_rules)]
+
+    @property
+    def shadow_names(self) -> list[str]:
+        """The names of the rules and budgets that are counted in shadow mode, as the scripts take them: empty where none
+        is, otherwise one for each rule and budget.
+        """
+        names = [*self._shadow_names_of_rules, *(use.shadow_name for use in self.budgets)]
+        return names if any(names) else []
+
     def of_request(self, request_id: str, opened_ms: int, budgets: tuple[BudgetUse, ...]) -> LimitSubject:
         """Returns the subject of another request of the same key, model and tier. It shares what was made of the rules,
         which a new object would make anew.
@@ -191,7 +217,7 @@ class Subjects:
 def _first(principal: Principal, model: str, base: str, tier: Tier) -> LimitSubject:
     """Returns the subject of no request, with everything made that is made of its rules."""
     subject = LimitSubject.of("", principal, model, tier, base=base)
-    _ = subject.limits, subject.running
+    _ = subject.limits, subject.running, subject.shadow_names
     return subject
 
 

@@ -136,8 +136,9 @@ def _id(request: web.Request) -> str:
 
 ROUTES = [
     Route("POST", "/v1/batches", create, "batch", MAX_BODY_BYTES, takes=NewBatch),
-    Route("GET", "/v1/batches", list_batches, "batch"),
-    Route("GET", "/v1/batches/{batch}", retrieve, "batch"),
+    # A batch shows counts, cost and what its client named it, as the request log does, and no text of a line.
+    Route("GET", "/v1/batches", list_batches, "batch", or_scope="usage:read"),
+    Route("GET", "/v1/batches/{batch}", retrieve, "batch", or_scope="usage:read"),
     Route("POST", "/v1/batches/{batch}/cancel", cancel, "batch", MAX_BODY_BYTES),
     Route("GET", "/admin/v1/batches", list_batches, "admin"),
     Route("GET", "/admin/v1/batches/{batch}", retrieve, "admin"),

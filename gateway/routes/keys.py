@@ -53,12 +53,17 @@ async def list_keys(request: web.Request) -> web.Response:
 
 async def get(request: web.Request) -> web.Response:
     """Shows a key, without its secret."""
-    principal = request[PRINCIPAL]
     async with reading(request) as conn:
-        found = await api_keys.find(conn, admin.part(request, "key_id"))
-        if principal.kind != "operator" and found.tenant_id != principal.tenant_id:
-            raise NotFoundError
+        found = await readable(request, conn)
     return reply(shapes.key(found))
+
+
+async def readable(request: web.Request, conn: AsyncConnection) -> ApiKeyInfo:
+    """Returns the key that the path names, if the caller may read it. Raises NotFoundError."""
+    found = await api_keys.find(conn, admin.part(request, "key_id"))
+    if admin.only_of(request) not in (None, found.tenant_id):
+        raise NotFoundError
+    return found
 
 
 async def create(request: web.Request) -> web.Response:

@@ -1,12 +1,13 @@
 """`GET /v1/me/limits`: every limit and budget that binds the calling key, with the amount that counts
-against it now. For the operator: those that bind all keys of a tenant, and what other limits would have refused.
+against it now. Whoever may read a key sees those of that key. For the operator: those that bind all keys of a tenant,
+and what other limits would have refused.
 """
 
 from __future__ import annotations
 
 from aiohttp import web
 
-from accounting.access import principals
+from accounting.access import api_keys, principals
 from accounting.limits import limit_preview
 from accounting.prices import prices
 from accounting.tenants import tenants
@@ -21,7 +22,7 @@ from gateway.http.route_table import Route
 from gateway.http.sql import reading
 from gateway.limiter.limit_replies import shown
 from gateway.limiter.rules import everything_of
-from gateway.routes import admin
+from gateway.routes import admin, keys
 from gateway.routes.admin import route
 from gateway.schema import tenants as shapes
 from gateway.schema.organization import reply
@@ -42,13 +43,22 @@ async def of_tenant(request: web.Request) -> web.Response:
     return await _in_force(request, principal)
 
 
+async def of_key(request: web.Request) -> web.Response:
+    """Lists the limits and budgets that bind a key, its own and those of its tenant."""
+    async with reading(request) as conn:
+        principal = await principals.of_key(conn, await keys.readable(request, conn))
+    return await _in_force(request, principal)
+
+
 async def preview(request: web.Request) -> web.Response:
-    """Says which requests of the last 7 days these limits would have refused."""
+    """Says how many requests of the last 7 days these limits, or this budget, would have refused."""
     fields = await admin.fields(request, shapes.LimitsToTry)
-    limits = fields.limits
+    trial = fields.trial(admin.part(request, "tenant_id"))
     async with reading(request) as conn:
         tenant = await tenants.get(conn, admin.part(request, "tenant_id"))
-        found = await limit_preview.preview(conn, tenant.id, limits, admin.now(), fields.model)
+        if trial.key_id is not None:
+            await api_keys.get(conn, tenant.id, trial.key_id)
+        found = await limit_preview.preview(conn, tenant.id, trial, admin.now())
     return reply(shapes.limit_preview(tenant.id, fields, found))
 
 
@@ -72,5 +82,7 @@ async def _in_force(request: web.Request, principal: Principal) -> web.Response:
 ROUTES = [
     Route("GET", "/v1/me/limits", me, "any"),
     route("GET", PATH, of_tenant),
+    route("GET", "/admin/v1/keys/{key_id}/limits", of_key),
+    route("GET", "/v1/keys/{key_id}/limits", of_key, scope="keys"),
     route("POST", f"{PATH}/preview", preview, shapes.LimitsToTry),
 ]

@@ -33,7 +33,7 @@ async def list_all(request: web.Request) -> web.Response:
 
 
 async def get(request: web.Request) -> web.Response:
-    """Shows one worker with its last steps, its tenants, its kernels and its evictions."""
+    """Shows one worker with its last steps, its tenants, its kernels, its recorded steps and its evictions."""
     link = _link(request)
     return reply(shapes.worker_in_detail(_told(request, link), link.adapters.values()) | _answered_by(request))
 

@@ -51,6 +51,7 @@ def _operation(route: Route, references: dict[type, dict[str, Any]]) -> dict[str
         "operationId": _operation_id(route),
         "summary": _summary(route),
         "x-headgate-scope": route.scope,
+        **({"x-headgate-or-scope": route.or_scope} if route.or_scope else {}),
         "security": [] if route.scope == "none" else [{"key": []}],
         "responses": {
             "200": {"description": "Done.", "content": _content(route)},

@@ -13,6 +13,7 @@ from accounting.requests.request_volume import Volume
 from accounting.requests.sessions import Sessions
 from accounting.values import timelines
 from accounting.values.timelines import Event, Phase
+from accounting.values.types import Tier
 from gateway.base import errors
 from gateway.schema import otlp, query
 from gateway.schema.query import Query
@@ -24,6 +25,10 @@ FILTERS = (
     "trace_id",
     "session_id",
     "request_id",
+    "service_tier",
+    "batch_id",
+    "end_user",
+    "error_code",
     "status_class",
     "outcome",
     "start_time",
@@ -31,7 +36,8 @@ FILTERS = (
     "min_duration_ms",
 )
 _STATUS_CLASSES: Mapping[str, StatusClass] = {"2xx": 2, "4xx": 4, "5xx": 5}
-_TIERS = {"interactive": "default", "batch": "batch"}
+_TIERS: Mapping[str, str] = {"interactive": "default", "batch": "batch"}
+_TIERS_ASKED: Mapping[str, Tier] = {"default": "interactive", "batch": "batch"}
 MAX_SECONDS = 2**38
 MAX_MS = 2**48
 MAX_BUCKETS = 200
@@ -62,6 +68,7 @@ def volume_filter_of(asked: Query, tenant_id: str | None, now_ms: int) -> tuple[
 def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     outcome: Any = query.choice(asked, "outcome", get_args(RequestOutcome))
     status_class = query.choice(asked, "status_class", tuple(_STATUS_CLASSES))
+    service_tier = query.choice(asked, "service_tier", tuple(_TIERS_ASKED))
     return RequestFilter(
         tenant_id=query.text(asked, "project_id") if tenant_id is None else tenant_id,
         key_id=query.text(asked, "api_key_id"),
@@ -69,6 +76,10 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
         trace_id=query.text(asked, "trace_id"),
         session_id=query.text(asked, "session_id"),
         request_id=query.text(asked, "request_id"),
+        tier=None if service_tier is None else _TIERS_ASKED[service_tier],
+        batch_id=query.text(asked, "batch_id"),
+        end_user=query.text(asked, "end_user"),
+        error_code=query.text(asked, "error_code"),
         status_class=None if status_class is None else _STATUS_CLASSES[status_class],
         outcome=outcome,
         since_ms=_seconds(asked, "start_time"),

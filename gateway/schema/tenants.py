@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from accounting.lifecycle.erasure import ErasureReport
-from accounting.limits.limit_preview import Preview
+from accounting.limits.limit_preview import Preview, Trial
+from accounting.values.budget_types import Budget
 from accounting.values.tenant_types import TenantInfo
 from accounting.values.time_zones import UTC
-from accounting.values.types import CacheIsolation, CacheShare, Limits
+from accounting.values.types import CacheIsolation, CacheShare, Limits, Tier
 from gateway.base import errors
 from gateway.schema import request_limits
 from gateway.schema.convert import convert
@@ -40,19 +41,58 @@ class TenantChanges(msgspec.Struct, frozen=True):
 
 
 class LimitsToTry(msgspec.Struct, frozen=True):
-    """Limits whose effect on past requests is asked for. Without `model` they are those over all models."""
+    """Limits whose effect on past requests is asked for: those of a minute together, or one of a day, or a budget.
+    Without `model` they are those over all models, and without `api_key_id` those over all keys.
+    """
 
     max_requests_per_1_minute: Count | None = None
     max_tokens_per_1_minute: Count | None = None
+    max_input_tokens_per_1_minute: Count | None = None
+    max_output_tokens_per_1_minute: Count | None = None
+    max_requests_per_1_day: Count | None = None
+    limit_micro_units: Count | None = None
+    """The limit of a budget."""
+    period: Literal["hour", "day", "month"] | None = None
+    """The period of the budget, which `limit_micro_units` needs."""
+    tier: Tier | None = None
+    """The one tier that the budget binds. Other limits bind no batches."""
     model: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    api_key_id: str | None = None
 
-    @property
-    def limits(self) -> Limits:
-        """Raises `ApiError` 400 where there is none: such a preview would refuse nothing, whatever holds for the tenant."""
-        if self.max_requests_per_1_minute is None and self.max_tokens_per_1_minute is None:
-            message = "Missing required parameter: 'max_requests_per_1_minute' or 'max_tokens_per_1_minute'."
+    def trial(self, tenant_id: str) -> Trial:
+        """Raises `ApiError` 400 where there is no limit: such a preview would refuse nothing, whatever holds for the
+        tenant. It does so for limits of several kinds, too, which are not counted together.
+        """
+        minutes = {field: getattr(self, name) for name, field in MINUTE_LIMITS.items()}
+        limits = {**minutes, "day": self.max_requests_per_1_day, "budget": self.limit_micro_units}
+        given = {name for name, limit in limits.items() if limit is not None}
+        num_kinds = len(given - minutes.keys()) + bool(given & minutes.keys())
+        if num_kinds == 0:
+            *first, last = (f"'{name}'" for name in (*MINUTE_LIMITS, "max_requests_per_1_day", "limit_micro_units"))
+            message = f"Missing required parameter: {', '.join(first)} or {last}."
             raise errors.invalid(message, "max_requests_per_1_minute", "missing_required_parameter")
-        return Limits(self.max_requests_per_1_minute, self.max_tokens_per_1_minute)
+        if num_kinds > 1:
+            raise errors.invalid("Limits of a minute, a limit of a day and a budget are each tried alone.")
+        if (self.limit_micro_units is None) != (self.period is None):
+            raise errors.invalid("A budget has both 'limit_micro_units' and 'period'.", "period")
+        budget = None
+        if self.limit_micro_units is not None and self.period is not None:
+            budget = Budget(
+                id="", tenant_id=tenant_id, period=self.period, limit_micro_units=self.limit_micro_units, tier=self.tier
+            )
+        return Trial(
+            **minutes,
+            requests_per_day=self.max_requests_per_1_day,
+            budget=budget,
+            model=self.model,
+            key_id=self.api_key_id,
+        )
+
+
+MINUTE_LIMITS = {
+    f"max_{unit}_per_1_minute": f"{unit}_per_minute" for unit in ("requests", "tokens", "input_tokens", "output_tokens")
+}
+"""The limits of a minute that can be tried, by their names in the API and in the books."""
 
 
 class Wanted(NamedTuple):
@@ -119,14 +159,13 @@ def limit_preview(tenant_id: str, asked: LimitsToTry, found: Preview) -> dict[st
     return {
         "object": "limits.preview",
         "project_id": tenant_id,
-        "model": asked.model,
-        "max_requests_per_1_minute": asked.max_requests_per_1_minute,
-        "max_tokens_per_1_minute": asked.max_tokens_per_1_minute,
+        **{name: getattr(asked, name) for name in asked.__struct_fields__},
         "start_time": found.start,
         "end_time": found.end,
         "num_requests": found.num_requests,
         "num_refused": found.num_refused,
         "num_minutes": found.num_minutes,
+        "num_hours": found.num_hours,
     }
 
 

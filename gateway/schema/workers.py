@@ -75,6 +75,7 @@ def worker_in_detail(link: LinkedWorker, adapters: Iterable[AdapterState]) -> di
     return worker(link) | {
         "cache": cache(report),
         "kernels": [_kernel(one) for one in report.kernels],
+        "graphs": [{"num_rows": one.num_rows, "state": one.state} for one in report.graphs],
         "steps": [_step(one) for one in report.steps],
         "tenants": [_tenant(one) for one in report.tenants],
         "adapters": [{"name": one.name, "state": one.state, "reason": one.reason or None} for one in adapters],

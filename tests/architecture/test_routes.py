@@ -176,11 +176,13 @@ LISTED = {
     "GET /admin/v1/keys": "admin",
     "POST /admin/v1/keys": "admin",
     "GET /admin/v1/keys/{key_id}": "admin",
+    "GET /admin/v1/keys/{key_id}/limits": "admin",
     "PATCH /admin/v1/keys/{key_id}": "admin",
     "DELETE /admin/v1/keys/{key_id}": "admin",
     "GET /v1/keys": "keys",
     "POST /v1/keys": "keys",
     "GET /v1/keys/{key_id}": "keys",
+    "GET /v1/keys/{key_id}/limits": "keys",
     "PATCH /v1/keys/{key_id}": "keys",
     "DELETE /v1/keys/{key_id}": "keys",
     "POST /v1/keys/{key_id}/rotate": "keys",
@@ -234,12 +236,17 @@ def test_each_identity_reaches_what_its_scopes_say_and_no_more(route: Route) -> 
     assert not allows(route, principal("operator")) or route.scope == "none"
     for kind in ("tenant", "batch"):
         for scope in TENANT_SCOPES:
-            expected = route.scope in {"any", scope}
+            expected = route.scope in {"any", scope} or route.or_scope == scope
             assert allows(route, principal(kind, scope)) == expected, (kind, scope)
         assert allows(route, principal(kind)) == (route.scope == "any")
         # A tenant key that claims the operator's scopes is still a tenant's.
         for scope in ("admin", "admin:read"):
             assert not allows(Route("GET", "/x", route.handler, "admin"), principal(kind, scope))
+
+
+def test_what_another_scope_opens_too_is_reading_without_content() -> None:
+    others = {f"{route.method} {route.path}": route.or_scope for route in routes() if route.or_scope}
+    assert others == {"GET /v1/batches": "usage:read", "GET /v1/batches/{batch}": "usage:read"}
 
 
 def test_s6_what_needs_no_key_is_probes_and_the_description_only() -> None:

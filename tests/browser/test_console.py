@@ -147,6 +147,29 @@ def test_the_pages_behind_the_tables_are_readable_too(chromium: Any, used: Used,
             one.check(f"page-{size}-{scheme}{re.sub('[^a-z]+', '-', path.partition('?')[0])[:40]}")
 
 
+def test_times_of_the_list_of_requests_are_the_viewers_on_its_axis_and_in_its_filters(
+    chromium: Any, used: Used
+) -> None:
+    """In Tokyo a time that is copied from the table finds its request. Addresses stay UTC."""
+    with visitor(chromium, used.server, used.owner.key, "desktop", timezone_id="Asia/Tokyo") as one:
+        page = one.page
+        one.open("/requests")
+        begins = page.locator("p.hint time").first
+        axis = page.locator("svg.below text").first
+        assert axis.text_content() == begins.inner_text()[11:16], "both are the start of the first bar"
+        assert "(UTC)" not in page.inner_text("main")
+        shown = page.locator("tbody time").first
+        typed, utc = shown.inner_text(), shown.get_attribute("datetime")
+        page.get_by_label("From").fill(typed.replace(" ", "T")[:16])
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url(f"**from={utc[:16].replace(':', '%3A')}*")
+        assert page.locator("tbody time").first.inner_text() == typed
+        assert page.get_by_label("From").input_value()[:16] == typed.replace(" ", "T")[:16]
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url(f"**from={utc[:16].replace(':', '%3A')}*")
+        one.check("requests-in-tokyo")
+
+
 def test_from_a_new_key_to_a_charge_a_batch_and_an_invoice(chromium: Any, used: Used) -> None:
     """An operator makes a key and closes a month; the key's owner chats, finds the request with its waterfall, watches a
     batch to its end and downloads the invoice."""

@@ -88,7 +88,7 @@ class Service:
         bytes_per_block = engine.runner.bytes_per_block
         self._residency = ResidencyMeter(hello.process, identity.model, bytes_per_block)
         self._residency_links: set[int] = set()
-        self._reporter = EngineReporter(engine.runner.kernels)
+        self._reporter = EngineReporter(engine.runner.kernels, engine.runner.graphs)
         self._report_links: set[int] = set()
         self.identity = identity
         self.engine_error: BaseException | None = None

@@ -57,6 +57,14 @@ class KernelReport(Frame, frozen=True, array_like=True):
     state: str
 
 
+class GraphReport(Frame, frozen=True, array_like=True):
+    """Whether decode steps of up to `num_rows` rows are replayed from a recording: `equal` if it gave the bits of the
+    call; called if it did not (`differs`), or if nothing could be recorded (`failed`)."""
+
+    num_rows: int
+    state: str
+
+
 class StepReport(Frame, frozen=True, array_like=True):
     """One step that ran recently."""
 
@@ -107,6 +115,8 @@ class EngineReport(Frame, frozen=True, tag="engine_report"):
     evicted_blocks: dict[str, int] = msgspec.field(default_factory=dict)
     """Blocks that were evicted since the process began, by cause."""
     kernels: tuple[KernelReport, ...] = ()
+    graphs: tuple[GraphReport, ...] = ()
+    """The decode steps that were to be recorded, by rising size."""
     steps: tuple[StepReport, ...] = ()
     """The last steps, the oldest first."""
     tenants: tuple[TenantReport, ...] = ()

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from accounting.values import periods
 from gateway.console import charts, choices, formats, pages, spans
@@ -35,7 +36,9 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     caps = {one["currency"]: _month_cap(found, one["currency"], viewer.sees_all) for one in found["spending"]}
     now = time.time()
     limits = _limits(found, windows)
-    tables = [limits, *([_spenders(found)] if viewer.sees_all else [])]
+    tables = {"limits": limits, "failures": _failures(found["failures"])}
+    if viewer.sees_all:
+        tables["top-tenants"] = _spenders(found)
     first = next(iter(limits.rows), None)
     return pages.show(
         request,
@@ -47,7 +50,6 @@ async def show_home(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         charts={one["currency"]: _spending_chart(one) for one in found["spending"]},
         first=first,
         names=await choices.names_of(viewer, [first["tenant"]] if first else []),
-        since=spans.written(found["failures"]["since"]),
         tables=tables,
     )
 
@@ -130,6 +132,23 @@ _LIMIT_COLUMNS = (
     Column("reached_at", "Reached at this pace", "moment"),
     Column("renewed_at", "Free again", "moment"),
 )
+
+
+def _failures(found: Mapping[str, Any]) -> Table:
+    """Returns the causes of failures, each with the way to its requests."""
+
+    def link(cause: Mapping[str, Any]) -> str:
+        asked = {"outcome": cause["outcome"], "status_class": f"{cause['status'] // 100}xx"}
+        asked |= {"error_code": cause["error_code"]} if cause["error_code"] else {}
+        return str(URL(pages.ROOT + "/requests").with_query(asked | {"from": spans.written(found["since"])}))
+
+    columns = (
+        Column("status", "Status", "state"),
+        Column("cause", "Cause", link=link),
+        Column("num_requests", "Requests", "count"),
+    )
+    rows = [{**cause, "cause": cause["error_code"] or cause["outcome"]} for cause in found["causes"]]
+    return Table("failures", columns, rows, "No request failed.")
 
 
 def _spenders(found: Mapping[str, Any]) -> Table:

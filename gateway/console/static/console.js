@@ -10,6 +10,26 @@ function showTimes(root) {
 }
 showTimes(document);
 
+// So are the marks of an axis of moments, which are as long as they were.
+for (const mark of document.querySelectorAll("text[data-at]")) {
+  const written = zoned.format(new Date(mark.dataset.at));
+  mark.textContent = mark.textContent.includes(":") ? written.slice(11, 16) : written.slice(5, 10);
+}
+
+// A field for a moment takes the viewer's time; a hidden one sends UTC, unchanged where nothing was typed.
+for (const field of document.querySelectorAll("input[data-utc]")) {
+  const sent = Object.assign(document.createElement("input"), { type: "hidden", name: field.name, value: field.value });
+  const at = new Date(field.value + "Z");
+  field.removeAttribute("name");
+  field.autocomplete = "off"; // the browser would put back what was typed before, and the hidden field's value not
+  if (field.value && !isNaN(at)) field.value = zoned.format(at).replace(" ", "T").slice(0, field.value.length);
+  field.addEventListener("input", () => {
+    sent.value = field.value && new Date(field.value).toISOString().slice(0, 19);
+  });
+  field.after(sent);
+}
+for (const zone of document.querySelectorAll(".utc")) zone.remove();
+
 // A click copies a text block.
 for (const block of document.querySelectorAll("pre.copy")) {
   const button = document.createElement("button");

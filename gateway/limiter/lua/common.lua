@@ -13,11 +13,14 @@
 --              seq, wait, stop, mu. An ended reservation is a tombstone
 -- window       hash: one field per bucket with an amount, sum, lo (no field is older), hi (the newest with one).
 --              Its key ends in :<unit>:<seconds of a bucket>
+-- shadow       hash: <day> <name of a limit in shadow mode> -> the requests of that day that it would have refused. No
+--              decision reads it, so a state that is rebuilt leaves it alone
 
 local BUCKETS = 60         -- the current bucket and 60 before it count, so the limit holds over any 60
 local TOMBSTONE_S = 300
 local STEP_MS = 60000       -- after a smaller step back the clock stands still, for a window at most
 local MAX_EXACT = 9007199254740991   -- 2^53 - 1: numbers here are doubles
+local SHADOW_DAYS = 7       -- today and the days before it, UTC, of which refusals in shadow mode are told
 
 -- Returns Redis TIME in ms, kept monotone over small steps. Returns nil if it has stepped back further: the counted
 -- amounts then lie in a future that may be far off, and the state must be rebuilt. Only tests pass a time.
@@ -329,4 +332,34 @@ local function finish(state, open, reservation, windows, request_id, input_used,
   redis.call('DEL', reservation)
   redis.call('HSET', reservation, 'state', 'ended')
   redis.call('EXPIRE', reservation, TOMBSTONE_S)
+end
+
+-- Refusals in shadow mode
+
+local function day_of(now) return math.floor(now / 86400000) end
+
+-- Counts a request that the limits of these names would have refused. Days that are no longer told are deleted when a
+-- limit counts for the first time on a day.
+local function count_shadowed(key, names, now)
+  local day, is_first = day_of(now), false
+  for _, name in ipairs(names) do
+    if redis.call('HINCRBY', key, day .. ' ' .. name, 1) == 1 then is_first = true end
+  end
+  if #names > 0 then redis.call('EXPIRE', key, SHADOW_DAYS * 86400) end
+  if not is_first then return end
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if tonumber(string.match(field, '^%d+')) <= day - SHADOW_DAYS then redis.call('HDEL', key, field) end
+  end
+end
+
+-- Returns the number of requests of the last days that each of these limits would have refused.
+local function shadowed_of(key, names, now)
+  local answer, day = {}, day_of(now)
+  for i, name in ipairs(names) do
+    local fields, sum = {}, 0
+    for before = 0, SHADOW_DAYS - 1 do fields[#fields + 1] = (day - before) .. ' ' .. name end
+    for _, number in ipairs(numbers_of(key, fields)) do sum = sum + number end
+    answer[i] = sum
+  end
+  return answer
 end

@@ -1,8 +1,9 @@
 -- Admits a request at every level or at none: the prompt and the largest affordable first lease.
--- KEYS  1 state  2 open  3 reservation  4.. windows
+-- KEYS  1 state  2 open  3 reservation  4.. windows, then with `shadow` the refusals in shadow mode
 -- ARGV  1 time ('' outside tests)  2 JSON: epoch, id, slot, places, limits ({number of its window, limit, shadow}
 --       each), running ({place, limit, shadow} each), budgets ({row, budget, start, limit, hardness, version} each),
---       prompt, cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output)
+--       prompt, cost of the prompt, term in ms, ladder ({tokens, cost} each, largest first; none: no output), and if
+--       one of the limits or budgets is a shadow, shadow: the name of each of them in this order, '' if not counted
 -- Answer {'rebuild', epoch}, {'ended'}, {'inexact'}, or
 --   {'ok' | 'refused', now, bound, micro-units reserved, number of the failing limit (limits, then running, then
 --    budgets; 0: none), ms until it would fit (-1: never), {sum, ms until empty, open tokens of its place} of the
@@ -11,6 +12,7 @@
 -- A repeated call gets the same bound, and nothing is taken twice.
 local state, open, reservation = KEYS[1], KEYS[2], KEYS[3]
 local ask = cjson.decode(ARGV[2])
+local shadow = ask.shadow and table.remove(KEYS)
 if not is_current(state, open, ask.epoch) then return rebuild(state) end
 local known = redis.call('HMGET', reservation, 'state', 'bound', 'mu')
 if known[1] == 'ended' then return {'ended'} end
@@ -43,10 +45,12 @@ if known[1] == 'open' and redis.call('ZSCORE', open, ask.id) then
 end
 
 local smallest = ask.ladder[#ask.ladder] or {0, 0}
-local failing, wait = 0, 0
-local function refuse(number, shadow, ms)
-  if shadow then
+local failing, wait, counted = 0, 0, {}
+local function refuse(number, is_shadow, ms)
+  if is_shadow then
     shadowed[#shadowed + 1] = number
+    local name = shadow and ask.shadow[number] or ''
+    if name ~= '' then counted[#counted + 1] = name end
     return
   end
   if failing == 0 then failing = number end
@@ -70,6 +74,7 @@ for i, m in ipairs(money) do
     refuse(#ask.limits + #ask.running + i, m[2] == 'shadow', -1)
   end
 end
+count_shadowed(shadow, counted, now)
 if failing > 0 then return report('refused', 0, 0, failing, wait, counts, 0) end
 
 local bound, cost = best_rung(ask.ladder, windows, ask.limits, ask.prompt, money, ask.cost)

@@ -123,6 +123,16 @@ async def test_another_tenants_request_is_unknown(db: Database) -> None:
         ({"request_id": row(5).request_id}, [5]),
         ({"request_id": row(5).request_id, "tenant_id": "proj_a"}, []),
         ({"request_id": "nothing"}, []),
+        ({"batch_id": "batch_0"}, [0, 4, 8]),
+        ({"batch_id": "batch_0", "tenant_id": "proj_b"}, []),
+        ({"tier": "batch"}, [0, 4, 8]),
+        ({"tier": "interactive", "key_id": "key_2"}, [2, 5, 11]),
+        ({"end_user": "ann"}, [0, 5, 10]),
+        ({"end_user": "ann", "tenant_id": "proj_a"}, [0, 10]),
+        ({"end_user": "ann", "tenant_id": "proj_a", "tier": "batch"}, [0]),
+        ({"error_code": "internal"}, [0, 6]),
+        ({"error_code": "internal", "tenant_id": "proj_a", "batch_id": "batch_0"}, [0]),
+        ({"error_code": "insufficient_quota", "outcome": "refused"}, [3]),
     ],
 )
 @pytest.mark.parametrize("limit", [1, 100])
@@ -135,10 +145,14 @@ async def test_filters_find_theirs_in_order_page_by_page(
             "key_id": f"key_{n % 3}",
             "model": "llama" if n % 4 else "qwen",
             "duration_ms": n * 100,
+            "tier": "interactive" if n % 4 else "batch",
+            "batch_id": None if n % 4 else "batch_0",
+            "end_user": "" if n % 5 else "ann",
         }
         if n in (0, 6):
             return failed(n, **fields)
-        return row(n, **fields, **({"status": 429, "outcome": "refused"} if n == 3 else {}))
+        refused = {"status": 429, "outcome": "refused", "error_code": "insufficient_quota"}
+        return row(n, **fields, **(refused if n == 3 else {}))
 
     await write(db, *(made(n) for n in range(12)))
     found, num_pages = await pages(db, limit, **wanted)
@@ -300,6 +314,33 @@ async def test_a_session_has_an_entry_for_each_currency_and_refusals_are_in_one_
         ("talk", "USD", 2, 7),
         ("talk", "EUR", 1, 5),
     ]
+
+
+async def test_the_requests_of_a_batch_and_of_an_end_user_have_an_index(db: Database) -> None:
+    """So a page of a few of them among many requests is no search through the log."""
+    await write(db, *(row(number) for number in range(400)))
+    await write(db, *(row(400 + number, batch_id="batch_1", end_user="ann") for number in range(3)))
+    async with db.write() as conn:
+        await conn.exec_driver_sql("ANALYZE")
+    statements: list[tuple[str, Any]] = []
+
+    def note(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: Any) -> None:
+        statements.append((statement, parameters))
+
+    for wanted, index in (
+        ({"batch_id": "batch_1"}, "ix_request_log_batch_id"),
+        ({"batch_id": "batch_1", "tenant_id": "proj_a"}, "ix_request_log_batch_id"),
+        ({"end_user": "ann", "tenant_id": "proj_a"}, "ix_request_log_end_user"),
+    ):
+        statements.clear()
+        async with db.read() as conn:
+            event.listen(conn.sync_connection, "before_cursor_execute", note)
+            assert len((await request_log.list_requests(conn, RequestFilter(**wanted))).items) == 3
+            event.remove(conn.sync_connection, "before_cursor_execute", note)
+            if db.dialect == "sqlite":
+                statement, parameters = statements[-1]
+                plan = [one[3] for one in await conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+                assert any(index in step for step in plan), plan
 
 
 async def test_sums_of_sessions_read_the_newest_rows_and_no_index_of_all(

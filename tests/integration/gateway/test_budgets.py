@@ -259,6 +259,24 @@ async def test_quotas_of_each_kind_refuse_by_name_and_a_shadow_one_only_counts(g
         shadowed, _ = await ask(gateway, key, max_tokens=30, user="ann")
         assert shadowed.status == 200
         assert shadow_refusals(gateway, level, dimension) == 1
+        [[key_id]] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
+        told = {}
+        for path in (f"/admin/v1/tenants/{tenant}/limits", f"/admin/v1/keys/{key_id}/limits"):
+            _, found = await call(gateway, "GET", path)
+            told[path] = [one["would_have_refused"] for one in found["data"] if one["dimension"] == dimension]
+        counts = [] if level == "end_user" else [1]  # a limit on each end user has no place in the list
+        assert all([count for count in seen if count is not None] == counts for seen in told.values()), told
+
+
+async def test_a_shadow_budget_says_how_many_requests_it_would_have_refused(gateway):
+    tenant, key = await gateway.new_tenant("anna")
+    made = await budget(gateway, tenant, 0, shadow=True)
+    for _ in range(3):
+        answer, _ = await ask(gateway, key, max_tokens=5)
+        assert answer.status == 200
+    _, found = await call(gateway, "GET", "/v1/me/limits", key=key)
+    assert [one["would_have_refused"] for one in found["data"] if one.get("budget") == made["id"]] == [3]
+    assert {one["would_have_refused"] for one in found["data"] if "budget" not in one} == {None}
 
 
 async def test_a_models_limit_is_held_against_that_model_alone(gateway):

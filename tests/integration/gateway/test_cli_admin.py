@@ -234,6 +234,9 @@ async def test_two_tenants_of_one_name_must_be_told_apart_by_id(gateway):
 
 async def test_a_limit_is_previewed_and_unusual_keys_are_listed(gateway):
     await _post_one(gateway)
+    budget = ("--budget", "0.01", "--period", "day", "--tier", "batch", "--json")
+    _, output = await headgate(gateway, "limits", "preview", "default", *budget)
+    assert (json.loads(output)["limit_micro_units"], json.loads(output)["num_minutes"]) == (10_000, None)
     _, output = await headgate(gateway, "limits", "preview", "default", "--requests-per-minute", "0", "--json")
     seen = json.loads(output)
     assert (seen["num_requests"], seen["num_refused"]) == (1, 1)
@@ -250,3 +253,18 @@ async def test_a_preview_without_a_limit_is_a_400_that_names_one(gateway, body):
         error = (await answer.json())["error"]
     assert (error["code"], error["param"]) == ("missing_required_parameter", "max_requests_per_1_minute")
     assert "max_tokens_per_1_minute" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"max_requests_per_1_day": 1, "max_requests_per_1_minute": 1}, None),
+        ({"max_requests_per_1_day": 1, "limit_micro_units": 1, "period": "day"}, None),
+        ({"limit_micro_units": 1}, "period"),
+        ({"max_tokens_per_1_minute": 1, "period": "day"}, "period"),
+    ],
+)
+async def test_a_preview_of_several_kinds_or_of_half_a_budget_is_a_400(gateway, body, param):
+    path = "/admin/v1/tenants/default/limits/preview"
+    async with gateway.session(gateway.keys.admin_key) as session, session.post(path, json=body) as answer:
+        assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)

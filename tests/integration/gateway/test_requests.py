@@ -359,6 +359,13 @@ async def test_the_command_shows_and_a_client_cannot_speak_to_the_terminal(hosti
 async def test_the_command_filters_and_says_what_is_not_there(hostile: RunningGateway) -> None:
     assert "req_" in await headgate(hostile, "list", "--tenant", "default", "--min-duration", "1000")
     assert "req_" not in await headgate(hostile, "list", "--tenant", "default", "--min-duration", "10000")
+    for option, value in (
+        ("--tier", "batch"),
+        ("--batch", "batch_none"),
+        ("--end-user", "nobody"),
+        ("--error", "none"),
+    ):
+        assert await headgate(hostile, "list", "--json", option, value) == "[]\n", option
     assert await headgate(hostile, "list", "--json", "--from", "2020-01-01", "--to", "2021-01-01") == "[]\n"
     done = await asyncio.to_thread(
         CliRunner().invoke,

@@ -15,7 +15,7 @@ from workers.engine.device import device_steps, graphs, shared_rows
 from workers.engine.device.graphs import DirectCall, Launch
 from workers.engine.device.runner import ModelRunner, RunnerSettings
 from workers.engine.values.errors import DeviceOutOfMemory
-from workers.engine.values.plan import PENDING, Row, SampledToken, SampleSpec
+from workers.engine.values.plan import PENDING, GraphState, Row, SampledToken, SampleSpec
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.rest
@@ -169,6 +169,7 @@ def test_a_recorded_step_that_differs_is_called_and_said(
         f"steps of {size} rows are called: their recording gives other bits" for size in sizes
     ]
     assert f"0 of {len(sizes)} decode steps recorded" in caplog.text
+    assert list(runner.graphs) == [GraphState(size, "differs") for size in reversed(sizes)]
     sequences = sequences_of(4)
     LaggedEngine(runner, sequences, 3, 1).run()
     assert_same(sequences, plain_outputs(tiny_model("llama"), sequences_of(4)))
@@ -194,6 +195,7 @@ def test_a_step_that_cannot_be_recorded_is_called_and_said(
     with caplog.at_level(logging.INFO, "workers.engine.device.graphs"):
         runner = device_runner(tiny_model("llama"), refuse)
     assert "that of 6 rows fails: operation not permitted when stream is capturing" in caplog.text
+    assert {one.state for one in runner.graphs} == {"failed"}
     sequences = sequences_of(3)
     LaggedEngine(runner, sequences, 3, 1).run()
     assert_same(sequences, plain_outputs(tiny_model("llama"), sequences_of(3)))

@@ -3,10 +3,10 @@
 from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.cache_watch import CacheFigures
 from workers.engine.reports.engine_report import EngineReporter
-from workers.engine.values.plan import KernelState
+from workers.engine.values.plan import GraphState, KernelState
 from workers.engine.values.queue_figures import QueueFigures, TenantQueue
 from workers.engine.values.record import StepRecord
-from workers.protocol.reports import MAX_REPORTED_STEPS, MAX_REPORTED_TENANTS, KernelReport, StepReport
+from workers.protocol.reports import MAX_REPORTED_STEPS, MAX_REPORTED_TENANTS, GraphReport, KernelReport, StepReport
 
 
 def test_the_busiest_tenants_are_told_and_the_others_left_out():
@@ -23,7 +23,7 @@ def test_the_busiest_tenants_are_told_and_the_others_left_out():
 
 
 def test_the_last_steps_are_told_with_their_age_and_kernels_stay():
-    reporter = EngineReporter([KernelState("attention", "triton", "equal")])
+    reporter = EngineReporter([KernelState("attention", "triton", "equal")], [GraphState(8, "differs")])
     steps = [
         StepRecord(n, num_seqs=2, num_decode_seqs=1, num_prefill_tokens=n, execute_s=0.002, collected_at=float(n))
         for n in range(MAX_REPORTED_STEPS + 5)
@@ -33,3 +33,4 @@ def test_the_last_steps_are_told_with_their_age_and_kernels_stay():
     assert len(told.steps) == MAX_REPORTED_STEPS
     assert told.steps[0] == StepReport(5, 95_000, 2000, 2, 5, 1)
     assert told.kernels == (KernelReport("attention", "triton", "equal"),)
+    assert told.graphs == (GraphReport(8, "differs"),)

@@ -49,6 +49,18 @@ def test_the_parts_of_a_bar_stand_on_each_other_and_are_as_high_as_their_values(
     assert len(drawn.marks) <= charts.NUM_MARKS
 
 
+def test_the_axis_of_requests_has_the_moments_that_its_labels_say_in_utc() -> None:
+    """So that the page's script writes them in the viewer's zone, as it does the times of the table."""
+    start_s = 1_795_735_860
+    buckets = [
+        {"start_ms": (start_s + 1800 * n) * 1000, "end_ms": 0, "num_requests": 1, "num_failed": 0} for n in range(48)
+    ]
+    marks = charts.counted(buckets).marks
+    assert [mark.moment for mark in marks] == [start_s + 1800 * n for n in range(0, 48, 7)]
+    assert [mark.label for mark in marks] == [formats.iso(mark.moment)[11:16] for mark in marks]
+    assert {mark.moment for mark in charts.stacked([("", {})], (), below=["11-26"]).marks} == {None}
+
+
 def test_a_month_is_drawn_until_now_and_its_forecast_until_the_end() -> None:
     drawn = charts.month([20_000_000, 40_000_000, 60_000_000], 30, 2.5, FORECAST, 150_000_000)
     assert drawn.ticks[-1].label == "150"

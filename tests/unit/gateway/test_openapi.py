@@ -25,6 +25,7 @@ def operation(route: Any) -> dict[str, Any]:
 def test_every_route_is_described_with_its_scope_and_parameters(route):
     described = operation(route)
     assert described["x-headgate-scope"] == route.scope
+    assert described.get("x-headgate-or-scope") == route.or_scope
     assert bool(described["security"]) == (route.scope != "none")
     named = {parameter["name"] for parameter in described.get("parameters", [])}
     assert named == set(re.findall(r"\{(\w+)", route.path))

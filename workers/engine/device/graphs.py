@@ -15,6 +15,8 @@ from typing import Protocol
 
 import torch
 
+from workers.engine.values.plan import GraphState
+
 log = logging.getLogger(__name__)
 
 Launch = Callable[[], None]
@@ -101,6 +103,12 @@ class Graphs:
         self._forward = forward
         self._draw = draw
         self._buckets = {size: self.called(size) for size in self.sizes}
+        self._states: dict[int, GraphState] = {}
+
+    @property
+    def states(self) -> Sequence[GraphState]:
+        """The sizes that were to be recorded, in rising order, with what became of each."""
+        return [self._states[size] for size in self.sizes if size in self._states]
 
     def bucket(self, num_rows: int) -> Bucket:
         return self._buckets[self.sizes[bisect.bisect_left(self.sizes, num_rows)]]
@@ -113,6 +121,7 @@ class Graphs:
         gives other bits than its call, or that cannot be recorded, is called from then on."""
         started, before = time.monotonic(), _used_bytes()
         number = 0
+        self._states = {size: GraphState(size, "failed") for size in self.sizes}
         for size in reversed(self.sizes):
             called = self.called(size)
             try:
@@ -125,8 +134,10 @@ class Graphs:
                 break
             if equal(trial.outcome(called), trial.outcome(recorded)):
                 self._buckets[size] = recorded
+                self._states[size] = GraphState(size, "equal")
                 number += 1
             else:
+                self._states[size] = GraphState(size, "differs")
                 log.warning("steps of %d rows are called: their recording gives other bits", size)
         seconds, taken = time.monotonic() - started, _used_bytes() - before
         log.info(

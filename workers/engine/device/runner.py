@@ -44,7 +44,7 @@ from workers.engine.sampling.sampler import Sampler
 from workers.engine.sizing.capacity import Format, Need
 from workers.engine.values.abilities import Abilities
 from workers.engine.values.errors import ModelError
-from workers.engine.values.plan import AdapterWeights, LoadedAdapter, Row, RowResult, Ticket
+from workers.engine.values.plan import AdapterWeights, GraphState, LoadedAdapter, Row, RowResult, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -173,6 +173,7 @@ class ModelRunner:
             parallel.meet()
             self.loaded = self._load(model, kv_dtype, settings, recipe, found)
             self.store = self.loaded.store
+            self.graphs: Sequence[GraphState] = ()
             self._steps = self._ready(settings, capture)
             trial.run(self._steps, config.model_type, self.block_size, self.store.num_blocks, self.max_model_len)
         self.num_blocks = self.store.num_blocks
@@ -328,6 +329,7 @@ class ModelRunner:
         self._take_memory(settings, steps, 0 if capture is None else len(steps.graphs.sizes))
         if capture is not None:
             steps.record(capture)
+            self.graphs = steps.graphs.states
         return steps
 
     def _take_memory(self, settings: RunnerSettings, steps: Steps, num_graphs: int) -> None:

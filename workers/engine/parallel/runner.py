@@ -63,6 +63,7 @@ class ParallelRunner:
         self.vocab_size = runner.vocab_size
         self.vocabulary = runner.vocabulary
         self.kernels = runner.kernels
+        self.graphs = runner.graphs
         self.takes_trees = runner.takes_trees
         self.abilities = runner.abilities
         self.adapters: dict[str, LoadedAdapter] = {}  # adapters are not sent to ranks

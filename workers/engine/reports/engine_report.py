@@ -1,5 +1,5 @@
-"""The report of a worker to gateways for its operator: the last steps, who has what, evictions, kernels. The module is
-pure.
+"""The report of a worker to gateways for its operator: the last steps, who has what, evictions, kernels and
+recorded steps. The module is pure.
 
 It is given what the engine thread reports once a step, and makes one value of it for each heartbeat.
 """
@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cache.blocks.usage import TenantBlocks
 from workers.engine.reports.cache_watch import CacheFigures
-from workers.engine.values.plan import KernelState
+from workers.engine.values.plan import GraphState, KernelState
 from workers.engine.values.queue_figures import QueueFigures, TenantQueue
 from workers.engine.values.record import StepRecord
 from workers.protocol.reports import (
     MAX_REPORTED_STEPS,
     MAX_REPORTED_TENANTS,
     EngineReport,
+    GraphReport,
     KernelReport,
     StepReport,
     TenantReport,
@@ -26,8 +27,9 @@ from workers.protocol.reports import (
 
 
 class EngineReporter:
-    def __init__(self, kernels: Iterable[KernelState]) -> None:
+    def __init__(self, kernels: Iterable[KernelState], graphs: Iterable[GraphState] = ()) -> None:
         self._kernels = tuple(KernelReport(one.op, one.implementation, one.state) for one in kernels)
+        self._graphs = tuple(GraphReport(one.num_rows, one.state) for one in graphs)
         self._steps: deque[StepRecord] = deque(maxlen=MAX_REPORTED_STEPS)
         self._cache = CacheFigures()
         self._queues = QueueFigures()
@@ -47,6 +49,7 @@ class EngineReporter:
             pinned_blocks=cache.num_pinned_blocks,
             evicted_blocks=cache.evicted_blocks,
             kernels=self._kernels,
+            graphs=self._graphs,
             steps=tuple(_step(one, now) for one in self._steps),
             tenants=_tenants(queues.tenants, cache.tenants),
         )

@@ -145,6 +145,16 @@ class KernelState:
     compare."""
 
 
+@dataclass(frozen=True, slots=True)
+class GraphState:
+    """Whether decode steps of up to `num_rows` rows are replayed from a recording, and how it compares with a call."""
+
+    num_rows: int
+    state: Literal["equal", "differs", "failed"]
+    """equal: the recording gave the bits of the call, and is replayed. differs: it did not, so the step is called.
+    failed: nothing could be recorded, so the step is called."""
+
+
 class LoadedAdapter(NamedTuple):
     slot: int
     """Slot number, as in `Row.adapter`."""
@@ -185,6 +195,11 @@ class StepRunner(Protocol):
 
     @property
     def kernels(self) -> Sequence[KernelState]: ...
+
+    @property
+    def graphs(self) -> Sequence[GraphState]:
+        """The decode steps that were to be recorded, by rising size; none where nothing is recorded, as on a CPU."""
+        ...
 
     @property
     def abilities(self) -> Abilities:

@@ -8,10 +8,11 @@ from typing import Any
 
 from aiohttp import web
 from multidict import MultiDict
+from yarl import URL
 
 from gateway.console import choices, pages
-from gateway.console.calls import Refused
-from gateway.console.screens.access.limits import LIMITS
+from gateway.console.calls import Refused, or_refused
+from gateway.console.screens.access.limits import LIMITS, limits_table
 from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
@@ -152,6 +153,7 @@ async def _changed(request: web.Request, viewer: Viewer, wanted: Mapping[str, An
 
 async def show_key(request: web.Request, viewer: Viewer, refused: Refused | None = None) -> web.StreamResponse:
     key = await viewer.get(_one(request, viewer))
+    in_force, limiter_refused = await or_refused(viewer.get(f"{_one(request, viewer)}/limits"))
     form: Mapping[str, Any] = await pages.fields_of(request) if request.method == "POST" else {}
     return pages.show(
         request,
@@ -163,6 +165,9 @@ async def show_key(request: web.Request, viewer: Viewer, refused: Refused | None
         refused=refused,
         manages=_manages(viewer),
         limits=LIMITS,
+        table=None if in_force is None else limits_table(in_force["data"]),
+        own_address=URL.build(path=f"{pages.ROOT}/keys/{key['id']}"),
+        limiter_refused=limiter_refused,
         overlaps=OVERLAPS,
         form=form if refused is not None and "models" in form else None,
     )

@@ -58,8 +58,15 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
         "held": amount(one["reserved"]),
         "left": amount(max(0, one["limit"] - taken)),
         "resets_at": one["resets_at"],
-        "enforced": "refuses" if one["enforced"] else "tells only",
+        "enforced": _effect(one),
+        "would_have_refused": one["would_have_refused"],
     }
+
+
+def _effect(one: Mapping[str, Any]) -> str:
+    if one["enforced"]:
+        return "refuses"
+    return "tells only" if one["would_have_refused"] is None else "watches only"
 
 
 _COLUMNS: Sequence[Column] = (
@@ -74,6 +81,7 @@ _COLUMNS: Sequence[Column] = (
     Column("left", "Left"),
     Column("resets_at", "Empty or new at", "moment"),
     Column("enforced", "Effect"),
+    Column("would_have_refused", "Would have refused in 7 days", "count"),
 )
 
 ROUTES = [pages.get("/limits", show_limits)]

@@ -11,13 +11,27 @@ from aiohttp import web
 from yarl import URL
 
 from gateway.console import choices, pages
-from gateway.console.calls import Refused
-from gateway.console.screens.access.limits import LIMITS, limits_table
+from gateway.console.calls import Refused, or_refused
+from gateway.console.screens.access.limits import LIMITS, MONEY, WORDS, limits_table
 from gateway.console.tables import Column, Table, next_page
 from gateway.console.viewer import Viewer
 
 PERIODS = ("hour", "day", "month")
 KINDS = {"hard": "refuse requests", "soft": "tell only", "shadow": "watch only"}
+LEVELS = {"tenant": "the tenant", "key": "one key", "model": "one model", "end_user": "each end user"}
+DIMENSIONS = {name: words for name, words in WORDS.items() if name != MONEY}
+TRIED = {
+    "requests_per_minute": "max_requests_per_1_minute",
+    "tokens_per_minute": "max_tokens_per_1_minute",
+    "input_tokens_per_minute": "max_input_tokens_per_1_minute",
+    "output_tokens_per_minute": "max_output_tokens_per_1_minute",
+    "requests_per_day": "max_requests_per_1_day",
+}
+"""The quotas that can be tried on past requests, by their names in the preview."""
+NOT_TRIED = (
+    "Only limits of requests and tokens, of the tenant, a key or a model, can be tried on past requests. For others, store "
+    "one that watches only, and see what it would have refused."
+)
 PAGE_ROWS = 100
 _MICRO_UNITS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,6}))?", re.ASCII)
 
@@ -43,8 +57,37 @@ async def limit(request: web.Request, viewer: Viewer) -> web.StreamResponse:
         path = f"{_project(request)}/rate_limits/rl-{quote(model, safe='')}"
         return await _done(request, viewer, viewer.post(path, wanted), "changed")
     asked = {name: value for name, value in wanted.items() if name != "max_running_requests"}
+    return await _tried(request, viewer, asked | {"model": model})
+
+
+async def set_quota(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    """Stores or removes the quota of the form, or says what it would have refused."""
+    form = await pages.fields_of(request)
+    level, dimension, subject = (form.get(name, "") for name in ("level", "dimension", "subject"))
+    limit = choices.number(form.get("limit"))
+    if "preview" in form:
+        if level == "end_user" or dimension not in TRIED:
+            return await show_tenant(request, viewer, Refused(400, NOT_TRIED))
+        subjects = {"model": "model", "key": "api_key_id"}
+        asked = {subjects[level]: subject} if level in subjects else {}
+        return await _tried(request, viewer, {TRIED[dimension]: limit, **asked})
+    wanted = {
+        "project_id": request.match_info["id"],
+        "level": level,
+        "dimension": dimension,
+        "subject": subject,
+        # The API removes a quota whose limit is null, so a field that was left blank is sent as text, and refused.
+        "limit": None if "delete" in form else "" if limit is None else limit,
+        "shadow": "shadow" in form,
+    }
+    done = "deleted" if "delete" in form else "changed"
+    return await _done(request, viewer, viewer.post("/admin/v1/quotas", wanted), done)
+
+
+async def _tried(request: web.Request, viewer: Viewer, asked: Mapping[str, Any]) -> web.StreamResponse:
+    """Shows what these limits would have refused of the requests of the last 7 days."""
     try:
-        seen = await viewer.post(f"{_admin(request)}/limits/preview", asked | {"model": model})
+        seen = await viewer.post(f"{_admin(request)}/limits/preview", asked)
     except Refused as refused:
         return await show_tenant(request, viewer, refused)
     return await show_tenant(request, viewer, preview=seen)
@@ -73,6 +116,9 @@ async def add_budget(request: web.Request, viewer: Viewer) -> web.StreamResponse
         "hard": form.get("kind") == "hard",
         "shadow": form.get("kind") == "shadow",
     }
+    if "preview" in form:
+        names = ("period", "limit_micro_units", "api_key_id", "model")
+        return await _tried(request, viewer, {name: wanted[name] for name in names})
     return await _done(request, viewer, viewer.post("/admin/v1/budgets", wanted), "created")
 
 
@@ -82,6 +128,11 @@ async def change_budget(request: web.Request, viewer: Viewer) -> web.StreamRespo
     if "delete" in form:
         return await _done(request, viewer, viewer.delete(path), "deleted")
     amount = _fraction(form.get("amount", ""), _MICRO_UNITS, 6)
+    if "preview" in form:
+        present = await viewer.get(path)
+        names = ("period", "api_key_id", "model", "tier")
+        asked = {name: present[name] for name in names}
+        return await _tried(request, viewer, asked | {"limit_micro_units": amount})
     return await _done(request, viewer, viewer.patch(path, {"limit_micro_units": amount}), "changed")
 
 
@@ -129,8 +180,9 @@ async def show_tenant(
     models = await viewer.get(f"{_project(request)}/rate_limits")
     budgets = await viewer.get("/admin/v1/budgets", project_id=tenant["id"], limit=PAGE_ROWS)
     alerts = await viewer.get(f"{_project(request)}/spend_alerts", limit=PAGE_ROWS)
-    in_force, limiter_refused = await _or_refused(viewer.get(f"{_admin(request)}/limits"))
-    spend, _ = await _or_refused(viewer.get(f"{_project(request)}/spend_limit"))
+    in_force, limiter_refused = await or_refused(viewer.get(f"{_admin(request)}/limits"))
+    quotas = await viewer.get("/admin/v1/quotas", project_id=tenant["id"])
+    spend, _ = await or_refused(viewer.get(f"{_project(request)}/spend_limit"))
     return pages.show(
         request,
         viewer,
@@ -143,6 +195,10 @@ async def show_tenant(
         limits=LIMITS,
         models=models["data"],
         budgets=budgets["data"],
+        tried_budget=request.match_info.get("budget_id"),
+        quotas=quotas["data"],
+        levels=LEVELS,
+        dimensions=DIMENSIONS,
         alerts=alerts["data"],
         spend=spend,
         periods=PERIODS,
@@ -150,14 +206,6 @@ async def show_tenant(
         table=None if in_force is None else limits_table(in_force["data"]),
         limiter_refused=limiter_refused,
     )
-
-
-async def _or_refused(call: Awaitable[Any]) -> tuple[Any, Refused | None]:
-    """Returns the answer, or why there is none: the page shows the rest without it."""
-    try:
-        return await call, None
-    except Refused as refused:
-        return None, refused
 
 
 async def _done(request: web.Request, viewer: Viewer, call: Awaitable[Any], done: str) -> web.StreamResponse:
@@ -206,6 +254,7 @@ _ACTIONS: dict[str, _Action] = {
     "suspend": suspend,
     "resume": resume,
     "archive": archive,
+    "quotas": set_quota,
     "budgets": add_budget,
     "budgets/{budget_id}": change_budget,
     "spend-limit": spend_limit,

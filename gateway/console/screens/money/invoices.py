@@ -27,6 +27,8 @@ CREDIT_TYPES = {
     "adjustment": "Adjustment of a request that is on no invoice yet",
     "credit_note": "Credit note for a request on an invoice",
 }
+SERVICE_TIERS = {"interactive": "default", "batch": "batch"}
+"""The tiers of lines of usage, by their names in the list of requests."""
 PAGE_ROWS = 100
 AFTER_CREDIT = "after_credit"
 """The page's second list has a place of its own in the address."""
@@ -202,6 +204,7 @@ def _requests_of(found: Mapping[str, Any], viewer: Viewer) -> Any:
             return None
         start, end = periods.bounds(line["period"])
         asked = owner | {"model": line["model"], "from": spans.written(start), "until": spans.written(end)}
+        asked |= {"service_tier": SERVICE_TIERS[line["tier"]]} if line["tier"] in SERVICE_TIERS else {}
         return str(URL(pages.ROOT + "/requests").with_query(asked))
 
     return link

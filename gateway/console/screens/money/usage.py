@@ -22,6 +22,8 @@ from gateway.console.viewer import Viewer
 
 MEASURES: Sequence[Measure] = ("cost", "tokens", "requests")
 FILTERS = ("project_id", "api_key_id", "model", "tier")
+REQUEST_FILTERS = {"tier": "service_tier"}
+"""The filters that the list of requests has by another name."""
 COST_DIMENSIONS: Mapping[str, str] = {"tenant": "project_id", "key": "api_key_id"}
 MAX_PAGES = 4
 """The pages of the API, of up to 10,000 results each, that a page sums up."""
@@ -165,7 +167,7 @@ def _into(here: URL, span: Span, start: int) -> str:
     """Returns the address of one bar: the page of its finer bars, or the requests of its minute."""
     seconds = spans.SECONDS[span.width]
     if span.width == "minute":
-        kept = {name: here.query[name] for name in ("project_id", "api_key_id", "model") if here.query.get(name)}
+        kept = {REQUEST_FILTERS.get(name, name): here.query[name] for name in FILTERS if here.query.get(name)}
         times = {"from": spans.written(start), "until": spans.written(start + seconds)}
         return str(URL(pages.ROOT + "/requests").with_query(kept | times))
     finer = {"width": spans.FINER[span.width], "start": spans.written(start), "end": spans.written(start + seconds)}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from gateway.base import errors
 from gateway.console import charts, choices, formats, pages, spans
@@ -35,6 +36,7 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
     times = {"start_time": span.start, "end_time": span.end}
     found = await viewer.get(viewer.own("usage/labels"), label=label, limit=MOST, by_day="true", **times, **filters)
     rows = [_row(one) for one in found["data"]]
+    into = _requests_of(viewer, span, filters) if label == "end_user" else None
     return pages.show(
         request,
         viewer,
@@ -46,7 +48,7 @@ async def show_labels(request: web.Request, viewer: Viewer) -> web.StreamRespons
         bars=_bars(found, span),
         is_cut=len(rows) == MOST,
         currency=found["data"][0]["currency"] if found["data"] else "",
-        table=Table("usage-by-label", choices.columns_for(viewer, _COLUMNS), rows, _EMPTY, sums=_sums(rows)),
+        table=Table("usage-by-label", choices.columns_for(viewer, _columns(into)), rows, _EMPTY, sums=_sums(rows)),
     )
 
 
@@ -81,6 +83,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     prompt = usage["prompt_tokens"]
     return {
         "value": one["value"] or BEYOND,
+        "is_rest": one["value"] is None,
         "project_id": one["project_id"],
         "requests": one["num_requests"],
         "prompt": prompt,
@@ -92,15 +95,30 @@ def _row(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-_COLUMNS = (
-    Column("value", "Value"),
-    Column("project_id", "Tenant", "code", names_tenant=True),
-    Column("requests", "Requests", "count"),
-    Column("prompt", "Prompt tokens", "count"),
-    Column("cached", "Cached tokens", "count"),
-    Column("cached_share", "Cached share", "share"),
-    Column("output", "Output tokens", "count"),
-    money_column("cost", "Cost"),
-)
+def _requests_of(viewer: Viewer, span: Span, filters: Mapping[str, str]) -> Callable[[Mapping[str, Any]], str | None]:
+    """Returns the link from an end user to its requests. The log has no filter for fields of the metadata."""
+    times = {"from": spans.written(span.start), "until": spans.written(span.end)}
+
+    def link(row: Mapping[str, Any]) -> str | None:
+        if row["is_rest"]:
+            return None
+        owner = {"project_id": row["project_id"]} if viewer.sees_all else {}
+        return str(URL(pages.ROOT + "/requests").with_query({**filters, **owner, "end_user": row["value"], **times}))
+
+    return link
+
+
+def _columns(into: Callable[[Mapping[str, Any]], str | None] | None) -> Sequence[Column]:
+    return (
+        Column("value", "Value", link=into),
+        Column("project_id", "Tenant", "code", names_tenant=True),
+        Column("requests", "Requests", "count"),
+        Column("prompt", "Prompt tokens", "count"),
+        Column("cached", "Cached tokens", "count"),
+        Column("cached_share", "Cached share", "share"),
+        Column("output", "Output tokens", "count"),
+        money_column("cost", "Cost"),
+    )
+
 
 ROUTES = [pages.get("/usage/labels", show_labels)]

@@ -20,14 +20,15 @@ HELD = ("held", "evictable", "free")
 async def list_workers(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     found = await viewer.get(PATH)
     bought = (await viewer.get(UPSTREAMS))["data"]
+    workers = Table("workers", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY)
+    upstreams = Table("upstreams", _UPSTREAM_COLUMNS, [_upstream_row(one) for one in bought], "")
     return pages.show(
         request,
         viewer,
         "workers.html",
-        upstreams=Table("upstreams", _UPSTREAM_COLUMNS, [_upstream_row(one) for one in bought], "") if bought else None,
+        tables=[workers, *([upstreams] if bought else [])],
         gateway=found["gateway"],
         unreachable=found["unreachable"],
-        table=Table("workers", _COLUMNS, [_row(one) for one in found["data"]], _EMPTY),
         pools=[(one["id"], _pool(one["blocks"])) for one in found["data"]],
     )
 
@@ -42,7 +43,11 @@ async def show_worker(request: web.Request, viewer: Viewer) -> web.StreamRespons
         pool=_pool(found["blocks"]),
         steps=_steps(found["steps"]),
         slowest_ms=max((step["execute_ms"] for step in found["steps"]), default=None),
-        table=Table("worker-tenants", _TENANT_COLUMNS, found["tenants"], "No tenant has anything in this worker."),
+        tables=[
+            Table("worker-tenants", _TENANT_COLUMNS, found["tenants"], "No tenant has anything in this worker."),
+            Table("kernels", _KERNEL_COLUMNS, found["kernels"], "This worker reports no kernels."),
+            Table("graphs", _GRAPH_COLUMNS, found["graphs"], "This worker records no steps, as on a CPU."),
+        ],
     )
 
 
@@ -106,6 +111,15 @@ _TENANT_COLUMNS = (
     Column("retained_blocks", "Blocks evictable", "count"),
     Column("pinned_blocks", "Blocks pinned", "count"),
     Column("evicted_blocks", "Blocks lost", "count"),
+)
+_KERNEL_COLUMNS = (
+    Column("op", "Operation", "code"),
+    Column("implementation", "Implementation"),
+    Column("state", "Compared with its twin"),
+)
+_GRAPH_COLUMNS = (
+    Column("num_rows", "Decode steps of up to so many rows", "count"),
+    Column("state", "Recording compared with the call"),
 )
 
 

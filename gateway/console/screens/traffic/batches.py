@@ -51,6 +51,7 @@ async def list_batches(
         given=given or {},
         message=message,
         estimate=estimate,
+        may_submit=not viewer.sees_all and viewer.principal.scopes >= {"batch", "files:write"},
         example=_EXAMPLE,
     )
 
@@ -73,6 +74,9 @@ async def show_batch(request: web.Request, viewer: Viewer) -> web.StreamResponse
             [("answered", done), ("failed", failed), ("waiting", max(0, counts["total"] - done - failed))]
         ),
         is_running=batch["status"] in RUNNING,
+        may_cancel=viewer.may_change and (viewer.sees_all or "batch" in viewer.principal.scopes),
+        reads_files="files:read" in viewer.principal.scopes,
+        reads_results="batch" in viewer.principal.scopes,
         eta=_eta(batch["headgate"]["eta_s"]),
         tables=tables,
     )

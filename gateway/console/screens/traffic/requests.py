@@ -17,7 +17,20 @@ from gateway.console.calls import Refused
 from gateway.console.tables import Column, Table, money_column, next_page
 from gateway.console.viewer import Viewer
 
-FILTERS = ("project_id", "api_key_id", "model", "status_class", "outcome", "min_duration_ms", "trace_id", "request_id")
+FILTERS = (
+    "project_id",
+    "api_key_id",
+    "model",
+    "status_class",
+    "outcome",
+    "error_code",
+    "service_tier",
+    "batch_id",
+    "end_user",
+    "min_duration_ms",
+    "trace_id",
+    "request_id",
+)
 """The filters that the API takes as they are."""
 TIMES = {"from": "start_time", "until": "end_time"}
 OUTCOMES = {
@@ -28,6 +41,7 @@ OUTCOMES = {
     "client_gone": "client left",
 }
 STATUS_CLASSES = ("2xx", "4xx", "5xx")
+TIERS = ("default", "batch")
 PAGE_ROWS = 100
 PERIOD_S = 24 * 3600
 """The period of the histogram where no start is asked for."""
@@ -60,6 +74,7 @@ async def list_requests(request: web.Request, viewer: Viewer) -> web.StreamRespo
         models=await models_of(viewer),
         outcomes=OUTCOMES,
         status_classes=STATUS_CLASSES,
+        tiers=TIERS,
     )
 
 

@@ -8,9 +8,10 @@ import json
 
 import pytest
 from console_pages import signed_in
-from gateways import MODEL, RunningGateway
+from gateways import MODEL, PEPPER, RunningGateway
 from sqlalchemy import insert
 
+from accounting.access import api_keys
 from accounting.batches.batch_lines import LineEnd, add_ended_lines
 from accounting.database import sealing
 from accounting.requests.idempotency_store import line_key
@@ -112,6 +113,30 @@ async def test_what_is_wrong_with_the_input_is_inert_text(shared_gateway: Runnin
         assert ("'=cmd" in export, ",=cmd" in export) == (True, False)
 
 
+async def test_a_key_that_reads_usage_sees_how_a_batch_goes_and_no_file(shared_gateway: RunningGateway) -> None:
+    tenant_id, key = await shared_gateway.new_tenant("read only", SCOPES)
+    async with shared_gateway.app[DATABASE].write() as conn:
+        reads = await api_keys.create(conn, PEPPER, tenant_id=tenant_id, now=1, scopes=["usage:read"])
+    async with signed_in(shared_gateway, key) as tenant, signed_in(shared_gateway, reads.value) as viewer:
+        await tenant.get("/batches")
+        path = (await tenant.submit("/batches", **FORM)).path.removeprefix("/console")
+        page = await viewer.get("/batches")
+        assert (path in page.text, "Submit a batch" in page.words) == (True, False)
+        page = await viewer.get(path)
+        assert ("Status validating" in page.words, "Files" in page.words, "Cancel" in page.words) == (
+            True,
+            False,
+            False,
+        )
+        for file in ("files/input_file_id", "results"):
+            assert (await viewer.get(f"{path}/{file}")).status == 403
+    async with shared_gateway.session(reads.value) as session:
+        batch_id = path.rpartition("/")[2]
+        for method, target in (("POST", f"/v1/batches/{batch_id}/cancel"), ("GET", f"/v1/batches/{batch_id}/results")):
+            async with session.request(method, target) as answer:
+                assert answer.status == 403, target
+
+
 async def test_the_operator_sees_and_cancels_a_batch_but_not_its_files(shared_gateway: RunningGateway) -> None:
     project, key = await shared_gateway.new_tenant("watched", SCOPES)
     admin_key = shared_gateway.keys.admin_key
@@ -122,6 +147,7 @@ async def test_the_operator_sees_and_cancels_a_batch_but_not_its_files(shared_ga
         assert (path in listed.text, "Submit a batch" in listed.words) == (True, False)
         page = await operator.get(path)
         assert f"/console/tenants/{project}" in page.text
+        assert f"/console/requests?batch_id={path.rpartition('/')[2]}" in page.text
         assert f"{path}/files" not in page.text
         for file in ("files/input_file_id", "results"):
             assert (await operator.get(f"{path}/{file}")).status in {403, 404}

@@ -65,7 +65,7 @@ async def test_an_invoice_shows_its_lines_and_comes_as_pdf_html_and_csv(shared_g
             assert "<script>alert" not in page.text
             assert "cache_read" in page.words
             assert f"/console/invoices/{number}/pdf" in page.text
-            assert "from=2025-09-01T00:00&amp;until=2025-10-01T00:00" in page.text
+            assert "from=2025-09-01T00:00&amp;until=2025-10-01T00:00&amp;service_tier=default" in page.text
             pdf = await browser.get(f"/invoices/{number}/pdf")
             assert (pdf.headers["content-type"], pdf.text[:5]) == ("application/pdf", "%PDF-")
             html = await browser.get(f"/invoices/{number}/html")

@@ -75,7 +75,7 @@ async def add(gateway: RunningGateway, number: int, **fields: Any) -> str:
 async def test_filters_find_what_they_say_and_stay_in_the_form(shared_gateway: RunningGateway) -> None:
     slow = await add(shared_gateway, 1, duration_ms=987_654, key_id="key_slow")
     failed = await add(shared_gateway, 2, status=500, outcome="server_error", error_code="internal")
-    early = await add(shared_gateway, 3 - 7_200_000)
+    early = await add(shared_gateway, 3 - 7_200_000, tier="batch", batch_id="batch_early", end_user="ann")
     minute = datetime.fromtimestamp(at_ms(0) / 1000 - 3600, UTC).strftime("%Y-%m-%dT%H:%M")
     async with signed_in(shared_gateway) as tenant:
         for query, there in (
@@ -85,6 +85,10 @@ async def test_filters_find_what_they_say_and_stay_in_the_form(shared_gateway: R
             (f"from={minute}", {slow, failed}),
             (f"until={minute}&model={MODEL}", {early}),
             (f"trace_id={1:032x}", {slow}),
+            ("error_code=internal", {failed}),
+            ("service_tier=batch", {early}),
+            ("batch_id=batch_early", {early}),
+            ("end_user=ann", {early}),
             ("", {slow, failed, early}),
         ):
             page = await tenant.get(f"/requests?{query}")

@@ -12,7 +12,7 @@ from gateways import MODEL, RunningGateway
 from money import posting
 
 from accounting.requests import request_postings
-from accounting.values.types import Usage
+from accounting.values.types import Charge, Usage
 from gateway.base.app_keys import DATABASE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -138,3 +138,72 @@ async def test_a_limit_is_previewed_and_not_stored(shared_gateway: RunningGatewa
         page = await operator.get(f"/tenants/{tenant}")
         assert 'value="4"' not in page.text
         assert (await operator.submit("/tenants/proj_none/limits", preview="yes")).status == 404
+
+
+async def test_a_budget_and_quotas_are_previewed_and_not_stored(shared_gateway: RunningGateway) -> None:
+    """They were tried for requests and tokens a minute only."""
+    gateway = shared_gateway
+    tenant, _ = await gateway.new_tenant("tried")
+    path = f"/tenants/{tenant}"
+    minute_ms = time.time_ns() // 60_000_000_000 * 60_000
+    async with gateway.app[DATABASE].write() as conn:
+        of_tenant = {"tenant_id": tenant, "opened_at_ms": minute_ms, "charge": Charge(100, 0, 0, 0, 100)}
+        posted = [posting(f"req_tried{n}", Usage(0, 0, 50, 5), **of_tenant) for n in range(10)]
+        await request_postings.post(conn, 79, 1, posted)
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        await operator.get(path)
+        new = {"period": "hour", "amount": "0.0006", "kind": "hard", "model": "", "api_key_id": ""}
+        page = await operator.submit(f"{path}/budgets", **new, preview="yes")
+        assert "would have refused 4 of 10 requests of the last 7 days, in 1 hour" in page.words
+        assert ('value="0.0006"' in page.text, "No budget is set." in page.words) == (True, True)
+        page = await operator.submit(f"{path}/budgets", **new)
+        [budget] = re.findall(r"Deletion of budget (\w+)", page.text)
+        page = await operator.submit(f"{path}/budgets/{budget}", amount="0.0001", preview="yes")
+        assert "would have refused 9 of 10 requests" in page.words
+        assert "of 0.000600 USD" in page.words, "nothing is stored"
+        for dimension, limit, refused in (
+            ("input_tokens_per_minute", "250", 5),
+            ("output_tokens_per_minute", "49", 1),
+            ("requests_per_day", "3", 7),
+        ):
+            quota = {"level": "tenant", "dimension": dimension, "subject": "", "limit": limit}
+            page = await operator.submit(f"{path}/quotas", **quota, preview="yes")
+            assert f"would have refused {refused} of 10 requests" in page.words, dimension
+            assert "No quota is set." in page.words
+        of_users = {"level": "end_user", "dimension": "requests_per_day", "subject": "", "limit": "1"}
+        page = await operator.submit(f"{path}/quotas", **of_users, preview="yes")
+        assert (page.status, "can be tried on past requests" in page.words) == (400, True)
+
+
+async def test_quotas_are_set_and_removed_and_those_that_watch_say_what_they_would_have_refused(
+    shared_gateway: RunningGateway,
+) -> None:
+    gateway = shared_gateway
+    tenant, key = await gateway.new_tenant("watched")
+    [[key_id]] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
+    path = f"/tenants/{tenant}"
+    quota = {"level": "key", "dimension": "requests_per_day", "subject": key_id}
+    async with signed_in(gateway, gateway.keys.admin_key) as operator:
+        await operator.get(path)
+        page = await operator.submit(f"{path}/quotas", **quota, limit="")
+        assert (page.status, "No quota is set." in page.words) == (400, True)
+        page = await operator.submit(f"{path}/quotas", **quota, limit="0", shadow="on")
+        assert "of one key " + key_id + " : 0, watches only" in page.words, page.words
+        async with gateway.session(key) as session:
+            body = {"model": MODEL, "prompt": "the water", "max_tokens": 2}
+            async with session.post("/v1/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+        page = await operator.get(f"/keys/{key_id}")
+        assert re.search(r"key requests a day – interactive – 0 1 0 0 \S+ \S+( UTC)? watches only 1", page.words), (
+            page.words
+        )
+        text = (await operator.get(f"/keys/{key_id}?format=csv")).text
+        assert (text.count("watches only"), "would_have_refused" in text) == (1, True)
+        await operator.get(path)
+        page = await operator.submit(f"{path}/quotas", **quota, delete="yes")
+        assert "No quota is set." in page.words
+        await operator.submit(
+            f"{path}/quotas", level="key", dimension="requests_per_day", subject="key_none", limit="3"
+        )
+        assert operator.last is not None
+        assert (operator.last.status, "has no such api key" in operator.last.words) == (400, True)

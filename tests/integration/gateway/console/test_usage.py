@@ -45,8 +45,11 @@ async def test_a_bar_leads_to_finer_bars_and_a_minute_to_its_requests(shared_gat
         day = await browser.get("/usage?start=2026-11-01&end=2026-11-02&model=m")
         assert "start=2026-11-01T00:00&amp;end=2026-11-02T00:00&amp;model=m&amp;width=hour" in day.text
         assert "model=m" in day.text
-        minute = await browser.get("/usage?width=minute&start=2026-11-01T10:00&end=2026-11-01T10:01&model=m")
-        assert "/console/requests?model=m&amp;from=2026-11-01T10:00&amp;until=2026-11-01T10:01" in minute.text
+        minute = await browser.get("/usage?width=minute&start=2026-11-01T10:00&end=2026-11-01T10:01&model=m&tier=batch")
+        assert (
+            "/console/requests?model=m&amp;service_tier=batch&amp;from=2026-11-01T10:00&amp;until=2026-11-01T10:01"
+            in minute.text
+        )
         assert "Nothing was used in this time." in day.words
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import re
 import urllib.parse
 from typing import Any
 
@@ -97,6 +99,11 @@ async def test_the_page_shows_hostile_values_as_text_and_exports_them_inert(shar
             assert page.status == 200
             assert (FORMULA if label == "end_user" else PROBE) in page.words
             assert "<b onclick" not in page.text
+            leads = "/console/requests?end_user=" in page.text
+            assert leads == (label == "end_user"), "the log has no filter for the metadata"
+            if leads:
+                [target] = re.findall(r'href="/console(/requests\?end_user=[^"]*)"', page.text)
+                assert "1 row Export" in (await browser.get(html.unescape(target))).words
         csv = await browser.get("/usage/labels?format=csv")
         head, row = csv.text.splitlines()
         assert head == '"value","requests","prompt","cached","cached_share","output","cost","currency"'

@@ -44,6 +44,10 @@ async def test_a_worker_is_drained_behind_a_page_that_says_what_it_costs(
         assert exported.splitlines()[1].startswith(f'"{worker.worker}","ready"')
         page = await operator.get(one)
         assert gateway.keys.tenant_id in page.words
+        assert "attention torch twin" in page.words
+        assert "Recorded steps (CUDA graphs)" in page.words
+        exported = (await operator.get(f"{one}?table=graphs&format=csv")).text.splitlines()
+        assert exported == ['"num_rows","state"', '8,"equal"', '16,"differs"']
         assert "Duration of the last" in page.words
         assert "1 sequences, 0 prompt and 1 output tokens" in page.words
         assert "No other worker serves" in (await operator.get(ask)).words
