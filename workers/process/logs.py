@@ -16,7 +16,8 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TextIO
+from contextvars import ContextVar
+from typing import Protocol, TextIO
 
 import msgspec
 
@@ -40,6 +41,17 @@ _HARMLESS = frozenset({int, float, bool, type(None)})
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
+class Handled(Protocol):
+    """A request, as lines name it that are written while it is handled."""
+
+    @property
+    def log_ids(self) -> Mapping[str, str]: ...
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+"""The request that this task handles. A task begins with its creator's request, so one that works for many requests, and
+may have been begun by any of them, is begun in a context of its own.
+"""
 _DETAIL = re.compile(r"\nDETAIL:.*?(?=\n\[|\Z)", re.DOTALL)
 """PostgreSQL's description of a refused row. It quotes the values, which may be tenants' words."""
 
@@ -63,7 +75,8 @@ def clean(value: object) -> object:
 
 class JsonFormatter(logging.Formatter):
     """A formatter. `event` is the name given as `extra`, with the message as `msg`, or else the message itself. The
-    rest are key-values given as `extra`, and those that every line of the process has.
+    rest are key-values given as `extra`, those that every line of the process has, and the ids of the request that is
+    handled. A line that names another request has none of these ids.
     """
 
     def __init__(self, **everywhere: object) -> None:
@@ -85,6 +98,11 @@ class JsonFormatter(logging.Formatter):
         for name, value in vars(record).items():
             if name not in _STANDARD:
                 line[name] = value if type(value) in _HARMLESS else clean(value)
+        handled = HANDLED.get()
+        if handled is not None:
+            ids = handled.log_ids
+            if line.get("request_id", ids["request_id"]) == ids["request_id"]:
+                line = {**ids, **line}
         if record.exc_info and record.exc_info[1] is not None:
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {text_of(error)}" for error in errors))
