@@ -25,6 +25,7 @@ from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
 from workers.process import turns
 from workers.process.forked import give_back
+from workers.process.heartbeat import Heartbeat
 from workers.protocol.segments import SlotTaken
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ async def serve(settings: GatewaySettings) -> None:
     lifecycle = app[LIFECYCLE]
     ops = web.AppRunner(create_ops_app(app, lifecycle.draining.set), access_log=None)
     scraped = web.AppRunner(create_scraped_app(app), access_log=None)
+    heartbeat = Heartbeat(settings.heartbeat_fd)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     try:
@@ -82,6 +84,7 @@ async def serve(settings: GatewaySettings) -> None:
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))
+        heartbeat.begin()
         draining = asyncio.create_task(_drain_when_asked(app, settings, site))
         await stop.wait()
         lifecycle.draining.set()
@@ -94,6 +97,7 @@ async def serve(settings: GatewaySettings) -> None:
     logger.info("gateway_stopped", extra={"slot": settings.slot})
 
 
+        heartbeat.end()
 def collect_seldom() -> None:
     """Leaves the objects of this moment out of all collections, and makes these seldom: one over all modules' objects
     would stop every stream for 0.1 s.

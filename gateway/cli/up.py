@@ -314,7 +314,14 @@ class Up:
         command = [sys.executable, "-m", "gateway"]
         limit_s = self.options.stop_limit_s
         return Spec(
-            "gateway", f"gateway-{slot}", command, env, stop_limit_s=limit_s, pass_fds=(fd, ops_fd), entry=GATEWAY
+            "gateway",
+            f"gateway-{slot}",
+            command,
+            env,
+            stop_limit_s=limit_s,
+            pass_fds=(fd, ops_fd),
+            entry=GATEWAY,
+            beats=True,
         )
 
     def _jobs(self) -> Spec:

@@ -223,10 +223,13 @@ async def serve(service: Service, ops: OpsServer, told: WorkerSettings, grammars
     try:
         await service.run()
     finally:
+    heartbeat = Heartbeat(told.heartbeat_fd)
+    heartbeat.begin()
         if warming is not None:
             warming.cancel()
         server.close()
 
 
 if __name__ == "__main__":
+        heartbeat.end()
     sys.exit(main())

@@ -27,6 +27,8 @@ MAX_ERRORS = 3
 MAX_FRAMES = 8
 ACCESS = "gateway.access"
 """The logger of lines that are equal to each other and all count."""
+PLACES = "at"
+"""The name of a list of places in the code, of an error or given as `extra`."""
 FORM = "HEADGATE_LOG_FORM"
 QUIET = ("aiohttp", "celery", "kombu")
 """Libraries of which only warnings are logged."""
@@ -96,7 +98,9 @@ class JsonFormatter(logging.Formatter):
             **self._everywhere,
         }
         for name, value in vars(record).items():
-            if name not in _STANDARD:
+            if name == PLACES:
+                line[name] = [clean(place) for place in value]
+            elif name not in _STANDARD:
                 line[name] = value if type(value) in _HARMLESS else clean(value)
         handled = HANDLED.get()
         if handled is not None:
@@ -106,7 +110,7 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info and record.exc_info[1] is not None:
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {text_of(error)}" for error in errors))
-            line["at"] = [clean(place) for error in errors for place in _places(error)]
+            line[PLACES] = [clean(place) for error in errors for place in _places(error)]
         return _encoded(line)
 
     def _written(self, second: int) -> str:
@@ -215,7 +219,7 @@ class TextFormatter(JsonFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line = json.loads(super().format(record))
         ts, level, event = (line.pop(name) for name in ("ts", "level", "event"))
-        message, places = line.pop("msg", ""), line.pop("at", [])
+        message, places = line.pop("msg", ""), line.pop(PLACES, [])
         line.pop("logger")
         facts = " ".join(f"{name}={value}" for name, value in line.items() if value is not None)
         first = " ".join(part for part in (ts[11:23], f"{level:<7}", event, message and f"- {message}", facts) if part)

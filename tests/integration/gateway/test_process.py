@@ -108,10 +108,13 @@ async def drains(home: Path, slot: int) -> None:
 
 
 @asynccontextmanager
-async def one_process(home: Path, redis_url: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def one_process(
+    home: Path, redis_url: str, heartbeat_fd: int | None = None
+) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Over books of its own, ready."""
     await prepare_home(home, f"sqlite+aiosqlite:///{home / 'headgate.db'}")
-    process = start(environment(home, redis_url))
+    more = {} if heartbeat_fd is None else {"HEADGATE_HEARTBEAT_FD": str(heartbeat_fd)}
+    process = start(environment(home, redis_url, **more), *map(int, more.values()))
     try:
         await ready(home)
         yield process
@@ -129,6 +132,13 @@ async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path,
 
 
 async def test_p3_threads_share_what_they_allocate_from(tmp_path: Path, redis_url: str) -> None:
+async def test_its_loop_beats_for_whoever_started_it(tmp_path: Path, redis_url: str) -> None:
+    fd = os.eventfd(0)
+    async with one_process(tmp_path, redis_url, heartbeat_fd=fd):
+        assert await asyncio.wait_for(asyncio.to_thread(os.eventfd_read, fd), 30) > 0
+    os.close(fd)
+
+
     """P3: each thread's own arena kept what its largest transaction took. One begins at a multiple of 64 MiB."""
     async with one_process(tmp_path, redis_url) as process:
         maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
@@ -250,7 +260,9 @@ async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: s
             assert words in line
 
 
-async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: str) -> None:
+async def test_a_home_that_cannot_be_served_is_named(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = environment(tmp_path, redis_url)
 
     async def sentence(**more: str) -> str:
