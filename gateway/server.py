@@ -23,7 +23,7 @@ from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, base_socket, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
-from workers.process import turns
+from workers.process import file_systems, turns
 from workers.process.forked import give_back
 from workers.process.heartbeat import Heartbeat
 from workers.protocol.segments import SlotTaken
@@ -46,15 +46,18 @@ threshold, so it hardly runs; at 700 it took 7 % of the gateway's CPU. A collect
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs until a signal. Raises `SettingsError` when it cannot start, `CannotStartYet` when it may later."""
+    local = [settings.journal_dir, *([] if settings.database_url else [settings.home])]
+    if said := file_systems.on_a_network(local):
+        raise SettingsError(f"{said}. {file_systems.REMEDY}")
     loop = asyncio.get_running_loop()
     allow_files(settings.max_connections + OTHER_FILES)
     app = create_app(settings)
     runner = GatewayRunner(app, ConnectionLimits.of(settings), shutdown_timeout=SETTLE_S)
     stop = asyncio.Event()
+    heartbeat = Heartbeat(settings.heartbeat_fd)
     lifecycle = app[LIFECYCLE]
     ops = web.AppRunner(create_ops_app(app, lifecycle.draining.set), access_log=None)
     scraped = web.AppRunner(create_scraped_app(app), access_log=None)
-    heartbeat = Heartbeat(settings.heartbeat_fd)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _on_signal, stop)
     try:
@@ -81,10 +84,10 @@ async def serve(settings: GatewaySettings) -> None:
             },
         )
         give_back()
+        heartbeat.begin()
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))
-        heartbeat.begin()
         draining = asyncio.create_task(_drain_when_asked(app, settings, site))
         await stop.wait()
         lifecycle.draining.set()
@@ -94,10 +97,10 @@ async def serve(settings: GatewaySettings) -> None:
         await runner.cleanup()
         await scraped.cleanup()
         await ops.cleanup()
+        heartbeat.end()
     logger.info("gateway_stopped", extra={"slot": settings.slot})
 
 
-        heartbeat.end()
 def collect_seldom() -> None:
     """Leaves the objects of this moment out of all collections, and makes these seldom: one over all modules' objects
     would stop every stream for 0.1 s.

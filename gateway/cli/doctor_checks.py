@@ -29,15 +29,12 @@ from gateway.cli import embedded
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room
-from workers.process import masked
+from workers.process import file_systems, masked
 from workers.process.free_memory import free_memory
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
-NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs"]
-)
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
 
@@ -102,9 +99,8 @@ def home(place: Place) -> Iterator[Finding]:
         return
     if root.stat().st_mode & 0o077:
         yield Finding("home", "warning", f"{root} may be read by others", f"chmod 700 {root}")
-    kind = _file_system(root)
-    if kind in NETWORK_FILE_SYSTEMS:
-        yield Finding("home", "failing", f"{root} is on {kind}", "Use a local disk: locks and journals need one.")
+    if said := file_systems.on_a_network([root, place.home.state]):
+        yield Finding("home", "failing", said, file_systems.REMEDY)
     else:
         yield Finding("home", "ok", str(root))
 
@@ -317,20 +313,6 @@ CHECKS: tuple[Check, ...] = (
     *(versions, home, secrets, disk, memory, open_files),
     *(port, database, redis, broker, clock, gpu, serving),
 )
-
-
-def _file_system(path: Path) -> str:
-    """Returns the kind of the file system that a path is on, or an empty text."""
-    best, kind = "", ""
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in mounts:
-        _, at, found, *_ = line.split()
-        if path.is_relative_to(at) and len(at) >= len(best):
-            best, kind = at, found
-    return kind
 
 
 def _said_by(*command: str) -> str | None:

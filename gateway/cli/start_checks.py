@@ -18,6 +18,7 @@ import redis.exceptions
 from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
 from gateway.base.home import HomeError
 from gateway.base.settings import SettingsError
+from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0
@@ -52,6 +53,12 @@ async def told(what: Callable[[], str]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def check_file_system(home: Path, journals: Iterable[Path]) -> None:
+    """Refuses a network file system under the home or a journal. Raises `HomeError`."""
+    if said := file_systems.on_a_network([home, *journals]):
+        raise HomeError(f"{said}. {file_systems.REMEDY}")
 
 
 def check_room(home: Path, journals: Iterable[Path]) -> None:

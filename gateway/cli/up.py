@@ -30,7 +30,7 @@ from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
 from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, Place, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
-from gateway.cli.start_checks import check_redis, check_room, told
+from gateway.cli.start_checks import check_file_system, check_redis, check_room, told
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
 from workers.process.forked import give_back, load, watch_without_threads
@@ -107,6 +107,7 @@ class Up:
 
     async def run(self) -> None:
         """Returns after a clean stop. Raises `HomeError` or `ChildFailed`."""
+        check_file_system(self.home.root, self._journals())
         check_room(self.home.root, self._journals())
         lock = self.home.lock()
         try:

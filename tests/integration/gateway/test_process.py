@@ -30,6 +30,7 @@ from gateway.base.settings import CannotStartYet, SettingsError, load
 from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
+from workers.process import file_systems
 
 pytestmark = pytest.mark.rest
 
@@ -131,7 +132,6 @@ async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path,
     assert json.loads(line)["num_frozen"] > 50_000
 
 
-async def test_p3_threads_share_what_they_allocate_from(tmp_path: Path, redis_url: str) -> None:
 async def test_its_loop_beats_for_whoever_started_it(tmp_path: Path, redis_url: str) -> None:
     fd = os.eventfd(0)
     async with one_process(tmp_path, redis_url, heartbeat_fd=fd):
@@ -139,6 +139,7 @@ async def test_its_loop_beats_for_whoever_started_it(tmp_path: Path, redis_url: 
     os.close(fd)
 
 
+async def test_p3_threads_share_what_they_allocate_from(tmp_path: Path, redis_url: str) -> None:
     """P3: each thread's own arena kept what its largest transaction took. One begins at a multiple of 64 MiB."""
     async with one_process(tmp_path, redis_url) as process:
         maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
@@ -276,6 +277,11 @@ async def test_a_home_that_cannot_be_served_is_named(
     broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
     assert "Cannot serve the model m" in await sentence(HEADGATE_MODELS=broken)
     assert "database" in await sentence(HEADGATE_DATABASE_URL="oracle://x")
+    with monkeypatch.context() as patched:
+        mounts = tmp_path / "mounts"
+        mounts.write_text(f"server:/x {tmp_path / 'state'} nfs4 rw 0 0\n")
+        patched.setattr(file_systems, "MOUNTS", mounts)
+        assert "is on nfs4, a network file system. Use a local disk" in await sentence()
     (tmp_path / "secrets" / "pepper").write_bytes(b"short")
     assert "too short" in await sentence()
 

@@ -13,6 +13,7 @@ from disks import CountedDisk
 from gateway.base.home import HomeError
 from gateway.base.settings import SettingsError
 from gateway.cli import start_checks
+from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 
 MIB = 1024 * 1024
@@ -42,6 +43,20 @@ def test_o1_ballast_that_is_there_already_needs_no_room(home: Path, monkeypatch:
     disk = CountedDisk(home, monkeypatch)
     disk.room = start_checks.SPARE_BYTES
     start_checks.check_room(home, [journal])
+
+
+@pytest.mark.parametrize("on_nfs", ["home", "home/state"])
+def test_a_network_file_system_is_refused_and_a_mount_for_files_alone_is_not(
+    home: Path, monkeypatch: pytest.MonkeyPatch, on_nfs: str
+) -> None:
+    mounts = home.parent / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {home}/files nfs4 rw 0 0\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    journals = [home / "state" / "gateway-0" / "journal"]
+    start_checks.check_file_system(home, journals)
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {home.parent / on_nfs} nfs4 rw 0 0\n")
+    with pytest.raises(HomeError, match=r"is on nfs4, a network file system\. Use a local disk: "):
+        start_checks.check_file_system(home, journals)
 
 
 @pytest.mark.parametrize(("ahead_s", "words"), [(3600, "3600 s ahead of"), (-3600, "3600 s behind")])
