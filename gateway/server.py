@@ -12,10 +12,12 @@ import logging
 import os
 import resource
 import signal
+import socket
 
 from aiohttp import web
 
 from gateway.app import create_app
+from gateway.base.addresses import LIST_A_PROXY, keys_in_the_clear
 from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.models import MODELS
@@ -71,7 +73,11 @@ async def serve(settings: GatewaySettings) -> None:
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
         ops_site = web.SockSite(scraped, ops_socket(settings), backlog=BACKLOG)
         await ops_site.start()
-        site = web.SockSite(runner, base_socket(settings), backlog=BACKLOG)
+        listener = base_socket(settings)
+        host = listener.getsockname()[0] if listener.family != socket.AF_UNIX else ""
+        if said := keys_in_the_clear(host, has_proxies=bool(settings.trusted_networks)):
+            logger.warning("%s. %s", said, LIST_A_PROXY, extra={"event": "keys_in_the_clear"})
+        site = web.SockSite(runner, listener, backlog=BACKLOG)
         await site.start()
         logger.info(
             "gateway_ready",

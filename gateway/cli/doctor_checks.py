@@ -12,8 +12,10 @@ import re
 import resource
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,8 +26,9 @@ from packaging.requirements import Requirement
 
 from accounting.database import migrate
 from accounting.values.errors import AccountingError, SchemaOlder
+from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, Home, HomeError
-from gateway.cli import embedded
+from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room
@@ -35,6 +38,8 @@ from workers.process.free_memory import free_memory
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
+NUM_FLUSHES, FLUSH_BYTES = 20, 4096
+SLOW_FLUSH_MS = 20.0
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
 
@@ -191,6 +196,47 @@ def port(place: Place) -> Iterator[Finding]:
         yield Finding("port", "ok", f"{where} is free")
 
 
+def clear_text(place: Place) -> Iterator[Finding]:
+    """Looks at the address of `headgate up`, or of a gateway by itself."""
+    bind, host = place.environ.get("HEADGATE_BIND"), place.environ.get("HEADGATE_HOST", "127.0.0.1")
+    if bind:
+        host = bind.rpartition(":")[0].strip("[]")
+    try:
+        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return  # `port` says so
+    if said := keys_in_the_clear(str(address), has_proxies=bool(place.environ.get(TRUSTED))):
+        yield Finding("clear text", "warning", said, LIST_A_PROXY)
+
+
+def flushes(place: Place) -> Iterator[Finding]:
+    """Times flushes of the disk that the journals are on: each request's end waits for one. The file has no name, and is
+    gone afterwards.
+    """
+    directory = Path(place.environ.get("HEADGATE_STATE_DIR") or place.home.state)
+    root = next(path for path in (directory, *directory.parents) if path.exists())
+    if not place.home.root.exists() or not os.access(root, os.W_OK | os.X_OK):
+        return
+    times = []
+    try:
+        with tempfile.TemporaryFile(dir=root, buffering=0) as file:
+            for _ in range(NUM_FLUSHES):
+                file.write(bytes(FLUSH_BYTES))
+                began = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times.append(time.perf_counter() - began)
+    except OSError as error:
+        yield Finding("flushes", "failing", f"{root}: {error.strerror or error}", "Make room, or use another disk.")
+        return
+    median_ms = statistics.median(times) * 1000
+    said = f"a flush of the disk of {root} takes {median_ms:.1f} ms (the median of {NUM_FLUSHES})"
+    if median_ms > SLOW_FLUSH_MS:
+        fix = "Put the journals on a quicker disk (HEADGATE_STATE_DIR): each request's end waits for a flush."
+        yield Finding("flushes", "warning", said, fix)
+    else:
+        yield Finding("flushes", "ok", said)
+
+
 def _is_headgate(host: str, number: int) -> bool:
     """Asks who listens there: every answer of Headgate has a request id of ours."""
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - nothing listens here
@@ -219,7 +265,20 @@ def database(place: Place) -> Iterator[Finding]:
         said, _, remedy = str(error).partition(". ")
         yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")
     else:
-        yield Finding("database", "ok", f"{shown}, schema current")
+        yield _commits(url) or Finding("database", "ok", f"{shown}, schema current")
+
+
+def _commits(url: str) -> Finding | None:
+    """Returns what is wrong with PostgreSQL's commits, if anything is."""
+    try:
+        unsafe = migrate.unsafe_settings(url)
+    except AccountingError as error:
+        return Finding("database", "failing", str(error), "See that it runs.")
+    if not unsafe:
+        return None
+    said = f"PostgreSQL has {' and '.join(f'{name} = off' for name in unsafe)}: a crash may lose charges that it has confirmed"
+    fix = f"Set {' and '.join(unsafe)} to on in postgresql.conf, or for the database by ALTER DATABASE."
+    return Finding("database", "failing", said, fix)
 
 
 def redis(place: Place) -> Iterator[Finding]:
@@ -242,6 +301,20 @@ def redis(place: Place) -> Iterator[Finding]:
         yield Finding("redis", "failing", said, remedy[:1].upper() + remedy[1:])
     else:
         yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
+        yield from _evictions(url)
+
+
+def _evictions(url: str) -> Iterator[Finding]:
+    """Asks whether Redis may drop keys. INFO tells it where a provider forbids CONFIG."""
+    policy = asyncio.run(start_checks.eviction_policy(url))
+    if policy is None:
+        fix = "See in your provider's settings that maxmemory-policy is noeviction."
+        yield Finding("redis memory", "warning", "its maxmemory-policy could not be read", fix)
+    elif policy != "noeviction":
+        said = f"its maxmemory-policy is {policy}: it may drop what limits count, and messages of jobs"
+        yield Finding("redis memory", "failing", said, "Set maxmemory-policy to noeviction.")
+    else:
+        yield Finding("redis memory", "ok", "its maxmemory-policy is noeviction")
 
 
 def broker(place: Place) -> Iterator[Finding]:
@@ -310,8 +383,8 @@ def serving(place: Place) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(versions, home, secrets, disk, memory, open_files),
-    *(port, database, redis, broker, clock, gpu, serving),
+    *(versions, home, secrets, disk, flushes, memory, open_files),
+    *(port, clear_text, database, redis, broker, clock, gpu, serving),
 )
 
 

@@ -110,6 +110,17 @@ async def check_redis(url: str, *, is_ours: bool) -> None:
         raise HomeError(clocks_apart(ahead_s))
 
 
+async def eviction_policy(url: str) -> str | None:
+    """Returns the `maxmemory-policy` of a Redis that answers, or None if it does not say it."""
+    async with redis.asyncio.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
+        try:
+            told = await client.info("memory")
+        except (redis.exceptions.RedisError, OSError, TimeoutError):
+            return None
+    policy = told.get("maxmemory_policy")
+    return None if policy is None else str(policy)
+
+
 async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:
     """Returns how far Redis' clock is ahead of ours, in seconds, once it answers and accepts a write."""
     while True:

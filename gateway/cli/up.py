@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import SettingsError
 from gateway.cli import embedded
@@ -114,6 +115,7 @@ class Up:
             self._catch_signals()
             self._use_new_threads()
             self.socket = listen(self.options.host, self.options.port)
+            self._warn_of_clear_text(self.socket.getsockname()[0])
             self._gateways_ops = listen_from(OPS_HOST, GATEWAYS_OPS_PORT, 1)
             await self._serve()
         finally:
@@ -282,6 +284,11 @@ class Up:
     def _tell_gateways(self) -> None:
         sources = {model.id: model.source for model in self.models}
         write_private(self.home.models, msgspec.json.encode(sources))
+
+    def _warn_of_clear_text(self, host: str) -> None:
+        """Says on the terminal what gateways say in their logs."""
+        if said := keys_in_the_clear(host, has_proxies=bool(os.environ.get(TRUSTED))):
+            self._say([f"{said}. {LIST_A_PROXY}"])
 
     @staticmethod
     def _say(lines: Sequence[str]) -> None:

@@ -109,13 +109,10 @@ async def drains(home: Path, slot: int) -> None:
 
 
 @asynccontextmanager
-async def one_process(
-    home: Path, redis_url: str, heartbeat_fd: int | None = None
-) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def one_process(home: Path, redis_url: str, *fds: int, **environ: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Over books of its own, ready."""
     await prepare_home(home, f"sqlite+aiosqlite:///{home / 'headgate.db'}")
-    more = {} if heartbeat_fd is None else {"HEADGATE_HEARTBEAT_FD": str(heartbeat_fd)}
-    process = start(environment(home, redis_url, **more), *map(int, more.values()))
+    process = start(environment(home, redis_url, **environ), *fds)
     try:
         await ready(home)
         yield process
@@ -133,9 +130,11 @@ async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path,
 
 
 async def test_its_loop_beats_for_whoever_started_it(tmp_path: Path, redis_url: str) -> None:
-    fd = os.eventfd(0)
-    async with one_process(tmp_path, redis_url, heartbeat_fd=fd):
-        assert await asyncio.wait_for(asyncio.to_thread(os.eventfd_read, fd), 30) > 0
+    fd, has_beaten = os.eventfd(0), asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, has_beaten.set)
+    async with one_process(tmp_path, redis_url, fd, HEADGATE_HEARTBEAT_FD=str(fd)):
+        await asyncio.wait_for(has_beaten.wait(), 30)
+    asyncio.get_running_loop().remove_reader(fd)
     os.close(fd)
 
 
@@ -241,6 +240,19 @@ async def test_s6_without_an_address_the_operators_listener_is_on_loopback_and_n
         _, log = await asyncio.to_thread(process.communicate, timeout=15)
     (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
     assert json.loads(line)["ops_url"].startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("networks", ["", "10.0.0.0/8"])
+async def test_a_bind_that_others_reach_without_a_proxy_is_warned_of(
+    tmp_path: Path, redis_url: str, networks: str
+) -> None:
+    more = {"HEADGATE_BIND": "0.0.0.0:0", "HEADGATE_TRUSTED_NETWORKS": networks}
+    async with one_process(tmp_path, redis_url, **more) as process:
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+    lines = [line for line in log.decode().splitlines() if "keys_in_the_clear" in line]
+    assert len(lines) == (0 if networks else 1)
+    assert all("Put a proxy with TLS in front" in json.loads(line)["msg"] for line in lines)
 
 
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:

@@ -58,7 +58,8 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
     (model.directory / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
     port = free_port()
     address = f"unix:{tmp_path}/w.sock"
-    heartbeat_fd = os.eventfd(0)
+    heartbeat_fd, has_beaten = os.eventfd(0), asyncio.Event()
+    asyncio.get_running_loop().add_reader(heartbeat_fd, has_beaten.set)
     process = await start(
         tmp_path,
         pass_fds=[heartbeat_fd],
@@ -76,7 +77,8 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
             events.append(json.loads(line)["event"])
         # No full collection goes through what was imported.
         assert json.loads(line)["num_frozen"] > 100_000
-        assert await asyncio.wait_for(asyncio.to_thread(os.eventfd_read, heartbeat_fd), 30) > 0
+        await asyncio.wait_for(has_beaten.wait(), 30)
+        asyncio.get_running_loop().remove_reader(heartbeat_fd)
         os.close(heartbeat_fd)
         gateway = await GatewayLink.dial(address)
         hello = await gateway.of(Hello)
