@@ -30,7 +30,7 @@ class Heartbeat:
     """The beats of the loop that runs when `begin` is called, until `end`."""
 
     def __init__(self, fd: int | None = None, *, beat_s: float = BEAT_S, blocked_s: float = BLOCKED_S) -> None:
-        """Without a descriptor there are only the lines of the log."""
+        """`fd` is the descriptor of the supervisor; without one the loop is only watched for the log."""
         self._fd = fd
         self._beat_s = beat_s
         self._blocked_s = blocked_s
