@@ -12,10 +12,12 @@ import logging
 import os
 import resource
 import signal
+import socket
 
 from aiohttp import web
 
 from gateway.app import create_app
+from gateway.base.addresses import LIST_A_PROXY, keys_in_the_clear
 from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.models import MODELS
@@ -23,8 +25,9 @@ from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, base_socket, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
-from workers.process import turns
+from workers.process import file_systems, turns
 from workers.process.forked import give_back
+from workers.process.heartbeat import Heartbeat
 from workers.protocol.segments import SlotTaken
 
 logger = logging.getLogger(__name__)
@@ -45,11 +48,15 @@ threshold, so it hardly runs; at 700 it took 7 % of the gateway's CPU. A collect
 
 async def serve(settings: GatewaySettings) -> None:
     """Runs until a signal. Raises `SettingsError` when it cannot start, `CannotStartYet` when it may later."""
+    local = [settings.journal_dir, *([] if settings.database_url else [settings.home])]
+    if said := file_systems.on_a_network(local):
+        raise SettingsError(f"{said}. {file_systems.REMEDY}")
     loop = asyncio.get_running_loop()
     allow_files(settings.max_connections + OTHER_FILES)
     app = create_app(settings)
     runner = GatewayRunner(app, ConnectionLimits.of(settings), shutdown_timeout=SETTLE_S)
     stop = asyncio.Event()
+    heartbeat = Heartbeat(settings.heartbeat_fd)
     lifecycle = app[LIFECYCLE]
     ops = web.AppRunner(create_ops_app(app, lifecycle.draining.set), access_log=None)
     scraped = web.AppRunner(create_scraped_app(app), access_log=None)
@@ -66,7 +73,11 @@ async def serve(settings: GatewaySettings) -> None:
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
         ops_site = web.SockSite(scraped, ops_socket(settings), backlog=BACKLOG)
         await ops_site.start()
-        site = web.SockSite(runner, base_socket(settings), backlog=BACKLOG)
+        listener = base_socket(settings)
+        host = listener.getsockname()[0] if listener.family != socket.AF_UNIX else ""
+        if said := keys_in_the_clear(host, has_proxies=bool(settings.trusted_networks)):
+            logger.warning("%s. %s", said, LIST_A_PROXY, extra={"event": "keys_in_the_clear"})
+        site = web.SockSite(runner, listener, backlog=BACKLOG)
         await site.start()
         logger.info(
             "gateway_ready",
@@ -79,6 +90,7 @@ async def serve(settings: GatewaySettings) -> None:
             },
         )
         give_back()
+        heartbeat.begin()
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))
@@ -91,6 +103,7 @@ async def serve(settings: GatewaySettings) -> None:
         await runner.cleanup()
         await scraped.cleanup()
         await ops.cleanup()
+        heartbeat.end()
     logger.info("gateway_stopped", extra={"slot": settings.slot})
 
 

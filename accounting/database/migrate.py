@@ -53,6 +53,16 @@ def revision(url: str) -> str | None:
         return _found(engine)
 
 
+def unsafe_settings(url: str) -> list[str]:
+    """Return the settings with which PostgreSQL may lose a commit that it has confirmed. SQLite's are the code's own.
+    Raises like `check`.
+    """
+    with _engine(url) as engine, engine.connect() as conn:
+        if conn.dialect.name != "postgresql":
+            return []
+        return [name for name in ("synchronous_commit", "fsync") if conn.scalar(text(f"SHOW {name}")) == "off"]
+
+
 def refuse_newer(revision: str | None) -> None:
     """Raises SchemaNewer unless this code knows the revision."""
     if revision is not None and revision not in known_revisions():

@@ -56,6 +56,7 @@ NAMES = frozenset(
         "HEADGATE_FIRST_BYTE_S",
         "HEADGATE_GATEWAYS",
         "HEADGATE_HEADERS_S",
+        "HEADGATE_HEARTBEAT_FD",
         "HEADGATE_HOME",
         "HEADGATE_HOST",
         "HEADGATE_INVOICE_AUTOMATIC",

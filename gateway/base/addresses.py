@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 THIS_MACHINE = "127.0.0.1"
+TRUSTED = "HEADGATE_TRUSTED_NETWORKS"
+LIST_A_PROXY = f"Put a proxy with TLS in front and name it in {TRUSTED}, or listen on 127.0.0.1."
 
 
 def networks(values: Iterable[str]) -> tuple[Network, ...]:
@@ -48,6 +50,15 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def keys_in_the_clear(host: str, *, has_proxies: bool) -> str:
+    """Returns a sentence if other machines reach an address of a gateway, which has no TLS, and no proxy that may have it
+    is listed. `host` is an IP address; an empty one stands for a unix socket.
+    """
+    if not host or has_proxies or within(host, LOOPBACK):
+        return ""
+    return f"{host} may be reached from other machines, and no proxy is listed: API keys would travel in the clear"
 
 
 class UnlistedProxy:

@@ -16,6 +16,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
 from functools import partial
 from hashlib import sha1
 from importlib.resources import files
@@ -243,7 +244,7 @@ class RedisLink:
         self._pending.append(call)
         if not self._is_sending:
             self._is_sending = True
-            loop.call_soon(self._send_pending)
+            loop.call_soon(self._send_pending, context=Context())  # what it begins is of no one request
         return call.answer
 
     @property

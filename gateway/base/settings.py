@@ -108,6 +108,8 @@ class GatewaySettings(pydantic.BaseModel):
     """
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """An inherited listening socket for the operator's listener; wins over `ops_bind`."""
+    heartbeat_fd: int | None = pydantic.Field(default=None, ge=0)
+    """An inherited descriptor that the loop beats on each second; `headgate up` restarts a gateway that is silent."""
     state_dir: Path | None = None
     """The directory of the slots' journals. If it is unset, the directory is `home/state`."""
     database_url: setting_forms.DatabaseUrl | None = None

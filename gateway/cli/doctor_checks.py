@@ -12,8 +12,10 @@ import re
 import resource
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,20 +26,20 @@ from packaging.requirements import Requirement
 
 from accounting.database import migrate
 from accounting.values.errors import AccountingError, SchemaOlder
+from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, Home, HomeError
-from gateway.cli import embedded
+from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room
-from workers.process import masked
+from workers.process import file_systems, masked
 from workers.process.free_memory import free_memory
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
 MIN_OPEN_FILES = 4096
-NETWORK_FILE_SYSTEMS = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "glusterfs", "ceph", "lustre", "afs"]
-)
+NUM_FLUSHES, FLUSH_BYTES = 20, 4096
+SLOW_FLUSH_MS = 20.0
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
 
@@ -102,9 +104,8 @@ def home(installation: Installation) -> Iterator[Finding]:
         return
     if root.stat().st_mode & 0o077:
         yield Finding("home", "warning", f"{root} may be read by others", f"chmod 700 {root}")
-    kind = _file_system(root)
-    if kind in NETWORK_FILE_SYSTEMS:
-        yield Finding("home", "failing", f"{root} is on {kind}", "Use a local disk: locks and journals need one.")
+    if said := file_systems.on_a_network([root, place.home.state]):
+        yield Finding("home", "failing", said, file_systems.REMEDY)
     else:
         yield Finding("home", "ok", str(root))
 
@@ -200,6 +201,47 @@ def port(installation: Installation) -> Iterator[Finding]:
         yield Finding("port", "ok", f"{where} is free")
 
 
+def clear_text(place: Place) -> Iterator[Finding]:
+    """Looks at the address of `headgate up`, or of a gateway by itself."""
+    bind, host = place.environ.get("HEADGATE_BIND"), place.environ.get("HEADGATE_HOST", "127.0.0.1")
+    if bind:
+        host = bind.rpartition(":")[0].strip("[]")
+    try:
+        address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError:
+        return  # `port` says so
+    if said := keys_in_the_clear(str(address), has_proxies=bool(place.environ.get(TRUSTED))):
+        yield Finding("clear text", "warning", said, LIST_A_PROXY)
+
+
+def flushes(place: Place) -> Iterator[Finding]:
+    """Times flushes of the disk that the journals are on: each request's end waits for one. The file has no name, and is
+    gone afterwards.
+    """
+    directory = Path(place.environ.get("HEADGATE_STATE_DIR") or place.home.state)
+    root = next(path for path in (directory, *directory.parents) if path.exists())
+    if not place.home.root.exists() or not os.access(root, os.W_OK | os.X_OK):
+        return
+    times = []
+    try:
+        with tempfile.TemporaryFile(dir=root, buffering=0) as file:
+            for _ in range(NUM_FLUSHES):
+                file.write(bytes(FLUSH_BYTES))
+                began = time.perf_counter()
+                os.fdatasync(file.fileno())
+                times.append(time.perf_counter() - began)
+    except OSError as error:
+        yield Finding("flushes", "failing", f"{root}: {error.strerror or error}", "Make room, or use another disk.")
+        return
+    median_ms = statistics.median(times) * 1000
+    said = f"a flush of the disk of {root} takes {median_ms:.1f} ms (the median of {NUM_FLUSHES})"
+    if median_ms > SLOW_FLUSH_MS:
+        fix = "Put the journals on a quicker disk (HEADGATE_STATE_DIR): each request's end waits for a flush."
+        yield Finding("flushes", "warning", said, fix)
+    else:
+        yield Finding("flushes", "ok", said)
+
+
 def _is_headgate(host: str, number: int) -> bool:
     """Asks who listens there: every answer of Headgate has a request id of ours."""
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - nothing listens here
@@ -228,7 +270,20 @@ def database(installation: Installation) -> Iterator[Finding]:
         said, _, remedy = str(error).partition(". ")
         yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")
     else:
-        yield Finding("database", "ok", f"{shown}, schema current")
+        yield _commits(url) or Finding("database", "ok", f"{shown}, schema current")
+
+
+def _commits(url: str) -> Finding | None:
+    """Returns what is wrong with PostgreSQL's commits, if anything is."""
+    try:
+        unsafe = migrate.unsafe_settings(url)
+    except AccountingError as error:
+        return Finding("database", "failing", str(error), "See that it runs.")
+    if not unsafe:
+        return None
+    said = f"PostgreSQL has {' and '.join(f'{name} = off' for name in unsafe)}: a crash may lose charges that it has confirmed"
+    fix = f"Set {' and '.join(unsafe)} to on in postgresql.conf, or for the database by ALTER DATABASE."
+    return Finding("database", "failing", said, fix)
 
 
 def redis(installation: Installation) -> Iterator[Finding]:
@@ -251,6 +306,20 @@ def redis(installation: Installation) -> Iterator[Finding]:
         yield Finding("redis", "failing", said, remedy[:1].upper() + remedy[1:])
     else:
         yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
+        yield from _evictions(url)
+
+
+def _evictions(url: str) -> Iterator[Finding]:
+    """Asks whether Redis may drop keys. INFO tells it where a provider forbids CONFIG."""
+    policy = asyncio.run(start_checks.eviction_policy(url))
+    if policy is None:
+        fix = "See in your provider's settings that maxmemory-policy is noeviction."
+        yield Finding("redis memory", "warning", "its maxmemory-policy could not be read", fix)
+    elif policy != "noeviction":
+        said = f"its maxmemory-policy is {policy}: it may drop what limits count, and messages of jobs"
+        yield Finding("redis memory", "failing", said, "Set maxmemory-policy to noeviction.")
+    else:
+        yield Finding("redis memory", "ok", "its maxmemory-policy is noeviction")
 
 
 def broker(installation: Installation) -> Iterator[Finding]:
@@ -322,23 +391,9 @@ def serving(installation: Installation) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(versions, home, secrets, disk, memory, open_files),
-    *(port, database, redis, broker, clock, gpu, serving),
+    *(versions, home, secrets, disk, flushes, memory, open_files),
+    *(port, clear_text, database, redis, broker, clock, gpu, serving),
 )
-
-
-def _file_system(path: Path) -> str:
-    """Returns the kind of the file system that a path is on, or an empty text."""
-    best, kind = "", ""
-    try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in mounts:
-        _, at, found, *_ = line.split()
-        if path.is_relative_to(at) and len(at) >= len(best):
-            best, kind = at, found
-    return kind
 
 
 def _said_by(*command: str) -> str | None:

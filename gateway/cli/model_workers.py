@@ -186,6 +186,7 @@ class ModelWorkers:
             stop_limit_s=self._stop_limit_s,
             pass_fds=(place.ops.fileno(),),
             restart_env={**env, **alone(place.room, self._share()).env},
+            beats=True,
         )
 
     def told(self) -> list[str]:

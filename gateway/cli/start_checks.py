@@ -19,6 +19,7 @@ from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
 from gateway.base.home import HomeError
 from gateway.base.settings import SettingsError
 from gateway.limiter.redis_keys import START_PROBE_KEY
+from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0
@@ -53,6 +54,12 @@ async def told(what: Callable[[], str]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def check_file_system(home: Path, journals: Iterable[Path]) -> None:
+    """Refuses a network file system under the home or a journal. Raises `HomeError`."""
+    if said := file_systems.on_a_network([home, *journals]):
+        raise HomeError(f"{said}. {file_systems.REMEDY}")
 
 
 def check_room(home: Path, journals: Iterable[Path]) -> None:
@@ -102,6 +109,17 @@ async def check_redis(url: str, *, is_ours: bool) -> None:
         await client.aclose()
     if abs(ahead_s) > CLOCK_APART_S:
         raise HomeError(clocks_apart(ahead_s))
+
+
+async def eviction_policy(url: str) -> str | None:
+    """Returns the `maxmemory-policy` of a Redis that answers, or None if it does not say it."""
+    async with redis.asyncio.Redis.from_url(url, socket_timeout=ANSWER_S, socket_connect_timeout=ANSWER_S) as client:
+        try:
+            told = await client.info("memory")
+        except (redis.exceptions.RedisError, OSError, TimeoutError):
+            return None
+    policy = told.get("maxmemory_policy")
+    return None if policy is None else str(policy)
 
 
 async def _ahead_s(client: redis.asyncio.Redis, until: float) -> float:

@@ -4,7 +4,7 @@ Children run in a session of their own (a Ctrl-C in the terminal reaches only th
 and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
 the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
 healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
-back-off. The watch over a child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
+back-off. Nor does the one that a child gets from here once its loop stands still. The watch over a child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from gateway.base.home import HomeError
+from gateway.cli.heartbeats import LOOK_S, MAX_SILENT, Heartbeats
 from workers.process import turns
 from workers.process.forked import Forked, die_with_parent, ending, fork, may_fork
+from workers.process.rounds import repeat
 
 LAST_BYTES = 64 * 1024
 """The end of a log in which the last line is searched: logs grow without end."""
@@ -34,6 +36,9 @@ BREAKER_DEATHS = 3
 BREAKER_WINDOW_S = 300.0
 MAX_BACKOFF_S = 30.0
 STOP_LIMIT_S = 75.0
+MAX_LATE = 1.2
+"""The longest time between two looks for hung children, as a multiple of the time that was meant. Later ones do not count."""
+HEARTBEAT_FD = "HEADGATE_HEARTBEAT_FD"
 SPAWN_AGAIN_S = 2.0
 """The time after which a process is tried again that the machine refused to start."""
 
@@ -65,6 +70,8 @@ class Spec:
     """The module whose `main` is the process. If it is given, the first start is a fork, which shares what this process
     has loaded; a restart is always an exec of `command`.
     """
+    beats: bool = False
+    """Whether its loop beats each second (`workers/process/heartbeat.py`), so that it is killed once it is hung."""
     answers_promptly: bool = False
     """Whether it is given short turns on a core (`workers/process/turns.py`). Our own processes ask for them themselves."""
 
@@ -77,6 +84,9 @@ class Child:
     deaths: deque[float] = field(default_factory=deque)
     refusal: str = ""
     """The child's sentence why it could not start, if its last end was that."""
+    heartbeats: Heartbeats | None = None
+    is_hung: bool = False
+    """Whether the present process was killed because its loop stood still."""
     failure: str = ""
     """The sentence about its last end, if it has ended."""
     log_start: int = 0
@@ -86,6 +96,17 @@ class Child:
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
+
+    def hear_anew(self) -> Heartbeats:
+        """Listens to the next process, which has not begun to beat."""
+        self.hear_no_more()
+        self.heartbeats, self.is_hung = Heartbeats(), False
+        return self.heartbeats
+
+    def hear_no_more(self) -> None:
+        if self.heartbeats is not None:
+            self.heartbeats.close()
+            self.heartbeats = None
 
     def last_line(self) -> str:
         """Returns the child's last line, or the message in it if it is a JSON log line."""
@@ -110,17 +131,19 @@ class Child:
         return lines[-1].strip() if lines else ""
 
 
-def _fork(spec: Spec, env: Mapping[str, str], output: int) -> Forked:
+def _fork(spec: Spec, env: Mapping[str, str], pass_fds: Collection[int], output: int) -> Forked:
     main: Callable[[], int] = importlib.import_module(spec.entry).main
-    return fork(
-        main, spec.name, env=env, output=output, keep=spec.pass_fds, death_signal=signal.SIGKILL, own_session=True
-    )
+    return fork(main, spec.name, env=env, output=output, keep=pass_fds, death_signal=signal.SIGKILL, own_session=True)
 
 
 class Supervisor:
     """Owns all children of one `headgate up`. `on_change` is awaited after every restart."""
 
-    def __init__(self, logs: Path, on_change: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, logs: Path, on_change: Callable[[], Awaitable[None]], look_s: float = LOOK_S) -> None:
+        """Every `look_s` seconds it looks for children that are hung."""
+        self._look_s = look_s
+        self._looked_at = time.monotonic()
+        self._looking: asyncio.Task[None] | None = None
         self._logs = logs
         self._on_change = on_change
         self._children: list[Child] = []
@@ -154,16 +177,23 @@ class Supervisor:
         child = Child(spec, self._logs / f"{spec.name}.log")
         self._children.append(child)
         await self._spawn(child)
+        if spec.beats and self._looking is None:
+            self._looked_at = time.monotonic()
+            self._looking = asyncio.create_task(repeat(self._look_s, self._end_hung, waits_first=True))
         self._watchers[spec.name] = asyncio.create_task(self._watch(child), name=f"watch {spec.name}")
 
     async def _spawn(self, child: Child) -> None:
         spec = child.spec
         env = spec.restart_env if self.ready and child.process and spec.restart_env else spec.env
+        pass_fds = spec.pass_fds
+        if spec.beats:
+            heartbeats = child.hear_anew()
+            env, pass_fds = {**env, HEARTBEAT_FD: str(heartbeats.fd)}, (*pass_fds, heartbeats.fd)
         fd = os.open(child.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             child.log_start = os.fstat(fd).st_size
             if spec.entry and child.process is None and may_fork():
-                child.process = _fork(spec, env, fd)
+                child.process = _fork(spec, env, pass_fds, fd)
                 return
             child.process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -171,7 +201,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=fd,
                 stderr=fd,
-                pass_fds=spec.pass_fds,
+                pass_fds=pass_fds,
                 start_new_session=True,
                 preexec_fn=partial(die_with_parent, signal.SIGKILL),
             )
@@ -222,6 +252,23 @@ class Supervisor:
         except (OSError, HomeError) as error:  # the disk is full, for example
             _say(f"The ready file names an older process until the next change: {error}")
 
+    def _end_hung(self) -> None:
+        """Kills the children whose loops stand still, so that they are restarted. A late look tells nothing: this process
+        had no core, so they may have had none, or all of them were stopped together.
+        """
+        now = time.monotonic()
+        is_late, self._looked_at = now - self._looked_at > MAX_LATE * self._look_s, now
+        for child in [] if self._stopping else self._children:
+            heartbeats, process = child.heartbeats, child.process
+            if heartbeats is None or process is None or process.returncode is not None or child.is_hung:
+                continue
+            if is_late:
+                heartbeats.forgive()
+            elif heartbeats.look():
+                child.is_hung = True
+                _say(f"{child.spec.name} has stood still for {MAX_SILENT * self._look_s:.0f} s and is killed.")
+                process.kill()
+
     def _judge(self, child: Child, code: int) -> ChildFailed | None:
         """Counts the death and words it. Returns None if the child is to be restarted."""
         if child.refusal and not self.ready:  # it must not be restarted
@@ -229,6 +276,8 @@ class Supervisor:
         name, told = child.spec.name, f"{child.last_line()} (see {child.log})"
         if code == -signal.SIGKILL:
             end = f"{ending(code)}, as the kernel ends a process where memory is short"
+            if child.is_hung:
+                end = f"{ending(code)}, because its loop stood still"
             child.failure = f"{name} ended with {end}: {told}"
             return None
         child.failure = f"{name} ended with {ending(code)}: {told}"
@@ -261,6 +310,7 @@ class Supervisor:
         if child.process is not None and child.process.returncode is None:
             child.process.send_signal(child.spec.stop_signal)
             await self._wait(child)
+        child.hear_no_more()
         watcher = self._watchers.pop(name)
         watcher.cancel()
         await asyncio.gather(watcher, return_exceptions=True)
@@ -292,12 +342,14 @@ class Supervisor:
         """Ends the watchers, after every child was stopped or killed: neither a watcher nor a zombie outlives the
         supervisor.
         """
-        for task in self._watchers.values():
+        tasks = [*self._watchers.values(), *([self._looking] if self._looking else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._watchers.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for child in self._children:
             if child.process is not None:
                 await child.process.wait()
+            child.hear_no_more()
 
 
 def _say(line: str) -> None:

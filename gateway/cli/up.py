@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import Home, HomeError, write_private
 from gateway.cli import embedded
 from gateway.cli.addresses import listen, listen_from
@@ -29,7 +30,7 @@ from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
 from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, WorkerSlot, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
-from gateway.cli.start_checks import check_redis, check_room, told
+from gateway.cli.start_checks import check_file_system, check_redis, check_room, told
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
 from workers.process.forked import give_back, load, watch_without_threads
@@ -106,12 +107,14 @@ class Up:
 
     async def run(self) -> None:
         """Returns after a clean stop. Raises `HomeError` or `ChildFailed`."""
+        check_file_system(self.home.root, self._journals())
         check_room(self.home.root, self._journals())
         lock = self.home.lock()
         try:
             self._catch_signals()
             self._use_new_threads()
             self.socket = listen(self.options.host, self.options.port)
+            self._warn_of_clear_text(self.socket.getsockname()[0])
             self._gateways_ops = listen_from(OPS_HOST, GATEWAYS_OPS_PORT, 1)
             await self._serve()
         finally:
@@ -280,6 +283,11 @@ class Up:
         sources = {model.id: model.source for model in self.models}
         write_private(self.home.models, msgspec.json.encode(sources))
 
+    def _warn_of_clear_text(self, host: str) -> None:
+        """Says on the terminal what gateways say in their logs."""
+        if said := keys_in_the_clear(host, has_proxies=bool(os.environ.get(TRUSTED))):
+            self._say([f"{said}. {LIST_A_PROXY}"])
+
     @staticmethod
     def _say(lines: Sequence[str]) -> None:
         print("\n".join(lines), file=sys.stderr, flush=True)
@@ -312,7 +320,14 @@ class Up:
         command = [sys.executable, "-m", "gateway"]
         limit_s = self.options.stop_limit_s
         return Spec(
-            "gateway", f"gateway-{slot}", command, env, stop_limit_s=limit_s, pass_fds=(fd, ops_fd), entry=GATEWAY
+            "gateway",
+            f"gateway-{slot}",
+            command,
+            env,
+            stop_limit_s=limit_s,
+            pass_fds=(fd, ops_fd),
+            entry=GATEWAY,
+            beats=True,
         )
 
     def _jobs(self) -> Spec:

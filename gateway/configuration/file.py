@@ -27,7 +27,7 @@ OF_ONE_PROCESS = frozenset(
     f"{PREFIX}{name}"
     for name in (
         *("HOME", "CONFIG", "CONFIG_NAMES", "SLOT", "MODEL", "MODEL_ID", "MODELS", "MODELS_FILE", "LISTEN_FD"),
-        *("OPS_FD", "OPS_BIND", "WORKER_ADDRESS", "JOBS_PROCESS", "JOBS_PULSE"),
+        *("OPS_FD", "HEARTBEAT_FD", "OPS_BIND", "WORKER_ADDRESS", "JOBS_PROCESS", "JOBS_PULSE"),
     )
 )
 """Variables that differ between processes, or that say where the file is. A file does not have them."""

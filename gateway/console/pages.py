@@ -377,8 +377,9 @@ def _refusal(request: web.Request, refused: Refused | errors.ApiError, viewer: V
 
 def _fault(request: web.Request, error: Exception) -> web.Response:
     """Logs an exception that nobody expected, as `GatewayProtocol.handle_error` does for the API, and returns its page."""
-    logger.error("unhandled_exception", exc_info=error)
-    response = _page(request, "fault.html", status=500, viewer=None, request_id=request[RECORD].request_id)
+    request_id = request[RECORD].request_id
+    logger.error("unhandled_exception", exc_info=error, extra={"request_id": request_id})
+    response = _page(request, "fault.html", status=500, viewer=None, request_id=request_id)
     response.force_close()
     return response
 

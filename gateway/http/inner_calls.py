@@ -15,7 +15,8 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from gateway.intake.intake import HELD
-from gateway.telemetry.keys import PAGE_READ
+from gateway.telemetry.keys import PAGE_READ, RECORD
+from workers.process.logs import HANDLED
 
 
 async def call(
@@ -45,6 +46,7 @@ async def call(
     request[PAGE_READ] = is_page_read
     # aiohttp has no public way to ask an application from within; its own server calls this one.
     response = await outer.app._handle(request)
+    HANDLED.set(outer[RECORD])  # a failure is told with the ids of the request that failed
     if HELD in request:
         request[HELD].close()
     return response

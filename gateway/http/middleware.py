@@ -27,6 +27,7 @@ from gateway.http.route_table import ROUTES, Route
 from gateway.intake.intake import HELD, SHARE, Held
 from gateway.telemetry.keys import OBSERVERS, PAGE_READ, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
+from workers.process.logs import HANDLED
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     count = request.headers.get(RETRY_COUNT, "")
     record.num_retries = int(count) if _COUNT.fullmatch(count) else 0
     request.app[TRACING].start(record)
+    HANDLED.set(record)  # for good: the connection logs what no handler expected, in this task
     try:
         response = await handler(request)
         record.status = response.status

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
 from dataclasses import dataclass, field
 
 import msgspec
@@ -141,7 +142,7 @@ class Rebuilder:
         if not group.takes_more:
             group = lane.newest = Group()
             rebuilt = self._rebuild_listed(group) if lane is self._listed else self._rebuild_unlisted(group)
-            group.task = asyncio.create_task(rebuilt)
+            group.task = asyncio.create_task(rebuilt, context=Context())  # it is of no one request
             group.task.add_done_callback(lambda _: self._forget(group))
             group.task.add_done_callback(_retrieve)
         group.asked[tenant_id] = (epoch, found)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from functools import partial
 from typing import Any
 
@@ -196,7 +197,7 @@ class Endings:
         try:
             await self.record(ending.posting)
         except (SQLAlchemyError, OSError) as failure:
-            log.error("an ending failed", exc_info=failure)
+            log.error("an ending failed", exc_info=failure, extra={"request_id": ending.posting.request_id})
             ending.fail(failure)
             # A ledger may get the charge all the same: until then the reservation is held.
             if (written := await self.record_late(ending.posting)) is not None:
@@ -220,7 +221,7 @@ class Endings:
         self._owed.append(posting.request_id)
         if len(self._owed) == 1:
             self._is_quiet.clear()
-            asyncio.get_running_loop().call_soon(self._pay)
+            asyncio.get_running_loop().call_soon(self._pay, context=Context())  # it is of no one request
 
     def _pay(self) -> None:
         owed, self._owed = self._owed, []

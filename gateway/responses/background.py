@@ -35,6 +35,7 @@ from gateway.responses.texts import ResponseTexts
 from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
 from gateway.telemetry.record import RequestRecord
 from gateway.writers.responses import Bill, ResponseWriter, failed_fields, usage_of
+from workers.process.logs import HANDLED
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ async def run(request: web.Request, response_id: str, planner: Planner, first: P
     """Runs the response until it has an end, or until this process stops. `first` is the plan of the first run."""
     app = request.app
     lifecycle = app[LIFECYCLE]
+    HANDLED.set(request[RECORD])
     num_lost = 0
     while not lifecycle.draining.is_set():
         with lifecycle.running():
@@ -103,6 +105,7 @@ async def _run_once(
     if claim is None:
         return None
     own = first.request if first is not None else own_request(request)
+    HANDLED.set(own[RECORD])
     one: _Run | None = None
     try:
         if claim.response.is_stopping:  # the run before this one ended before it wrote that it was cancelled

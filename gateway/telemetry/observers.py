@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextvars import Context
 
 from gateway.telemetry.record import RequestRecord
 
@@ -34,7 +35,7 @@ class Observers:
                 try:
                     observer(record)
                 except Exception:  # no fault of one request may hide the others
-                    logger.exception("request_not_observed")
+                    logger.exception("request_not_observed", extra={"request_id": record.request_id})
 
         self.add(observe)
 
@@ -45,7 +46,7 @@ class Observers:
             return
         self._ended.append(record)
         if len(self._ended) == 1:
-            asyncio.get_running_loop().call_soon(self._show)
+            asyncio.get_running_loop().call_soon(self._show, context=Context())  # it is of no one request
 
     def _show(self) -> None:
         ended, self._ended = self._ended, []

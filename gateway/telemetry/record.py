@@ -154,6 +154,16 @@ class RequestRecord:
         return None
 
     @property
+    def log_ids(self) -> dict[str, str]:
+        """Returns the ids by which lines of the log name the request: its own, and those that are known by now."""
+        ids = {"request_id": self.request_id}
+        if self.principal is not None:
+            ids["tenant"] = self.principal.tenant_id
+        if self.outgoing_traceparent:
+            _, ids["trace_id"], ids["span_id"], _ = self.outgoing_traceparent.split("-")
+        return ids
+
+    @property
     def is_answer(self) -> bool:
         """Whether the route's own answer was asked for: a GET on such a route opens a WebSocket, whose messages are
         requests of their own.

@@ -38,7 +38,8 @@ from workers.engine.untraced import untraced
 from workers.engine.values.errors import CannotStartYet, StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
-from workers.process import logs, waiting
+from workers.process import file_systems, logs, waiting
+from workers.process.heartbeat import Heartbeat
 
 logger = logging.getLogger("workers.engine")
 
@@ -70,6 +71,8 @@ def main() -> int:
 
 def run(told: WorkerSettings, ranks: Ranks) -> int:
     """Runs the worker and returns its exit status. Raises `StartError`."""
+    if said := file_systems.on_a_network([told.journal_dir]):
+        raise StartError(f"{said}. {file_systems.REMEDY}")
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
@@ -220,12 +223,15 @@ async def serve(service: Service, ops: OpsServer, told: WorkerSettings, grammars
     else:
         server = await ops.listen(told.ops_bind, told.slot)
     warming = asyncio.create_task(warm_when_idle(service, grammars)) if grammars else None
+    heartbeat = Heartbeat(told.heartbeat_fd)
+    heartbeat.begin()
     try:
         await service.run()
     finally:
         if warming is not None:
             warming.cancel()
         server.close()
+        heartbeat.end()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class WorkerSettings(pydantic.BaseModel):
     """Address of probes and metrics. Unset: 127.0.0.1, port 9400 + slot, or any port if that one is taken."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """File descriptor of an inherited listening socket for probes and metrics. It replaces `ops_bind`."""
+    heartbeat_fd: int | None = pydantic.Field(default=None, ge=0)
+    """Inherited descriptor that the loop beats on each second. `headgate up` restarts a worker that is silent."""
     drain_s: float = pydantic.Field(default=60.0, ge=0)
     """Time that a stop waits for running requests before it ends them."""
     metrics_tenant_detail: bool = False

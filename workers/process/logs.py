@@ -16,7 +16,8 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import TextIO
+from contextvars import ContextVar
+from typing import Protocol, TextIO
 
 import msgspec
 
@@ -26,6 +27,8 @@ MAX_ERRORS = 3
 MAX_FRAMES = 8
 ACCESS = "gateway.access"
 """The logger of lines that are equal to each other and all count."""
+PLACES = "at"
+"""The name of a list of places in the code, of an error or given as `extra`."""
 FORM = "HEADGATE_LOG_FORM"
 QUIET = ("aiohttp", "celery", "kombu")
 """Libraries of which only warnings are logged."""
@@ -40,6 +43,17 @@ _HARMLESS = frozenset({int, float, bool, type(None)})
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 
 
+class Handled(Protocol):
+    """A request, as lines name it that are written while it is handled."""
+
+    @property
+    def log_ids(self) -> Mapping[str, str]: ...
+
+
+HANDLED: ContextVar[Handled | None] = ContextVar("handled", default=None)
+"""The request that this task handles. A task begins with its creator's request, so one that works for many requests, and
+may have been begun by any of them, is begun in a context of its own.
+"""
 _DETAIL = re.compile(r"\nDETAIL:.*?(?=\n\[|\Z)", re.DOTALL)
 """PostgreSQL's description of a refused row. It quotes the values, which may be tenants' words."""
 
@@ -63,7 +77,8 @@ def clean(value: object) -> object:
 
 class JsonFormatter(logging.Formatter):
     """A formatter. `event` is the name given as `extra`, with the message as `msg`, or else the message itself. The
-    rest are key-values given as `extra`, and those that every line of the process has.
+    rest are key-values given as `extra`, those that every line of the process has, and the ids of the request that is
+    handled. A line that names another request has none of these ids.
     """
 
     def __init__(self, **everywhere: object) -> None:
@@ -83,12 +98,19 @@ class JsonFormatter(logging.Formatter):
             **self._everywhere,
         }
         for name, value in vars(record).items():
-            if name not in _STANDARD:
+            if name == PLACES:
+                line[name] = [clean(place) for place in value]
+            elif name not in _STANDARD:
                 line[name] = value if type(value) in _HARMLESS else clean(value)
+        handled = HANDLED.get()
+        if handled is not None:
+            ids = handled.log_ids
+            if line.get("request_id", ids["request_id"]) == ids["request_id"]:
+                line = {**ids, **line}
         if record.exc_info and record.exc_info[1] is not None:
             errors = _chain(record.exc_info[1])
             line["error"] = clean(" from ".join(f"{type(error).__name__}: {text_of(error)}" for error in errors))
-            line["at"] = [clean(place) for error in errors for place in _places(error)]
+            line[PLACES] = [clean(place) for error in errors for place in _places(error)]
         return _encoded(line)
 
     def _written(self, second: int) -> str:
@@ -197,7 +219,7 @@ class TextFormatter(JsonFormatter):
     def format(self, record: logging.LogRecord) -> str:
         line = json.loads(super().format(record))
         ts, level, event = (line.pop(name) for name in ("ts", "level", "event"))
-        message, places = line.pop("msg", ""), line.pop("at", [])
+        message, places = line.pop("msg", ""), line.pop(PLACES, [])
         line.pop("logger")
         facts = " ".join(f"{name}={value}" for name, value in line.items() if value is not None)
         first = " ".join(part for part in (ts[11:23], f"{level:<7}", event, message and f"- {message}", facts) if part)

@@ -25,9 +25,11 @@ from accounting.values.tenant_types import KeyChanges
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE, DETACHED, RUNNING
 from gateway.intake.intake import INTAKE
+from gateway.telemetry.record import RequestRecord
 from gateway.writers.responses import ResponseWriter
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.responses.restarts import Restarts
+from workers.process.logs import HANDLED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENDED = ("completed", "incomplete", "failed", "cancelled")
@@ -412,7 +414,10 @@ async def test_a_run_with_a_fault_of_ours_ends_failed(
 ) -> None:
     """It was run again for ever, whenever its claim had ended."""
 
+    handled = list[object]()
+
     def broken(*_: object) -> None:
+        handled.append(HANDLED.get())
         raise KeyError("a fault of ours")
 
     async with slow_gateway.client() as client:
@@ -421,6 +426,7 @@ async def test_a_run_with_a_fault_of_ours_ends_failed(
         await slow_gateway.app[DETACHED].join(10)
         failed = await client.responses.retrieve(made.id)
     assert (failed.status, failed.error and failed.error.code) == ("failed", "server_error")
+    assert [isinstance(one, RequestRecord) and one.background for one in handled] == ["run"], "its lines name the run"
     await slow_gateway.balanced()
 
 

@@ -30,6 +30,7 @@ from gateway.base.settings import CannotStartYet, SettingsError, load
 from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
+from workers.process import file_systems
 
 pytestmark = pytest.mark.rest
 
@@ -108,10 +109,10 @@ async def drains(home: Path, slot: int) -> None:
 
 
 @asynccontextmanager
-async def one_process(home: Path, redis_url: str) -> AsyncIterator[subprocess.Popen[bytes]]:
+async def one_process(home: Path, redis_url: str, *fds: int, **environ: str) -> AsyncIterator[subprocess.Popen[bytes]]:
     """Over books of its own, ready."""
     await prepare_home(home, f"sqlite+aiosqlite:///{home / 'headgate.db'}")
-    process = start(environment(home, redis_url))
+    process = start(environment(home, redis_url, **environ), *fds)
     try:
         await ready(home)
         yield process
@@ -126,6 +127,15 @@ async def test_no_full_collection_goes_through_what_was_imported(tmp_path: Path,
         _, log = await asyncio.to_thread(process.communicate, timeout=15)
     (line,) = [line for line in log.decode().splitlines() if "gateway_ready" in line]
     assert json.loads(line)["num_frozen"] > 50_000
+
+
+async def test_its_loop_beats_for_whoever_started_it(tmp_path: Path, redis_url: str) -> None:
+    fd, has_beaten = os.eventfd(0), asyncio.Event()
+    asyncio.get_running_loop().add_reader(fd, has_beaten.set)
+    async with one_process(tmp_path, redis_url, fd, HEADGATE_HEARTBEAT_FD=str(fd)):
+        await asyncio.wait_for(has_beaten.wait(), 30)
+    asyncio.get_running_loop().remove_reader(fd)
+    os.close(fd)
 
 
 async def test_p3_threads_share_what_they_allocate_from(tmp_path: Path, redis_url: str) -> None:
@@ -232,6 +242,19 @@ async def test_s6_without_an_address_the_operators_listener_is_on_loopback_and_n
     assert json.loads(line)["ops_url"].startswith("http://127.0.0.1:")
 
 
+@pytest.mark.parametrize("networks", ["", "10.0.0.0/8"])
+async def test_a_bind_that_others_reach_without_a_proxy_is_warned_of(
+    tmp_path: Path, redis_url: str, networks: str
+) -> None:
+    more = {"HEADGATE_BIND": "0.0.0.0:0", "HEADGATE_TRUSTED_NETWORKS": networks}
+    async with one_process(tmp_path, redis_url, **more) as process:
+        process.send_signal(signal.SIGTERM)
+        _, log = await asyncio.to_thread(process.communicate, timeout=15)
+    lines = [line for line in log.decode().splitlines() if "keys_in_the_clear" in line]
+    assert len(lines) == (0 if networks else 1)
+    assert all("Put a proxy with TLS in front" in json.loads(line)["msg"] for line in lines)
+
+
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:
     """Two of them as a user sees them; the others are in tests/unit/gateway/test_settings.py and below."""
     base = environment(tmp_path, redis_url)
@@ -250,7 +273,9 @@ async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: s
             assert words in line
 
 
-async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: str) -> None:
+async def test_a_home_that_cannot_be_served_is_named(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     base = environment(tmp_path, redis_url)
 
     async def sentence(**more: str) -> str:
@@ -264,6 +289,11 @@ async def test_a_home_that_cannot_be_served_is_named(tmp_path: Path, redis_url: 
     broken = json.dumps({"m": {"path": str(tmp_path / "nothing")}})
     assert "Cannot serve the model m" in await sentence(HEADGATE_MODELS=broken)
     assert "database" in await sentence(HEADGATE_DATABASE_URL="oracle://x")
+    with monkeypatch.context() as patched:
+        mounts = tmp_path / "mounts"
+        mounts.write_text(f"server:/x {tmp_path / 'state'} nfs4 rw 0 0\n")
+        patched.setattr(file_systems, "MOUNTS", mounts)
+        assert "is on nfs4, a network file system. Use a local disk" in await sentence()
     (tmp_path / "secrets" / "pepper").write_bytes(b"short")
     assert "too short" in await sentence()
 

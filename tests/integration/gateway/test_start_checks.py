@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 from disks import CountedDisk
 
-from gateway.base.home import HomeError
+from accounting.database import migrate
+from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
-from gateway.cli import start_checks
+from gateway.cli import doctor_checks, start_checks
+from gateway.cli.doctor_checks import Place
+from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 
 MIB = 1024 * 1024
@@ -42,6 +46,20 @@ def test_o1_ballast_that_is_there_already_needs_no_room(home: Path, monkeypatch:
     disk = CountedDisk(home, monkeypatch)
     disk.room = start_checks.SPARE_BYTES
     start_checks.check_room(home, [journal])
+
+
+@pytest.mark.parametrize("on_nfs", ["home", "home/state"])
+def test_a_network_file_system_is_refused_and_a_mount_for_files_alone_is_not(
+    home: Path, monkeypatch: pytest.MonkeyPatch, on_nfs: str
+) -> None:
+    mounts = home.parent / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {home}/files nfs4 rw 0 0\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    journals = [home / "state" / "gateway-0" / "journal"]
+    start_checks.check_file_system(home, journals)
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {home.parent / on_nfs} nfs4 rw 0 0\n")
+    with pytest.raises(HomeError, match=r"is on nfs4, a network file system\. Use a local disk: "):
+        start_checks.check_file_system(home, journals)
 
 
 @pytest.mark.parametrize(("ahead_s", "words"), [(3600, "3600 s ahead of"), (-3600, "3600 s behind")])
@@ -80,3 +98,26 @@ async def test_o1_what_is_waited_for_is_said_again_and_again(
             await asyncio.sleep(0.01)
             said += capsys.readouterr().err
     assert said.startswith("Waiting for the gateways (0 s).")
+
+
+@pytest.mark.parametrize(("policy", "state"), [("noeviction", "ok"), ("allkeys-lru", "failing")])
+def test_the_doctor_names_a_redis_that_may_drop_keys(own_redis, tmp_path: Path, policy: str, state: str) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.config_set("maxmemory-policy", policy)
+    _, found = doctor_checks.redis(Place(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
+    assert (found.state, policy in found.says) == (state, True)
+
+
+def test_the_doctor_says_that_a_provider_hides_the_policy(own_redis, tmp_path: Path) -> None:
+    with redis.Redis.from_url(own_redis.url) as client:
+        client.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+    _, found = doctor_checks.redis(Place(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
+    assert (found.state, found.says) == ("warning", "its maxmemory-policy could not be read")
+
+
+def test_the_doctor_names_a_postgresql_that_may_lose_what_it_confirmed(database_url: str, tmp_path: Path) -> None:
+    """The test databases do not wait for their disk."""
+    migrate.upgrade(database_url)
+    (found,) = doctor_checks.database(Place(Home(tmp_path), {"HEADGATE_DATABASE_URL": database_url}))
+    is_postgresql = database_url.startswith("postgresql")
+    assert (found.state, "synchronous_commit" in found.says) == (("failing", True) if is_postgresql else ("ok", False))

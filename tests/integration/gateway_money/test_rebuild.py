@@ -26,7 +26,9 @@ from gateway.limiter.limits import Limiter, Verdict, limiter_link
 from gateway.limiter.rules import DAY_BUCKET_S, LimitSubject, places_of, window_of
 from gateway.metering.admission import AdmissionRequest
 from gateway.metering.metering import metering
+from gateway.telemetry.record import RequestRecord
 from tests.money import posting, record
+from workers.process.logs import HANDLED
 
 NUM_TENANTS = 300
 LADDER = [(64, 640), (1, 10)]
@@ -425,3 +427,27 @@ async def test_a_state_that_is_newer_than_every_incident_is_built_again(books: D
     await after.reserve(holder(tenant_id, 1, now_ms), 10, 5, LADDER)
     assert after.incidents.of(tenant_id) > lost
     await after.rebuilder.leave()
+
+
+async def test_what_a_request_begins_for_many_has_the_ids_of_none(
+    books: Database, link: RedisLink, monkeypatch
+) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    [tenant, *_] = await make_tenants(books, now_ms)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    round_trip, build, handled = link._round_trip, limiter.rebuilder._build, dict[str, object]()
+
+    async def note_round_trip(*args):
+        handled["round trip"] = HANDLED.get()
+        await round_trip(*args)
+
+    async def note_build(*args):
+        handled["build"] = HANDLED.get()
+        await build(*args)
+
+    monkeypatch.setattr(link, "_round_trip", note_round_trip)
+    monkeypatch.setattr(limiter.rebuilder, "_build", note_build)
+    HANDLED.set(RequestRecord("req_1", "POST"))
+    await admit(limiter, [tenant], 0, now_ms)
+    assert handled == {"round trip": None, "build": None}
+    await limiter.rebuilder.leave()

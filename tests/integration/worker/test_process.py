@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import types
 import urllib.request
 
 import pytest
@@ -19,13 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from workers.engine import __main__ as worker_main
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.values.errors import CannotStartYet, StartError
+from workers.process import file_systems
 from workers.process.vocabulary_digest import vocabulary_digest
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
 pytestmark = pytest.mark.rest
 
 
-async def start(tmp_path, **environ):
+async def start(tmp_path, pass_fds=(), **environ):
     clean = {k: v for k, v in os.environ.items() if not k.startswith("HEADGATE_")}
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -33,6 +35,7 @@ async def start(tmp_path, **environ):
         "workers.engine",
         env=clean | {"HEADGATE_HOME": str(tmp_path), "HEADGATE_THREADS": "1", **environ},
         stderr=asyncio.subprocess.PIPE,
+        pass_fds=pass_fds,
     )
 
 
@@ -55,8 +58,12 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
     (model.directory / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
     port = free_port()
     address = f"unix:{tmp_path}/w.sock"
+    heartbeat_fd, has_beaten = os.eventfd(0), asyncio.Event()
+    asyncio.get_running_loop().add_reader(heartbeat_fd, has_beaten.set)
     process = await start(
         tmp_path,
+        pass_fds=[heartbeat_fd],
+        HEADGATE_HEARTBEAT_FD=str(heartbeat_fd),
         HEADGATE_MODEL=str(model.directory),
         HEADGATE_WORKER_ADDRESS=address,
         HEADGATE_OPS_BIND=f"127.0.0.1:{port}",
@@ -70,6 +77,9 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
             events.append(json.loads(line)["event"])
         # No full collection goes through what was imported.
         assert json.loads(line)["num_frozen"] > 100_000
+        await asyncio.wait_for(has_beaten.wait(), 30)
+        asyncio.get_running_loop().remove_reader(heartbeat_fd)
+        os.close(heartbeat_fd)
         gateway = await GatewayLink.dial(address)
         hello = await gateway.of(Hello)
         assert (hello.model, hello.num_blocks) == ("tiny", 64)
@@ -116,6 +126,15 @@ async def test_a_start_that_cannot_be_is_one_sentence_and_a_status(tmp_path, env
     assert sentence in errors.decode()
     assert "Traceback" not in errors.decode()
     assert len(errors.decode().splitlines()) == 1
+
+
+def test_a_journal_on_a_network_file_system_is_refused(tmp_path, monkeypatch):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"server:/x {tmp_path} nfs4 rw 0 0\n")
+    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    told = types.SimpleNamespace(journal_dir=tmp_path / "state/worker-0/journal")
+    with pytest.raises(StartError, match="is on nfs4, a network file system"):
+        worker_main.run(told, None)
 
 
 @pytest.mark.parametrize(("error", "status"), [(CannotStartYet, 1), (StartError, 78)])

@@ -85,3 +85,35 @@ def test_no_hint_installs_the_package_that_has_our_name_elsewhere():
     for path, text in texts.items():
         assert "headgate[embedded" not in text and "headgate[worker" not in text and "headgate[export" not in text, path
         assert "install headgate" not in text and "constraints.txt headgate" not in text, path
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_warned"),
+    [
+        ({}, False),
+        ({"HEADGATE_HOST": "localhost"}, False),
+        ({"HEADGATE_HOST": "0.0.0.0"}, True),
+        ({"HEADGATE_HOST": "0.0.0.0", "HEADGATE_TRUSTED_NETWORKS": "10.0.0.0/8"}, False),
+        ({"HEADGATE_BIND": "[::]:8080"}, True),
+        ({"HEADGATE_BIND": "127.0.0.1:8080", "HEADGATE_HOST": "0.0.0.0"}, False),
+    ],
+)
+def test_keys_that_would_travel_in_the_clear_are_a_warning(environ: dict[str, str], is_warned: bool, tmp_path: Path):
+    found = list(doctor_checks.clear_text(Place(Home(tmp_path), environ)))
+    assert [(one.state, "proxy with TLS" in one.fix) for one in found] == [("warning", True)] * is_warned
+
+
+@pytest.mark.parametrize(("flush_s", "state"), [(0.002, "ok"), (0.03, "warning")])
+def test_the_disk_is_judged_by_the_median_of_its_flushes(tmp_path, monkeypatch, flush_s, state):
+    now, num_flushes = 0.0, 0
+
+    def flush(_: int) -> None:
+        nonlocal now, num_flushes
+        num_flushes += 1
+        now += 9.0 if num_flushes == 3 else flush_s
+
+    monkeypatch.setattr(doctor_checks.os, "fdatasync", flush)
+    monkeypatch.setattr(doctor_checks.time, "perf_counter", lambda: now)
+    (found,) = doctor_checks.flushes(Place(Home(tmp_path), {}))
+    assert (found.state, num_flushes, list(tmp_path.iterdir())) == (state, doctor_checks.NUM_FLUSHES, [])
+    assert f"takes {flush_s * 1000:.1f} ms" in found.says

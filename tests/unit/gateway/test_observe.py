@@ -14,6 +14,7 @@ from gateway.telemetry.keys import OBSERVERS, RECORD, TRACING
 from gateway.telemetry.observers import Observers
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
+from workers.process.logs import HANDLED
 
 
 @pytest.mark.parametrize(("phase", "status"), [("decode", 499), ("", 500)])
@@ -59,3 +60,17 @@ async def test_requests_that_end_in_one_turn_are_shown_together_and_no_fault_of_
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert (together, each) == ([3, 1], ["req_0", "req_2", "req_3"])
+
+
+async def test_the_observers_of_many_requests_run_with_the_ids_of_none() -> None:
+    observers, handled = Observers(), list[object]()
+    observers.add(lambda _: handled.append(HANDLED.get()))
+
+    async def end() -> None:
+        record = RequestRecord("req_1", "POST")
+        HANDLED.set(record)
+        observers.publish(record)
+
+    await asyncio.create_task(end())
+    await asyncio.sleep(0)
+    assert handled == [None]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import json
 import logging
 import re
 import subprocess
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -204,3 +205,27 @@ def test_lines_of_one_pass_are_one_write_in_their_order() -> None:
     assert [json.loads(one)["event"] for one in writes[0].splitlines()] == ["event 0", "event 1", "event 2"]
     assert len(writes[0].splitlines()) == 3
     assert json.loads("".join(writes[1:]))["event"] == "event 0"
+
+
+class Handled:
+    log_ids: ClassVar = {"request_id": "req_1", "tenant": "proj_1", "trace_id": "a" * 32}
+
+
+def line_within(handled: Handled | None, **extra: Any) -> dict[str, Any]:
+    def written() -> dict[str, Any]:
+        logs.HANDLED.set(handled)
+        return line(**extra)
+
+    return contextvars.Context().run(written)
+
+
+def test_a_line_names_the_request_that_is_handled() -> None:
+    assert line_within(Handled()).items() >= Handled.log_ids.items()
+    assert line_within(Handled(), request_id="req_1")["tenant"] == "proj_1"
+    assert line_within(Handled(), tenant="proj_2")["tenant"] == "proj_2"
+    assert "request_id" not in line_within(None)
+
+
+def test_a_line_about_another_request_has_none_of_the_ids() -> None:
+    written = line_within(Handled(), request_id="req_2")
+    assert (written["request_id"], "tenant" in written, "trace_id" in written) == ("req_2", False, False)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
 import threading
 
 from console_pages import signed_in
@@ -11,6 +14,7 @@ from gateway.console import pages, tables
 from gateway.console.pages import MAX_FORM_BYTES, MAX_OPEN_FORM_BYTES
 from gateway.intake.intake import INTAKE
 from gateway.telemetry.keys import OBSERVERS
+from workers.process.logs import JsonFormatter
 
 PLACES = {
     "/console/requests": "gateway.console.viewer.Viewer.get",
@@ -45,6 +49,8 @@ async def test_a_fault_is_a_page_with_the_requests_id_and_is_logged_and_counted(
                         assert answer.status == 500
             [logged] = [r for r in caplog.records if r.getMessage() == "unhandled_exception"]
             assert "planted" in str(logged.exc_info[1])
+            if path.startswith("/console"):
+                assert logged.request_id == page.headers["x-request-id"]
             assert records == [(500, "")]
 
 
@@ -94,3 +100,23 @@ async def test_a_file_is_made_off_the_loop(gateway, monkeypatch):
         assert page.headers["content-disposition"] == 'attachment; filename="headgate-requests.csv"'
         assert (await browser.get("/requests?format=xml")).status == 400
     assert made_in and threading.main_thread() not in made_in
+
+
+async def test_the_line_of_a_fault_names_its_request(gateway, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(JsonFormatter())
+    monkeypatch.setattr("gateway.generation.models.Models.visible", fail)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    parent = f"00-{'a' * 32}-{'b' * 16}-00"
+    async with gateway.session() as api, api.get("/v1/models", headers={"traceparent": parent}) as answer:
+        request_id, trace = answer.headers["x-request-id"], answer.headers["traceresponse"]
+    [line] = [
+        line for line in map(json.loads, written.getvalue().splitlines()) if line["event"] == "unhandled_exception"
+    ]
+    assert line["request_id"] == request_id
+    assert trace.startswith(f"00-{line['trace_id']}-{line['span_id']}-")
+    assert line["tenant"].startswith("proj_")
