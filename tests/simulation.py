@@ -22,7 +22,7 @@ from workers.engine.values.plan import RowResult, SampledToken
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
-MAY_FAIL = ("too_long", "deadline", "overloaded")
+MAY_FAIL = ("too_long", "overloaded")
 
 
 class PacedRunner(ScriptedRunner):
@@ -135,7 +135,6 @@ class Trace:
             num_choices=arrival["num_choices"],
             cache_write=arrival["cache_write"],
             lease_bound=min(total, arrival["first_lease"]) if total else 0,
-            deadline_ms=arrival.get("deadline_ms", 0),
         )
 
     def play(self, max_steps=4000):
@@ -409,7 +408,6 @@ def _arrival(rng):
         "link": rng.randint(1, 2),
         "first_lease": rng.randint(1, 30),
         "cancel_after": rng.choice([None, None, None, rng.randint(0, 12)]),
-        "deadline_ms": rng.choice([0, 0, 0, rng.randint(1, 800)]),
     }
 
 

@@ -26,9 +26,7 @@ PROTOCOL_VERSION = 1
 Tier = Literal["interactive", "batch"]
 Task = Literal["generate", "embed", "score"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
-FailCode = Literal[
-    "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "disk_full", "wrong_root", "internal"
-]
+FailCode = Literal["no_lease", "overloaded", "draining", "too_long", "grammar", "disk_full", "wrong_root", "internal"]
 
 
 class Hello(Frame, frozen=True, tag="hello"):
@@ -179,8 +177,6 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     retention: tuple[CacheRange, ...] = ()
     output_priority: int = -1
     """The priority of output blocks in the prefix tree; -1 stands for a little less than the prompt's."""
-    deadline_ms: int = 0
-    """Milliseconds left at sending; 0 stands for no deadline."""
     grammar: str = ""
     traceparent: str = ""
     prompt_logprobs: int = -1

@@ -210,7 +210,6 @@ class Attempt:
         self.serial = serial
         """Number of the attempt in the order of arrival."""
         self.arrived_at = now
-        self.deadline = now + message.deadline_ms / 1000 if message.deadline_ms else float("inf")
         self.end_len = min(max_len, len(message.prompt) + message.max_tokens)
         """Number of prompt and output tokens at which a choice ends, if nothing ended it before."""
         sampling = message.sampling
