@@ -310,8 +310,6 @@ class Finished(Frame, frozen=True, tag="finished"):
     """The reason of the last choice. Each choice's own reason is in its delta."""
     cache: CacheReport = CacheReport()
     timeline: tuple[TimelineEvent, ...] = ()
-    held_block_ms: int = 0
-    """The blocks of its choices, with shared ones counted once, integrated over milliseconds."""
 
 
 class Failed(Frame, frozen=True, tag="failed"):
@@ -324,7 +322,6 @@ class Failed(Frame, frozen=True, tag="failed"):
     message: str = ""
     retry_after_ms: int = 0
     timeline: tuple[TimelineEvent, ...] = ()
-    held_block_ms: int = 0
 
 
 class CacheProbed(Frame, frozen=True, tag="peeked"):

@@ -26,7 +26,7 @@ from workers.engine.sequences.inputs import MAX_OPEN, Inputs
 from workers.engine.sequences.lease import Lease
 from workers.engine.values.abilities import GENERATES, Abilities
 from workers.engine.values.plan import LoadedAdapter
-from workers.engine.values.record import InputsAccount, PromptAccount, Residency
+from workers.engine.values.record import InputsAccount, PromptAccount
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.counts import TokenUsage
 from workers.protocol.messages import FinishReason, GenerateRequest, TokenLogprob
@@ -224,7 +224,6 @@ class Attempt:
             Range(r.start, len(self.prompt) if r.end < 0 else r.end, r.priority, r.ttl_s * 1000)
             for r in (message.retention if message.pooling is None else ())
         )
-        self.residency = Residency()
         self.held = HeldBlocks()
         self.gang = gang
         """Whether its sequences run, and lose their blocks, all together or not at all. Which choices they become is

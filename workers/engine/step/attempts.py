@@ -326,10 +326,7 @@ class Attempts:
             self._records.append(self._journal.end(attempt))
         self._ended.append(attempt)
         if ending is not None:
-            attempt.residency.change(0, self._scheduler.cache.now_ms())
-            told = msgspec.structs.replace(
-                ending, timeline=attempt.report.timeline, held_block_ms=attempt.residency.block_ms
-            )
+            told = msgspec.structs.replace(ending, timeline=attempt.report.timeline)
             self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:
