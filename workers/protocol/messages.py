@@ -43,18 +43,6 @@ class Hello(Frame, frozen=True, tag="hello"):
     max_model_len: int = 0
     max_running: int = 0
     """The most sequences that run at once."""
-    peeks: bool = False
-    """The worker answers `CacheProbe`. A worker that does not set this is not asked."""
-    adapters: bool = False
-    """The sender understands `AdapterCommand` or `AdapterReport`. A version without them is not sent what it cannot
-    read."""
-    packed_prompts: bool = False
-    """The worker reads prompts of four bytes a token. One that does not set this is sent numbers."""
-    residency: bool = False
-    """A gateway that understands `ResidencyReport` sets this."""
-    operations: bool = False
-    """The sender understands `DrainCommand` or `EngineReport`. A version without them is not sent what it cannot
-    read."""
     tasks: tuple[Task, ...] = ("generate",)
     """The tasks that the worker's model can do."""
     vector_size: int = 0
