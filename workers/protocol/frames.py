@@ -32,9 +32,7 @@ def _unpack(kind: type, value: Any) -> array[int]:
     """Reads the ids of a prompt. A number that is no id is not lost here: the worker refuses the request that has it."""
     if not isinstance(value, bytes):
         raise ValueError("the ids of a prompt must be bytes")
-    ids = array("i")
-    ids.frombytes(value)
-    return _little_endian(ids)
+    return _little_endian(array("i", value))
 
 
 def _little_endian(ids: array[int]) -> array[int]:
