@@ -110,6 +110,7 @@ def train_one(
     # Muon makes the steps of matrices orthogonal, and reaches a loss in clearly fewer of them than AdamW.
     muon = torch.optim.Muon(matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="original")
     adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.muon_rate), (adam, recipe.adam_rate)]
     print(f"{name}: {parameters:,} parameters, {steps or f'{minutes} minutes'}", flush=True)
 
     budget = Budget(minutes, steps)
@@ -122,9 +123,9 @@ def train_one(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(others, recipe.clip)
         factor = args.peak * rate(progress, recipe.warmup)
-        for optimizer, of_it in ((muon, recipe.muon_rate), (adam, recipe.adam_rate)):
+        for optimizer, its_rate in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = factor * of_it
+                group["lr"] = factor * its_rate
             optimizer.step()
         model.zero_grad(set_to_none=True)
         step += 1
