@@ -122,7 +122,6 @@ class CheapWorker:
             num_blocks=10_000,
             max_model_len=2048,
             max_running=1024,
-            packed_prompts=True,
         )
         link.send(hello)
         link.send(WorkerStatus(prefill_rate=1e5, decode_rate=1e4))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import redis.asyncio
@@ -115,25 +115,19 @@ class RedisProbe:
     """Tells Redis every two seconds who runs in the slot, and reads its clock."""
 
     def __init__(
-        self,
-        client: redis.asyncio.Redis,
-        owner: SlotOwner,
-        *,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        self, client: redis.asyncio.Redis, owner: SlotOwner, *, clock: Callable[[], float] = time.time
     ) -> None:
         self.asked = Asked()
         self._client = client
         self._owner = owner
         self._clock = clock
-        self._sleep = sleep
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
         while True:
             self.asked = await self.ask()
             heed_cancellation()
-            await self._sleep(EVERY_S)
+            await asyncio.sleep(EVERY_S)
 
     async def ask(self) -> Asked:
         try:

@@ -1,6 +1,6 @@
-"""Writes three files about settings: the page docs/configuration.md; accounting/values/setting_names.py, with which every
-process compares its environment; and gateway/cli/setting_rows.tsv, which `headgate config` shows. All follow from the
-settings classes and the docstrings below their fields.
+"""Writes two files about settings: the page docs/configuration.md; and accounting/values/setting_rows.tsv, with whose names
+every process compares its environment and whose rows `headgate config` shows. Both follow from the settings classes and the
+docstrings below their fields.
 
 `make configuration` writes them; a test fails when they are not current.
 """
@@ -25,8 +25,7 @@ from workers.engine.settings import WorkerSettings
 from workers.jobs.base.settings import JobsSettings
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, NAMES = (ROOT / "docs" / "configuration.md", ROOT / "accounting" / "values" / "setting_names.py")
-ROWS = ROOT / "gateway" / "cli" / "setting_rows.tsv"
+PAGE, ROWS = (ROOT / "docs" / "configuration.md", ROOT / "accounting" / "values" / "setting_rows.tsv")
 PREFIX = "HEADGATE_"
 UNITS = {"s": "seconds", "ms": "milliseconds", "days": "days", "bytes": "bytes"}
 UNSET = "unset"
@@ -253,17 +252,6 @@ def _unit_of(name: str) -> str:
     return UNITS.get(name.lower().rpartition("_")[2], "")
 
 
-def names() -> str:
-    known = {name for name, _, _ in COMMANDS if name.startswith(PREFIX)}
-    for _, settings in PROCESSES:
-        known |= {PREFIX + field.upper() for field in settings.model_fields}
-    lines = "".join(f'        "{name}",\n' for name in sorted(known))
-    return (
-        '"""Every variable that a process of Headgate reads. Written by `make configuration`."""\n\n'
-        f"NAMES = frozenset(\n    {{\n{lines}    }}\n)\n"
-    )
-
-
 def comments(settings: type[pydantic.BaseModel]) -> dict[str, str]:
     """Returns the docstring below each field, by field name."""
     source = ast.parse(inspect.getsource(settings)).body[0]
@@ -334,6 +322,5 @@ def _bounds(info: pydantic.fields.FieldInfo) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    NAMES.write_text(names())
     ROWS.write_text(rows())
     PAGE.write_text(page())

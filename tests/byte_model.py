@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway.text.byte_level import BYTE_OF_CHAR
+from workers.process.byte_level import BYTE_OF_CHAR
 
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}\n"

@@ -149,7 +149,7 @@ class Driver:
             assert lease.in_flight == sum(s.num_pending for s in attempt.sequences)
             assert lease.spent <= max(lease.bound, attempt.message.num_output_spent)
             tables = [s.block_ids for s in attempt.sequences]
-            assert attempt.residency.num_blocks == len({b for table in tables for b in table})
+            assert attempt.held.number == len({b for table in tables for b in table})
             for sequence in attempt.sequences:
                 if self.engine.num_in_flight == 0:
                     assert sequence.num_pending == 0

@@ -339,7 +339,7 @@ def generate_request(
         MODEL,
         str(fields.pop("root", ROOT)),
         namespace or (Region(tenant.encode().ljust(16, b"\0")[:16]),),
-        tuple(prompt),
+        array("i", prompt),
         msgspec.structs.replace(sampling, min_tokens=min(sampling.min_tokens, max_tokens)),
         max_tokens,
         **fields,

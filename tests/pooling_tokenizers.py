@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from gateway.text.byte_level import BYTE_OF_CHAR
+from workers.process.byte_level import BYTE_OF_CHAR
 
 
 def write_encoder_tokenizer(directory: Path) -> None:

@@ -22,7 +22,7 @@ from workers.engine.values.plan import RowResult, SampledToken
 from workers.protocol.messages import Cancel, ExtendLease
 
 TEXT = encode("abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh abcdefgh")
-MAY_FAIL = ("too_long", "deadline", "overloaded")
+MAY_FAIL = ("too_long", "overloaded")
 
 
 class PacedRunner(ScriptedRunner):
@@ -136,7 +136,6 @@ class Trace:
             num_choices=arrival["num_choices"],
             cache_write=arrival["cache_write"],
             lease_bound=min(total, arrival["first_lease"]) if total else 0,
-            deadline_ms=arrival.get("deadline_ms", 0),
             gather=arrival["num_choices"] == 1 and number % 3 == 0,
         )
 
@@ -411,7 +410,6 @@ def _arrival(rng):
         "link": rng.randint(1, 2),
         "first_lease": rng.randint(1, 30),
         "cancel_after": rng.choice([None, None, None, rng.randint(0, 12)]),
-        "deadline_ms": rng.choice([0, 0, 0, rng.randint(1, 800)]),
     }
 
 

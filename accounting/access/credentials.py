@@ -83,11 +83,7 @@ def batch_credential(pepper: bytes, batch_id: str) -> str:
 
 def parse_batch(pepper: bytes, value: str) -> str | None:
     """Returns the batch id if the credential is genuine, else None."""
-    prefix, _, mac = value.rpartition("_")
-    if not value.isascii() or not prefix.startswith("hg_batch_"):
-        return None
-    batch_id = "batch_" + prefix.removeprefix("hg_batch_")
-    return batch_id if hmac.compare_digest(_mac(pepper, "batch", batch_id), mac) else None
+    return _parse(pepper, value, "batch", "batch_")
 
 
 def run_credential(pepper: bytes, response_id: str) -> str:
@@ -97,11 +93,15 @@ def run_credential(pepper: bytes, response_id: str) -> str:
 
 def parse_run(pepper: bytes, value: str) -> str | None:
     """Returns the response id if the credential is genuine, else None."""
-    prefix, _, mac = value.rpartition("_")
-    if not value.isascii() or not prefix.startswith("hg_run_"):
+    return _parse(pepper, value, "run", "resp_")
+
+
+def _parse(pepper: bytes, value: str, kind: str, id_prefix: str) -> str | None:
+    head, _, mac = value.rpartition("_")
+    if not value.isascii() or not head.startswith(f"hg_{kind}_"):
         return None
-    response_id = "resp_" + prefix.removeprefix("hg_run_")
-    return response_id if hmac.compare_digest(_mac(pepper, "run", response_id), mac) else None
+    object_id = id_prefix + head.removeprefix(f"hg_{kind}_")
+    return object_id if hmac.compare_digest(_mac(pepper, kind, object_id), mac) else None
 
 
 def _mac(pepper: bytes, kind: str, object_id: str) -> str:

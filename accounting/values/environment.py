@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-from accounting.values.setting_names import NAMES
+from accounting.values.setting_rows import NAMES
 
 PREFIX = "HEADGATE_"
 # Tests and benchmarks have many variables, which need no documentation.

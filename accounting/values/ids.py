@@ -34,8 +34,7 @@ def new_id(prefix: Prefix) -> str:
 
 
 def made_at(prefix: Prefix, id_: str) -> int | None:
-    """Returns the creation time in Unix seconds. It is None for any other text, also for ids of older versions, which
-    are only random."""
+    """Returns the creation time in Unix seconds. It is None for any other text."""
     match = re.fullmatch(f"{_begin(prefix)}([0-9a-f]{{16}})[0-9a-f]{{32}}", id_)
     return None if match is None else int(match[1], 16) // 1_000_000_000
 

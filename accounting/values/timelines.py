@@ -109,19 +109,14 @@ Entry = list[int | str]
 _Packed = tuple[list[Entry], list[Entry], int]
 
 
-def pack(marks: Sequence[Event], worker: Sequence[Event]) -> str:
-    """Returns the text for the log. `worker` has offsets on the worker's own clock."""
-    return pack_entries(*([entry(e.name, e.at_us, e.step, e.num_tokens) for e in events] for events in (marks, worker)))
-
-
 def entry(name: str, at_us: int, step: int = -1, num_tokens: int = 0) -> Entry:
     """Returns the packed form of an event."""
     code = _CODES.get(name, name)
     return [code, at_us, step, num_tokens] if step >= 0 or num_tokens else [code, at_us]
 
 
-def pack_entries(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
-    """Returns what `pack` returns, for a caller that has no use for the events themselves."""
+def pack(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
+    """Returns the text for the log. `worker` has offsets on the worker's own clock."""
     num_events = len(marks) + len(worker)
     while True:
         num_kept = len(marks) + len(worker)

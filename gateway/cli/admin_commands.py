@@ -171,8 +171,8 @@ def row(
     return made if confirm is None else click.confirmation_option(prompt=confirm)(made)
 
 
-def group(name: str, help: str, *commands: click.Command, earlier: Mapping[str, str] | None = None) -> click.Group:
-    return Commands(name, help=help, commands=commands, earlier=earlier)
+def group(name: str, help: str, *commands: click.Command) -> click.Group:
+    return Commands(name, help=help, commands=commands)
 
 
 def _argument(word: str) -> click.Argument:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
+from accounting.values import setting_rows
 from gateway.base.settings import PREFIX, SettingsError
-from gateway.cli import config_example, setting_rows
+from gateway.cli import config_example
 from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.config_check import of_error, problems
 from gateway.cli.groups import Commands

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from accounting.values import setting_rows
+from accounting.values.setting_rows import Row
 from gateway.base.settings import PREFIX
-from gateway.cli import setting_rows
-from gateway.cli.setting_rows import Row
 from gateway.configuration.file import OF_ONE_PROCESS
 
 _OF_MODELS = {

@@ -104,7 +104,7 @@ def home(installation: Installation) -> Iterator[Finding]:
         return
     if root.stat().st_mode & 0o077:
         yield Finding("home", "warning", f"{root} may be read by others", f"chmod 700 {root}")
-    if said := file_systems.on_a_network([root, place.home.state]):
+    if said := file_systems.on_a_network([root, installation.home.state]):
         yield Finding("home", "failing", said, file_systems.REMEDY)
     else:
         yield Finding("home", "ok", str(root))
@@ -201,26 +201,26 @@ def port(installation: Installation) -> Iterator[Finding]:
         yield Finding("port", "ok", f"{where} is free")
 
 
-def clear_text(place: Place) -> Iterator[Finding]:
+def clear_text(installation: Installation) -> Iterator[Finding]:
     """Looks at the address of `headgate up`, or of a gateway by itself."""
-    bind, host = place.environ.get("HEADGATE_BIND"), place.environ.get("HEADGATE_HOST", "127.0.0.1")
+    bind, host = installation.environ.get("HEADGATE_BIND"), installation.environ.get("HEADGATE_HOST", "127.0.0.1")
     if bind:
         host = bind.rpartition(":")[0].strip("[]")
     try:
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         return  # `port` says so
-    if said := keys_in_the_clear(str(address), has_proxies=bool(place.environ.get(TRUSTED))):
+    if said := keys_in_the_clear(str(address), has_proxies=bool(installation.environ.get(TRUSTED))):
         yield Finding("clear text", "warning", said, LIST_A_PROXY)
 
 
-def flushes(place: Place) -> Iterator[Finding]:
+def flushes(installation: Installation) -> Iterator[Finding]:
     """Times flushes of the disk that the journals are on: each request's end waits for one. The file has no name, and is
     gone afterwards.
     """
-    directory = Path(place.environ.get("HEADGATE_STATE_DIR") or place.home.state)
+    directory = Path(installation.environ.get("HEADGATE_STATE_DIR") or installation.home.state)
     root = next(path for path in (directory, *directory.parents) if path.exists())
-    if not place.home.root.exists() or not os.access(root, os.W_OK | os.X_OK):
+    if not installation.home.root.exists() or not os.access(root, os.W_OK | os.X_OK):
         return
     times = []
     try:

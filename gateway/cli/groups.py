@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -17,14 +16,6 @@ WHOLE = 10_000
 class Commands(click.Group):
     shows_options = False
     """`--home` and `--json` are listed in the help. Only the outermost group lists them."""
-
-    def __init__(self, *args: Any, earlier: Mapping[str, str] | None = None, **how: Any) -> None:
-        """`earlier` has names that commands of the group had in former versions. They work, and no list has them."""
-        super().__init__(*args, **how)
-        self._earlier = earlier or {}
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, self._earlier.get(cmd_name, cmd_name))
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         return [*options_before(hidden=not self.shows_options), *super().get_params(ctx)]

@@ -66,9 +66,9 @@ def version_made(made: dict[str, Any]) -> tuple[Grid | str, ...]:
 
 
 def gaps(sheet: str, made: dict[str, Any]) -> str | None:
-    """Returns a sentence about models without a price. A gateway of an older version does not report them."""
+    """Returns a sentence about models without a price."""
     tiers: dict[str, list[str]] = {}
-    for gap in made.get("unpriced", []):
+    for gap in made["unpriced"]:
         tiers.setdefault(gap["model"], []).append(gap["tier"])
     if not tiers:
         return None

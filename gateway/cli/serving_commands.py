@@ -61,7 +61,6 @@ PREFIXES = group(
         "DELETE /admin/v1/prefixes/{prefix_id}",
         shows="id",
     ),
-    earlier={"delete": "remove"},
 )
 
 

@@ -138,7 +138,7 @@ def kv_used(blocks: Mapping[str, int]) -> str:
 
 def _failed(books: Mapping[str, Any]) -> list[str]:
     """Names the equations that failed, in what is watched or when all was last verified."""
-    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
+    watched, verified = books["watched"], books["verified"]
     failed = [] if watched is None else list(watched["failed"])
     return failed + ([] if verified is None else [one["name"] for one in verified["equations"] if not one["ok"]])
 
@@ -150,7 +150,7 @@ def _unseen(why: str) -> str:
 def _books(books: Mapping[str, Any]) -> str:
     if failed := _failed(books):
         return f"books: FAILED: {', '.join(failed)}; see `headgate verify-books`"
-    watched, verified = books.get("watched"), books["verified"]  # an older gateway watches without telling
+    watched, verified = books["watched"], books["verified"]
     new = (
         "the first check comes within a minute" if watched is None else f"in order, checked {ago(watched['as_of'])} ago"
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic
 
-from accounting.values.setting_names import NAMES
+from accounting.values.setting_rows import NAMES
 from gateway.base.settings import PREFIX, ModelSource, Name, SettingsError
 from gateway.base.upstream_source import UpstreamName, UpstreamSource
 from gateway.configuration.model_sources import fault, place, table

@@ -53,7 +53,7 @@ class AdapterKeeper:
         self._told = {key: at for key, at in self._told.items() if key[0] in alive}
         now = time.monotonic()
         for link in links:
-            if link.hello is None or not link.hello.adapters:
+            if link.hello is None:
                 continue
             for info in self._infos:
                 if info.model == link.registration.model:

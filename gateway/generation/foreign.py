@@ -18,11 +18,11 @@ from gateway.base.lifecycle import uninterrupted
 from gateway.generation.models import MODELS, ServedModel
 from gateway.schema.sampling import Defaults
 from gateway.telemetry.metrics import METRICS
-from gateway.text.byte_level import BYTE_OF_CHAR
 from gateway.text.tokenizer import ModelTokenizer
 from gateway.upstreams import stored
 from gateway.upstreams.market import MARKET, UpstreamLink
 from gateway.upstreams.wires.values import Counter
+from workers.process.byte_level import BYTE_OF_CHAR
 
 logger = logging.getLogger(__name__)
 

@@ -185,11 +185,11 @@ class Generation:
         self._count(delta)
         if self.order.beams is not None and delta.tokens and not delta.num_spent:
             logger.error("worker_without_search", extra={"request_id": self.order.facts.request_id})
-            raise errors.internal()  # the worker is older than beam requests, and drew samples instead
+            raise errors.internal()  # it drew samples instead of searching
         scored = len(self.order.sampling.logprob_token_ids) if delta.logprobs else 0
         if scored and any(len(one.top) != scored for one in delta.logprobs):
             logger.error("worker_without_scored_tokens", extra={"request_id": self.order.facts.request_id})
-            raise errors.internal()  # the worker is older than this parameter, and sent the best ones
+            raise errors.internal()  # it sent the best tokens instead of those that were asked for
         bound = self.admitted.lease_bound
         if bound < self._most and bound - self.num_received <= LOW_WATER:
             self._keep_lease()

@@ -85,9 +85,9 @@ class ServedModel:
         """The kinds of request that the model takes, as `/v1/models` names them."""
         return ("completions",) if self.template is None else ("completions", "chat")
 
-    def encode_chat(self, messages: list[Any], add_generation_prompt: bool = True) -> array[int]:
+    def encode_chat(self, messages: list[Any]) -> array[int]:
         """Renders and tokenizes messages. Runs in a thread. Raises `ApiError` 400."""
-        return self.chat_prompt(messages, add_generation_prompt=add_generation_prompt).tokens
+        return self.chat_prompt(messages).tokens
 
     def chat_prompt(
         self,

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,9 +54,8 @@ class Fill:
 class PublicPrefixes:
     """The public prefixes in force, by model. Requests are answered from memory."""
 
-    def __init__(self, cache_secret: bytes, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, cache_secret: bytes) -> None:
         self.region = region_id(cache_secret, b"public")
-        self._clock = clock
         self._by_model: dict[str, list[tuple[list[int], PrefixInfo]]] = {}
 
     def replace(self, infos: Sequence[PrefixInfo]) -> None:
@@ -68,7 +67,7 @@ class PublicPrefixes:
         self._by_model = by_model
 
     def of(self, model: str) -> list[PrefixInfo]:
-        now = self._clock()
+        now = time.time()
         return [info for _, info in self._by_model.get(model, ()) if _lives(info, now)]
 
     def path(self, model: str, prompt: Sequence[int], own: tuple[Region, ...]) -> tuple[Region, ...]:
@@ -78,7 +77,7 @@ class PublicPrefixes:
         entries = self._by_model.get(model)
         if not entries:
             return own
-        now, start = self._clock(), list(prompt[: len(entries[0][0])])
+        now, start = time.time(), list(prompt[: len(entries[0][0])])
         for tokens, info in entries:
             if start[: len(tokens)] == tokens and _lives(info, now):
                 return (Region(self.region, len(tokens)), *own)

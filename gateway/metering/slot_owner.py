@@ -20,8 +20,6 @@ KEPT_S = 10
 """The time for which Redis keeps the id of a gateway that has been killed."""
 _FILE = "owner"
 _ID_BYTES = 16
-_NO_ID = b"1"
-"""The value that earlier versions wrote."""
 
 
 class SlotOwner:
@@ -41,7 +39,7 @@ class SlotOwner:
         self.id = await asyncio.to_thread(self._kept) or secrets.token_hex(_ID_BYTES).encode()
         with suppress(LimiterUnavailable):
             found = await self._link.command("GET", self.key)
-            if found not in (None, _NO_ID, self.id):
+            if found not in (None, self.id):
                 raise SlotTaken(f"a gateway of another host or home runs in it, or did {KEPT_S} s ago")
 
     async def begin(self) -> None:

@@ -16,9 +16,9 @@ from gateway.generation.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.route_table import Handler
 from gateway.routes import health
-from gateway.telemetry.exposition import Page
 from gateway.telemetry.gathering import gather
 from gateway.telemetry.metrics import METRICS
+from workers.process.metrics_text import Page
 
 MAIN = web.AppKey("main", web.Application)
 DRAIN: web.AppKey[Callable[[], None]] = web.AppKey("drain")

@@ -47,10 +47,7 @@ async def drain(request: web.Request) -> web.Response:
         try:
             link.drain()
         except LinkDown:
-            raise errors.conflict(
-                "This worker is gone, or its version knows no drain from a gateway. Send SIGTERM to its process.",
-                "worker_not_drainable",
-            ) from None
+            raise errors.conflict("This worker is gone. Send SIGTERM to its process.", "worker_not_drainable") from None
     return reply({"id": worker_id, "object": "worker.drain", "running": link.status.running})
 
 

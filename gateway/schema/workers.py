@@ -43,7 +43,6 @@ def worker(link: LinkedWorker) -> dict[str, Any]:
         "model": link.registration.model,
         "state": link.state,
         "draining": status.draining,
-        "can_drain": hello.operations,
         "address": link.registration.address,
         "process": hello.process,
         "protocol_version": hello.version,

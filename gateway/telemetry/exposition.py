@@ -1,36 +1,15 @@
-"""Metric pages: two formats without the client library's negotiation, and one page over several processes.
-
-With OpenMetrics but without UTF-8 names the library would turn `vllm:x` into `vllm_x` (operations.md 3.1), so the
-encoder is chosen here. That is valid while every name matches `[a-zA-Z_:][a-zA-Z0-9_:]*`.
-"""
+"""One page of metrics over several gateways."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from prometheus_client import Metric
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-
-
-@dataclass(frozen=True)
-class Page:
-    body: bytes
-    content_type: str
-
-
-def expose(registry: CollectorRegistry, accept: str) -> Page:
-    if "application/openmetrics-text" in accept:
-        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]  # the library has no types here
-        return Page(body, OPENMETRICS)
-    return Page(generate_latest(registry), TEXT)
+from workers.process.metrics_text import Page, expose
 
 
 class Labelled(Collector):

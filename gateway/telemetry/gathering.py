@@ -8,7 +8,8 @@ from pathlib import Path
 
 import aiohttp
 
-from gateway.telemetry.exposition import OPENMETRICS, Page, gathered
+from gateway.telemetry.exposition import gathered
+from workers.process.metrics_text import OPENMETRICS, Page
 
 PEER_S = 0.25
 

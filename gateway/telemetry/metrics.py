@@ -14,10 +14,11 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.telemetry import names
-from gateway.telemetry.exposition import Labelled, Page, expose
+from gateway.telemetry.exposition import Labelled
 from gateway.telemetry.labels import OTHER, FirstSeen, Series
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
+from workers.process.metrics_text import Page, expose
 from workers.protocol.trace_context import exemplar
 
 DURATION_BUCKETS = tuple(0.01 * 2**i for i in range(14))

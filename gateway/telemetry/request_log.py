@@ -188,7 +188,7 @@ def row_of(record: RequestRecord) -> LoggedRequest:
         diverged_at_token=None if cache.diverged_at_token < 0 else cache.diverged_at_token,
         session_id=_named(facts.session_id) if facts else "",
         trace_id=record.outgoing_traceparent[3:35],
-        timeline=timelines.pack_entries(
+        timeline=timelines.pack(
             _marks(record), [entry(one.name, one.offset_us, one.step, one.num_tokens) for one in record.worker_timeline]
         ),
     )

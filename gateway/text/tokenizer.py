@@ -23,8 +23,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from gateway.text.byte_level import BYTE_OF_CHAR
 from gateway.text.control import WINDOW_CHARS, ControlTokens
+from workers.process.byte_level import BYTE_OF_CHAR
 from workers.process.vocabulary_digest import vocabulary_digest
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 Kind = Literal["billing_header", "timestamp", "id"]
 
+BLOCK_TOKENS = 64
 MAX_LINE_CHARS = 400
 MAX_LINES = 8
 """More lines than this are the subject of a prompt, such as a log, and no decoration of it: they stay."""
@@ -64,12 +65,12 @@ def steady(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return made
 
 
-def to_blame(parts: Sequence[VolatilePart], diverged_at: int, block: int = 64) -> Kind | None:
+def to_blame(parts: Sequence[VolatilePart], diverged_at: int) -> Kind | None:
     """Returns the kind of the part in which a prompt left what the cache knows. The cache tells the place by whole
     blocks, so a part that begins within the block is meant, too.
     """
     first = next((part for part in parts if part.end > diverged_at), None)
-    return first.kind if diverged_at >= 0 and first is not None and first.start <= diverged_at + block else None
+    return first.kind if diverged_at >= 0 and first is not None and first.start <= diverged_at + BLOCK_TOKENS else None
 
 
 def _num_leading(messages: Sequence[dict[str, Any]]) -> int:

@@ -6,7 +6,6 @@ long as the declaration stays the same.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -99,13 +98,12 @@ class UpstreamLink:
 
 
 class Market:
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         self.places: dict[str, Place] = {}
         self.links: dict[str, UpstreamLink] = {}
         """The links by the name of the served model."""
         self.num_overflows = {"no_worker": 0, "slow": 0}
         """The requests for models of our own that were bought, by the reason."""
-        self._clock = clock
         self._session: aiohttp.ClientSession | None = None
 
     def open(self, session: aiohttp.ClientSession) -> None:
@@ -122,9 +120,7 @@ class Market:
         if before == {upstream.name: upstream for upstream in upstreams}:
             return
         self.places = {
-            upstream.name: self.places[upstream.name]
-            if before.get(upstream.name) == upstream
-            else Place(upstream, self._clock)
+            upstream.name: self.places[upstream.name] if before.get(upstream.name) == upstream else Place(upstream)
             for upstream in upstreams
         }
         served: dict[str, list[Place]] = {}

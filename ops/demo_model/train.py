@@ -24,7 +24,6 @@ import export
 import numpy as np
 import tokenizer as demo_tokenizer
 import torch
-from optimizer import Muon
 from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import LlamaForCausalLM
@@ -108,8 +107,10 @@ def train_one(
     parameters = sum(p.numel() for p in model.parameters())
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
-    muon = Muon(matrices, weight_decay=recipe.weight_decay)
+    # Muon makes the steps of matrices orthogonal, and reaches a loss in clearly fewer of them than AdamW.
+    muon = torch.optim.Muon(matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="original")
     adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    optimizers: list[tuple[torch.optim.Optimizer, float]] = [(muon, recipe.muon_rate), (adam, recipe.adam_rate)]
     print(f"{name}: {parameters:,} parameters, {steps or f'{minutes} minutes'}", flush=True)
 
     budget = Budget(minutes, steps)
@@ -122,10 +123,10 @@ def train_one(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(others, recipe.clip)
         factor = args.peak * rate(progress, recipe.warmup)
-        muon.step(factor * recipe.muon_rate)
-        for group in adam.param_groups:
-            group["lr"] = factor * recipe.adam_rate
-        adam.step()
+        for optimizer, its_rate in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = factor * its_rate
+            optimizer.step()
         model.zero_grad(set_to_none=True)
         step += 1
         seen += batch.shape[0] * (batch.shape[1] - 1)

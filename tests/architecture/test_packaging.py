@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accounting.values.setting_names import NAMES
+from accounting.values.setting_rows import NAMES
 from gateway.cli.exit_codes import CONFIG
 
 ROOT = Path(__file__).parents[2]

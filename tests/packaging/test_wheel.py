@@ -74,7 +74,7 @@ def test_the_wheel_has_what_the_repository_has(wheel):
         "gateway/console/templates/base.html",
         "workers/demo_model/model/model.safetensors",
         "workers/demo_model/model/chat_template.jinja",
-        "gateway/cli/setting_rows.tsv",
+        "accounting/values/setting_rows.tsv",
     }
     for folder, package in (
         ("migrations/versions", "accounting/migrations/versions"),

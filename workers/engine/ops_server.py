@@ -16,15 +16,12 @@ from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
 from workers.engine.service import Service
+from workers.process.metrics_text import expose
 
 logger = logging.getLogger(__name__)
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
-OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 MAX_HEAD_BYTES = 16 * 1024
 READ_S = 5.0
 DEFAULT_PORT = 9400
@@ -35,15 +32,6 @@ class Reply:
     status: HTTPStatus
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
-
-
-def expose(registry: CollectorRegistry, accept: str) -> Reply:
-    """Returns the metrics as text. It does not use the library's negotiation, which would turn `vllm:x` into `vllm_x`
-    (operations.md section 3.1). The gateway's telemetry has the same lines."""
-    if "application/openmetrics-text" in accept:
-        body = generate_openmetrics(registry, escaping="allow-utf-8")  # type: ignore[no-untyped-call]
-        return Reply(HTTPStatus.OK, body, OPENMETRICS)
-    return Reply(HTTPStatus.OK, generate_latest(registry), TEXT)
 
 
 class OpsServer:
@@ -93,7 +81,8 @@ class OpsServer:
             case "GET", "/readyz" | "/health":
                 return _probe(self._service.alive and self._service.ready and not self._service.draining)
             case "GET", "/metrics":
-                return expose(self._registry, headers.get("accept", ""))
+                page = expose(self._registry, headers.get("accept", ""))
+                return Reply(HTTPStatus.OK, page.body, page.content_type)
             # A browser sends `Origin` with every POST: a page that the operator visits must not drain a worker.
             case "POST", "/drain" if local and "origin" not in headers:
                 self._service.stop_accepting()

@@ -87,9 +87,7 @@ class Service:
     ) -> None:
         bytes_per_block = engine.runner.bytes_per_block
         self._residency = ResidencyMeter(hello.process, identity.model, bytes_per_block)
-        self._residency_links: set[int] = set()
         self._reporter = EngineReporter(engine.runner.kernels, engine.runner.graphs)
-        self._report_links: set[int] = set()
         self.identity = identity
         self.engine_error: BaseException | None = None
         self.status = WorkerStatus()
@@ -212,7 +210,7 @@ class Service:
 
     def _tell_adapters(self, states: tuple[AdapterState, ...]) -> None:
         self._adapters.report = AdapterReport(states)
-        for link in list(self._adapters.links):
+        for link in list(self._links):
             self._send(link, self._adapters.report)
 
     def _notice_quiet(self) -> None:
@@ -297,14 +295,8 @@ class Service:
                 return
             self._links[link] = connection
             connection.send(self._status_now())
-            if message.adapters:
-                self._adapters.links.add(link)
-                connection.send(self._adapters.report)
-            if message.residency:
-                self._residency_links.add(link)
-            if message.operations:
-                self._report_links.add(link)
-                connection.send(self._reporter.report(time.monotonic()))
+            connection.send(self._adapters.report)
+            connection.send(self._reporter.report(time.monotonic()))
             self._ship()
         elif isinstance(message, AdapterCommand) and message.action == "load":
             self._load_adapter(link, message)
@@ -326,9 +318,6 @@ class Service:
 
     def _lose(self, link: int) -> None:
         """Removes a link. Sequences end with the link on which they came."""
-        self._adapters.links.discard(link)
-        self._residency_links.discard(link)
-        self._report_links.discard(link)
         if self._links.pop(link, None) is not None:
             self._inbox.put((link, LinkClosed()))
             self._ship()
@@ -341,20 +330,17 @@ class Service:
 
     def _send_heartbeats(self) -> None:
         self._cut_unread()
-        status = self._status_now()
+        status, report = self._status_now(), self._reporter.report(time.monotonic())
         for link in list(self._links):
             self._send(link, status)
-        if self._report_links:
-            report = self._reporter.report(time.monotonic())
-            for link in list(self._report_links):
-                self._send(link, report)
+            self._send(link, report)
         self._ship()
 
     def _tell_residency(self) -> None:
         """Sends the reports to one gateway, a random one each time, because all gateways write the same sums."""
-        if not self._residency_links:
+        if not self._links:
             return
-        link = random.choice(sorted(self._residency_links))
+        link = random.choice(list(self._links))
         for report in self._residency.reports():
             self._send(link, report)
 
@@ -408,10 +394,6 @@ def hello_of(engine: Engine, model: str, process: str) -> Hello:
         runner.num_blocks,
         engine.scheduler.limits.max_len,
         engine.scheduler.limits.max_running,
-        peeks=True,
-        adapters=True,
-        packed_prompts=True,
-        operations=True,
         tasks=abilities.tasks,
         vector_size=abilities.vector_size,
         dimensions=abilities.dimensions,

@@ -226,9 +226,9 @@ class TextFormatter(JsonFormatter):
         return "\n".join([first, *(f"    {place}" for place in places)])
 
 
-def wants_text(environ: Mapping[str, str] = os.environ) -> bool:
+def wants_text() -> bool:
     """Says whether lines are for a person: the operator has said so, or standard error is a terminal."""
-    return environ.get(FORM, "text" if sys.stderr.isatty() else "json") == "text"
+    return os.environ.get(FORM, "text" if sys.stderr.isatty() else "json") == "text"
 
 
 def configure(level: str, **everywhere: object) -> None:

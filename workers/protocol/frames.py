@@ -1,8 +1,7 @@
 """Length-prefixed msgpack: bytes to messages and back, on every link between processes of ours. It knows no link.
 
 A frame is a u32 length, big endian, followed by one msgpack value. A link has one type of values each way; `MESSAGES`
-are those between gateways and workers. The ids of a prompt are one binary value, little endian, of four bytes each. A
-list of numbers is read too: the version before sends it.
+are those between gateways and workers. The ids of a prompt are one binary value, little endian, of four bytes each.
 """
 
 from __future__ import annotations
@@ -31,18 +30,9 @@ def _pack(ids: Any) -> bytes:
 
 def _unpack(kind: type, value: Any) -> array[int]:
     """Reads the ids of a prompt. A number that is no id is not lost here: the worker refuses the request that has it."""
-    if isinstance(value, bytes):
-        ids = array("i")
-        ids.frombytes(value)
-        return _little_endian(ids)
-    try:
-        return array("i", value)
-    except OverflowError:
-        pass
-    try:
-        return array("q", value)
-    except OverflowError as error:
-        raise ValueError("a number beyond 64 bits") from error
+    if not isinstance(value, bytes):
+        raise ValueError("the ids of a prompt must be bytes")
+    return _little_endian(array("i", value))
 
 
 def _little_endian(ids: array[int]) -> array[int]:

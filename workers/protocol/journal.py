@@ -36,14 +36,12 @@ class Kind(IntEnum):
     HEADER = 0
     OPEN = 1
     SETTLE = 4
-    """Numbers 2 and 3 stay free: older gateways wrote notes of progress with 2, which nobody reads."""
     VOID = 5
     SEAL = 6
     COUNTS = 16
     """Engine: the token counts of running attempts so far, written before the step's frame is sent."""
     ENDED = 17
-    """Engine: one attempt that ended (an `EngineRecord`). Number 18 stays free: older workers wrote sums over steps with
-    it, which nobody reads."""
+    """Engine: one attempt that ended (an `EngineRecord`)."""
     BEGUN = 20
     """Engine: an attempt arrived."""
     ACKED = 19

@@ -30,9 +30,7 @@ what it has received, so it must stay well below."""
 Tier = Literal["interactive", "batch"]
 Task = Literal["generate", "embed", "score"]
 FinishReason = Literal["stop", "length", "budget", "lease", "cancelled"]
-FailCode = Literal[
-    "no_lease", "overloaded", "draining", "too_long", "grammar", "deadline", "disk_full", "wrong_root", "internal"
-]
+FailCode = Literal["no_lease", "overloaded", "draining", "too_long", "grammar", "disk_full", "wrong_root", "internal"]
 
 
 class Hello(Frame, frozen=True, tag="hello"):
@@ -49,18 +47,6 @@ class Hello(Frame, frozen=True, tag="hello"):
     max_model_len: int = 0
     max_running: int = 0
     """The most sequences that run at once."""
-    peeks: bool = False
-    """The worker answers `CacheProbe`. A worker that does not set this is not asked."""
-    adapters: bool = False
-    """The sender understands `AdapterCommand` or `AdapterReport`. A version without them is not sent what it cannot
-    read."""
-    packed_prompts: bool = False
-    """The worker reads prompts of four bytes a token. One that does not set this is sent numbers."""
-    residency: bool = False
-    """A gateway that understands `ResidencyReport` sets this."""
-    operations: bool = False
-    """The sender understands `DrainCommand` or `EngineReport`. A version without them is not sent what it cannot
-    read."""
     tasks: tuple[Task, ...] = ("generate",)
     """The tasks that the worker's model can do."""
     vector_size: int = 0
@@ -183,8 +169,6 @@ class GenerateRequest(Frame, frozen=True, tag="generate"):
     retention: tuple[CacheRange, ...] = ()
     output_priority: int = -1
     """The priority of output blocks in the prefix tree; -1 stands for a little less than the prompt's."""
-    deadline_ms: int = 0
-    """Milliseconds left at sending; 0 stands for no deadline."""
     grammar: str = ""
     traceparent: str = ""
     prompt_logprobs: int = -1
@@ -321,8 +305,6 @@ class Finished(Frame, frozen=True, tag="finished"):
     """The reason of the last choice. Each choice's own reason is in its delta."""
     cache: CacheReport = CacheReport()
     timeline: tuple[TimelineEvent, ...] = ()
-    held_block_ms: int = 0
-    """The blocks of its choices, with shared ones counted once, integrated over milliseconds."""
 
 
 class Failed(Frame, frozen=True, tag="failed"):
@@ -335,7 +317,6 @@ class Failed(Frame, frozen=True, tag="failed"):
     message: str = ""
     retry_after_ms: int = 0
     timeline: tuple[TimelineEvent, ...] = ()
-    held_block_ms: int = 0
 
 
 class CacheProbed(Frame, frozen=True, tag="peeked"):

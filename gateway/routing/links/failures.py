@@ -23,7 +23,7 @@ def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
             )
         case "grammar":
             return errors.invalid("The output format cannot be enforced.", None, "unsupported_schema")
-        case "overloaded" | "deadline":
+        case "overloaded":
             return errors.overloaded(failed.retry_after_ms or 1000)
         case "disk_full":
             return errors.disk_full()

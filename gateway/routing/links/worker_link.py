@@ -15,8 +15,6 @@ from array import array
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Literal
 
-import msgspec
-
 from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.cache_view import CacheView
@@ -221,7 +219,7 @@ class WorkerLink:
         if not self.is_up:
             raise LinkDown
         call = WorkerCall(self, request, mailbox, number)
-        self._send_prompt(request)
+        self.send(request)
         self._calls[call.key] = call
         self._unreported[call.key] = num_uncached
         return call
@@ -233,14 +231,14 @@ class WorkerLink:
         `FrameError` for a prompt that fits no frame.
         """
         hello = self.hello
-        if hello is None or not hello.peeks:
+        if hello is None:
             raise LinkDown
         self._num_probes += 1
         number = self._num_probes
         answer: asyncio.Future[CacheProbed] = asyncio.get_running_loop().create_future()
         self._probes[number] = answer
         try:
-            self._send_prompt(CacheProbe(number, hello.root, namespace, prompt, cache_read, adapter))
+            self.send(CacheProbe(number, hello.root, namespace, prompt, cache_read, adapter))
             async with patience(PROBE_S):
                 return await answer
         except TimeoutError:
@@ -249,19 +247,14 @@ class WorkerLink:
             del self._probes[number]
 
     def drain(self) -> None:
-        """Asks the worker to take nothing new. Raises `LinkDown` if it is gone, or does not know the command."""
-        if self.hello is None or not self.hello.operations:
+        """Asks the worker to take nothing new. Raises `LinkDown` if it is gone."""
+        if self.hello is None:
             raise LinkDown
         self.send(DrainCommand())
 
     def send(self, message: Message) -> None:
         if self._connection is not None:
             self._connection.send(message)
-
-    def _send_prompt(self, message: GenerateRequest | CacheProbe) -> None:
-        if self.hello is not None and not self.hello.packed_prompts:
-            message = msgspec.structs.replace(message, prompt=tuple(message.prompt))
-        self.send(message)
 
     def forget(self, call: WorkerCall) -> None:
         self._calls.pop(call.key, None)
@@ -276,7 +269,7 @@ class WorkerLink:
         except (OSError, TimeoutError):
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
-        self._connection.send(Hello(PROTOCOL_VERSION, self._process, adapters=True, residency=True, operations=True))
+        self._connection.send(Hello(PROTOCOL_VERSION, self._process))
         self._shipping = asyncio.create_task(self._ship_records())
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))

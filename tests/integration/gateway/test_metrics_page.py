@@ -9,8 +9,9 @@ from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gateway.telemetry.exposition import OPENMETRICS, gathered
+from gateway.telemetry.exposition import gathered
 from gateway.telemetry.metrics import METRICS
+from workers.process.metrics_text import OPENMETRICS
 
 
 def page(gateway: RunningGateway) -> str:

@@ -130,7 +130,7 @@ def test_blocks_held_are_those_of_the_tree_of_beams(tiny_model: TinyModels) -> N
             beams = drive.attempt("r").sequences
             written = [tuple(b.tokens[: b.num_computed]) for b in beams]
             tree = {text[: i + size] for text in written for i in range(0, len(text), size)}
-            held = drive.attempt("r").residency.num_blocks
+            held = drive.attempt("r").held.number
             assert held == len({block for beam in beams for block in beam.block_ids})
             # A tail that was shared is copied when it is written next, so a fork has no block of its own before.
             assert held == len(tree)

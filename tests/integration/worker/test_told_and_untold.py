@@ -7,7 +7,7 @@ from fakes import ScriptedWorker, encode, generate_request
 from gateway_link import GatewayLink, until
 
 from workers.engine import service
-from workers.protocol.messages import AdapterCommand, CacheCommand, CacheEvent, DrainCommand, Failed, Finished, Hello
+from workers.protocol.messages import AdapterCommand, CacheCommand, CacheEvent, DrainCommand, Failed, Finished
 from workers.protocol.reports import AdapterReport, EngineReport, WorkerStatus
 
 LONG = encode("a prompt of more than a group of tokens, " * 4)
@@ -20,25 +20,20 @@ async def worker(tmp_path):
         yield worker
 
 
-async def dial(worker, **hello):
-    link = await GatewayLink.dial(worker.address, hello=False)
-    link.send(Hello(1, "gateway", **hello))
-    return link
-
-
-async def test_a_gateway_of_an_older_version_is_told_nothing_that_it_cannot_read(worker, tmp_path):
+async def test_every_gateway_is_told_of_adapters_and_only_one_that_asked_of_the_cache(worker, tmp_path):
     (tmp_path / "adapter").write_text("poet")
-    async with await dial(worker) as old, await dial(worker, adapters=True) as new:
-        await new.of(AdapterReport, adapters=())
-        new.send(AdapterCommand("load", "poet", str(tmp_path)))
-        await new.until(lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport)))
-        old.send(generate_request("r", LONG))
-        await old.of(Finished)
-        assert not [m for m in old.heard if isinstance(m, AdapterReport | CacheEvent | EngineReport)]
+    async with await GatewayLink.dial(worker.address) as other, await GatewayLink.dial(worker.address) as link:
+        await link.of(AdapterReport, adapters=())
+        link.send(AdapterCommand("load", "poet", str(tmp_path)))
+        for each in (other, link):
+            await each.until(lambda heard: any(m.adapters for m in heard if isinstance(m, AdapterReport)))
+        other.send(generate_request("r", LONG))
+        await other.of(Finished)
+        assert not [m for m in other.heard if isinstance(m, CacheEvent)]
 
 
-async def test_a_gateway_that_understands_it_is_told_of_steps_and_may_drain(worker):
-    async with await dial(worker, operations=True) as link:
+async def test_a_gateway_is_told_of_steps_and_may_drain(worker):
+    async with await GatewayLink.dial(worker.address) as link:
         link.send(generate_request("r", LONG, 4, tenant="acme"))
         await link.of(Finished)
         await link.until(
@@ -59,7 +54,7 @@ async def test_a_gateway_that_understands_it_is_told_of_steps_and_may_drain(work
 async def test_an_adapter_without_a_name_or_an_absolute_path_is_not_read(worker, monkeypatch, name, path):
     read = []
     monkeypatch.setattr(worker.service._adapters, "read", read.append)
-    async with await dial(worker, adapters=True) as link:
+    async with await GatewayLink.dial(worker.address) as link:
         link.send(AdapterCommand("load", name, path))
         link.send(AdapterCommand("load", "good", "/adapter"))
         await until(lambda: read)
@@ -67,7 +62,7 @@ async def test_an_adapter_without_a_name_or_an_absolute_path_is_not_read(worker,
 
 
 async def test_a_gateway_that_does_not_read_misses_events_and_sees_that_it_did(worker, monkeypatch):
-    async with await dial(worker) as link:
+    async with await GatewayLink.dial(worker.address) as link:
         link.send(ASK)
         await link.of(CacheEvent, reset=True)
         monkeypatch.setattr(service, "MAX_QUEUED_BYTES", -2)

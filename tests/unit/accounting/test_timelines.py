@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from accounting.values import timelines
@@ -31,8 +33,14 @@ WORKER = [
 ]
 
 
+def packed_of(marks: Sequence[Event], worker: Sequence[Event]) -> str:
+    return timelines.pack(
+        *([timelines.entry(e.name, e.at_us, e.step, e.num_tokens) for e in each] for each in (marks, worker))
+    )
+
+
 def test_the_waterfall_goes_from_authentication_to_settlement() -> None:
-    found = timelines.phases(timelines.unpack(timelines.pack(MARKS, WORKER)))
+    found = timelines.phases(timelines.unpack(packed_of(MARKS, WORKER)))
     assert [(phase.name, phase.start_us, phase.end_us, phase.num_tokens) for phase in found] == [
         ("authenticate", 0, 1_000, 0),
         ("tokenize", 1_000, 3_000, 0),
@@ -76,7 +84,7 @@ def test_waits_and_copies_are_phases_and_what_took_no_time_is_none() -> None:
         Event("swapped_in", 22_000, 7, 72),
         Event("finished", 30_000, 8),
     ]
-    found = timelines.phases(timelines.unpack(timelines.pack([MARKS[4], MARKS[6]], worker)))
+    found = timelines.phases(timelines.unpack(packed_of([MARKS[4], MARKS[6]], worker)))
     assert [(phase.name, phase.start_us - 6_000, phase.end_us - 6_000) for phase in found] == [
         ("grammar", 0, 2_000),
         ("restore", 2_000, 5_000),
@@ -92,7 +100,7 @@ def test_waits_and_copies_are_phases_and_what_took_no_time_is_none() -> None:
 
 
 def test_what_is_packed_comes_back_whole() -> None:
-    timeline = timelines.unpack(timelines.pack(MARKS, WORKER))
+    timeline = timelines.unpack(packed_of(MARKS, WORKER))
     assert timeline.gateway == tuple(MARKS)
     assert [(event.name, event.step, event.num_tokens) for event in timeline.worker] == [
         (event.name, event.step, event.num_tokens) for event in WORKER
@@ -103,14 +111,14 @@ def test_what_is_packed_comes_back_whole() -> None:
 
 
 def test_a_worker_whose_clock_runs_fast_stays_inside_the_gateways_interval() -> None:
-    timeline = timelines.unpack(timelines.pack(MARKS, [Event("queued", -5), Event("finished", 10**9)]))
+    timeline = timelines.unpack(packed_of(MARKS, [Event("queued", -5), Event("finished", 10**9)]))
     assert [event.at_us for event in timeline.worker] == [6_000, 110_000]
 
 
 @pytest.mark.parametrize("name", ["preempted", "an event of a later version"])
 def test_a_long_timeline_is_thinned_and_keeps_its_ends(name: str) -> None:
     events = [WORKER[0], *(Event(name, 10**9 + number * 10_000, number, 10**6) for number in range(254)), WORKER[-1]]
-    packed = timelines.pack(MARKS, events)
+    packed = packed_of(MARKS, events)
     assert len(packed) <= timelines.MAX_PACKED_CHARS
     timeline = timelines.unpack(packed)
     assert (timeline.worker[0].name, timeline.worker[-1].name) == ("queued", "finished")
@@ -119,8 +127,8 @@ def test_a_long_timeline_is_thinned_and_keeps_its_ends(name: str) -> None:
 
 def test_even_names_without_end_find_their_room() -> None:
     events = [Event(f"{number:0100d}", number) for number in range(256)]
-    assert len(timelines.pack(events, events)) <= timelines.MAX_PACKED_CHARS
-    assert len(timelines.pack([Event("x" * 9_000, 0)], [])) <= timelines.MAX_PACKED_CHARS
+    assert len(packed_of(events, events)) <= timelines.MAX_PACKED_CHARS
+    assert len(packed_of([Event("x" * 9_000, 0)], [])) <= timelines.MAX_PACKED_CHARS
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "[[[99,1]],[],0]", '[[["a"]],[],0]', "[[[0,1,2,3,4]],[],0]", "null"])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from command_words import COMMANDS, needed
 
-from accounting.values.setting_names import NAMES
+from accounting.values.setting_rows import NAMES
 from gateway.base import settings as gateway_settings
 from gateway.cli import up
 from gateway.cli.exit_codes import FAULT, MEANINGS

@@ -10,6 +10,7 @@ import tomllib
 import pytest
 from click.testing import CliRunner
 
+from accounting.values.setting_rows import read as setting_rows
 from gateway.base.home import HomeError
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.base.settings import load as load_gateway
@@ -18,7 +19,6 @@ from gateway.cli import main as cli
 from gateway.cli.first_prices import first_rates
 from gateway.cli.model import ServedModel
 from gateway.cli.options import option, without
-from gateway.cli.setting_rows import read as setting_rows
 from gateway.configuration import model_sources
 from gateway.configuration.file import read
 from gateway.configuration.place import CONFIG, CONFIG_NAMES, find

@@ -99,7 +99,7 @@ def test_no_hint_installs_the_package_that_has_our_name_elsewhere():
     ],
 )
 def test_keys_that_would_travel_in_the_clear_are_a_warning(environ: dict[str, str], is_warned: bool, tmp_path: Path):
-    found = list(doctor_checks.clear_text(Place(Home(tmp_path), environ)))
+    found = list(doctor_checks.clear_text(Installation(Home(tmp_path), environ)))
     assert [(one.state, "proxy with TLS" in one.fix) for one in found] == [("warning", True)] * is_warned
 
 
@@ -114,6 +114,6 @@ def test_the_disk_is_judged_by_the_median_of_its_flushes(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(doctor_checks.os, "fdatasync", flush)
     monkeypatch.setattr(doctor_checks.time, "perf_counter", lambda: now)
-    (found,) = doctor_checks.flushes(Place(Home(tmp_path), {}))
+    (found,) = doctor_checks.flushes(Installation(Home(tmp_path), {}))
     assert (found.state, num_flushes, list(tmp_path.iterdir())) == (state, doctor_checks.NUM_FLUSHES, [])
     assert f"takes {flush_s * 1000:.1f} ms" in found.says

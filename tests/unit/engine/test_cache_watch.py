@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from engine_driver import LINK, Driver
-from fakes import ScriptedRunner, encode, generate_request, scripted_engine
+from fakes import ScriptedRunner, generate_request
 
 from cache import invariants
 from cache.prefix_cache import PrefixCache
@@ -93,24 +93,6 @@ def test_a_look_and_what_is_remembered_go_by_the_tenants_that_have_blocks():
     assert sum(lost) == value("headgate_cache_evicted_blocks_total", {"reason": "capacity"})
     kept = value("headgate_cache_tenant_blocks", {"tenant": "_other", "state": "retained"})
     assert kept == sum(drive.cache.usage(tenant).num_retained for tenant in drive.cache.tenants())
-
-
-def test_finished_tells_how_long_blocks_were_held_shared_ones_once():
-    clock = [100.0]
-    runner = ScriptedRunner(num_blocks=64, block_size=4)
-    engine = scripted_engine(runner, clock=lambda: clock[0])
-    message = generate_request("r", encode("a prompt of 31 tokens in all .."), 6, num_choices=3)
-    events = [(LINK, message)]
-    ended = None
-    while ended is None:
-        for _, told in engine.step(events).messages:
-            ended = told if hasattr(told, "held_block_ms") else ended
-        events = []
-        clock[0] += 0.01
-    held = ended.held_block_ms
-    num_prompt = -(-len(message.prompt) // 4)
-    # 10 ms per step: the prompt's blocks in each of some 6 steps, and at most 3 more per choice.
-    assert num_prompt * 10 * 5 <= held <= (num_prompt + 3 * 3) * 10 * 8
 
 
 def test_a_request_is_told_how_much_of_its_prompt_was_pinned_and_a_purge_takes_it():

@@ -7,8 +7,7 @@ from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
 
 from cache.blocks.usage import SHARED
 from workers.engine.engine import Drain, LinkClosed
-from workers.engine.sequences.sequence import Attempt, Status
-from workers.engine.step.deadlines import Deadlines
+from workers.engine.sequences.sequence import Status
 from workers.protocol.messages import Cancel, ExtendLease, Failed, Finished, Region, SamplingParams, StepFrame
 
 LONG = encode("the quick brown fox jumps over the lazy dog and then sleeps")
@@ -26,10 +25,6 @@ def driver(num_blocks=64, block_size=4, eos_every=0, **options):
     made = Driver(runner, **options)
     made.eos_every = eos_every
     return made
-
-
-def attempt_of(message, serial):
-    return Attempt(message, LINK, serial, 0.0, eos_token_ids=(EOS,), max_len=100)
 
 
 def preempt_everything(drive):
@@ -275,7 +270,7 @@ def test_the_report_says_why_the_prompt_was_not_cached_further():
     drive.check_idle()
 
 
-# --- cancel, links, deadlines, drain ---
+# --- cancel, links, drain ---
 
 
 @pytest.mark.parametrize("num_choices", [1, 3])
@@ -349,25 +344,11 @@ def test_one_frame_per_step_and_link_carries_all_deltas():
     assert all(len(frame.deltas) == 4 for frame in frames.values())
 
 
-@pytest.mark.parametrize("phase", ["waiting", "prefill", "decode"])
-def test_a_deadline_fails_the_attempt_in_every_phase(phase):
-    drive = driver(max_batch_tokens=8, max_running=1)
-    if phase == "waiting":
-        drive.send(generate_request("before", LONG, 100))
-    drive.send(generate_request("r", LONG, 100, deadline_ms=500))
-    for _ in range({"waiting": 3, "prefill": 2, "decode": 12}[phase]):
-        drive.step()
-    drive.step(after_s=0.6)
-    assert drive.endings[LINK, "r"].code == "deadline"
-    drive.send(Cancel("before"))
-    drive.run().check_idle()
-
-
-def test_what_ended_is_not_kept_until_its_deadline():
+def test_what_ended_is_not_kept():
     drive = driver()
     kept = []
     for index in range(40):
-        drive.send(generate_request(f"r{index}", LONG[:9], 5, deadline_ms=3_600_000))
+        drive.send(generate_request(f"r{index}", LONG[:9], 5))
         drive.step()
         kept += [weakref.ref(attempt) for attempt in drive.engine.attempts.values()]
         drive.run()
@@ -375,23 +356,7 @@ def test_what_ended_is_not_kept_until_its_deadline():
     drive.outputs.clear()
     gc.collect()
     assert len(kept) == 40
-    assert sum(one() is not None for one in kept) <= 4, "ended attempts wait for their deadline"
-
-
-def test_deadlines_that_nobody_waits_for_are_swept_out():
-    deadlines = Deadlines()
-    attempts = [
-        attempt_of(generate_request(f"r{serial}", LONG[:9], 1, deadline_ms=1000 + serial), serial)
-        for serial in range(1000)
-    ]
-    for attempt in attempts:
-        deadlines.add(attempt)
-    for attempt in attempts[1:-1]:
-        deadlines.remove(attempt)
-    assert len(deadlines) < 100
-    assert deadlines.past(0.5) == []
-    assert deadlines.past(10.0) == [attempts[0], attempts[-1]]
-    assert deadlines.past(10.0) == []
+    assert sum(one() is not None for one in kept) <= 4, "ended attempts are kept"
 
 
 def test_draining_refuses_new_requests_and_finishes_running_ones():

@@ -57,7 +57,6 @@ REQUEST = [
     ("cache_floor_blocks", [-1, 2**31]),
     ("cache_quota_blocks", [2**31, -(2**63)]),
     ("output_priority", [-2, 101]),
-    ("deadline_ms", [-1, 2**64 - 1]),
     ("prompt_logprobs", [-2, 1001]),
     ("num_output_spent", [-1, 2**63]),
     (

@@ -8,9 +8,9 @@ from load import stretched
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from gateway.telemetry import exposition
 from workers.engine.metrics import Metrics
-from workers.engine.ops_server import OpsServer, expose
+from workers.engine.ops_server import OpsServer
+from workers.process.metrics_text import expose
 
 ACCEPTS = {
     "Prometheus 2.42": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
@@ -67,12 +67,6 @@ def test_names_with_a_colon_survive_every_scraper(metrics, accept):
     families = {family.name: family for family in parse(reply.body.decode())}
     assert families["vllm:generation_tokens"].samples[0].value == 27
     assert "escaping" not in reply.content_type
-
-
-@pytest.mark.parametrize("accept", ACCEPTS.values(), ids=ACCEPTS)
-def test_worker_and_gateway_expose_alike(metrics, accept):
-    ours, theirs = expose(metrics.registry, accept), exposition.expose(metrics.registry, accept)
-    assert (ours.body, ours.content_type) == (theirs.body, theirs.content_type)
 
 
 def test_every_name_needs_no_escaping(metrics):

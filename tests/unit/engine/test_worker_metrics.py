@@ -11,10 +11,10 @@ from fakes import ScriptedRunner, encode, generate_request
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 
 from workers.engine.metrics import Metrics
-from workers.engine.ops_server import OPENMETRICS, expose
 from workers.engine.scheduling.queue_watch import queue_figures
 from workers.engine.values.errors import DeviceOutOfMemory
 from workers.engine.values.queue_figures import CAUSES
+from workers.process.metrics_text import OPENMETRICS, expose
 from workers.protocol.messages import ExtendLease
 
 NUM_HOSTILE = 100_000

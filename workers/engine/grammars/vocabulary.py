@@ -13,6 +13,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from workers.process.byte_level import BYTE_OF_CHAR
+
 SPECIAL = b"\xff"
 """The library's sign of a special token, in front of its name. No text in UTF-8 has this byte."""
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -22,7 +24,7 @@ def read(directory: Path, vocab_size: int) -> list[bytes]:
     """Returns one entry per id below `vocab_size`. It is empty where there is no text."""
     spec: dict[str, Any] = json.loads((directory / "tokenizer.json").read_bytes())
     tokenizer = Tokenizer.from_str(json.dumps(spec))
-    byte_of = _byte_of_char() if _is_byte_level(spec.get("decoder") or {}) else None
+    byte_of = BYTE_OF_CHAR if _is_byte_level(spec.get("decoder") or {}) else None
     special = {token["id"] for token in spec.get("added_tokens", []) if token["special"]}
     vocabulary = [b""] * vocab_size
     for text, number in tokenizer.get_vocab(with_added_tokens=True).items():
@@ -43,10 +45,3 @@ def _text(token: str, byte_of: dict[str, int] | None) -> bytes:
 def _is_byte_level(decoder: dict[str, Any]) -> bool:
     parts = [decoder, *decoder.get("decoders", ())]
     return any(part.get("type") == "ByteLevel" for part in parts)
-
-
-def _byte_of_char() -> dict[str, int]:
-    """Printable Latin-1 stands for itself; the other bytes, in order, are the characters from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(0x100 + place): byte for place, byte in enumerate(others)}

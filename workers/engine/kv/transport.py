@@ -33,16 +33,12 @@ def upload(device: torch.device, *parts: array[int]) -> tuple[torch.Tensor, ...]
 
 def float_bits(values: Sequence[float]) -> array[int]:
     """Returns the bits of float32 values as integers; `tensor.view(torch.float32)` reads them."""
-    bits = array("i")
-    bits.frombytes(array("f", values).tobytes())
-    return bits
+    return array("i", array("f", values).tobytes())
 
 
 def word_bits(values: Sequence[int]) -> array[int]:
     """Returns the bits of unsigned 32-bit words as signed integers."""
-    bits = array("i")
-    bits.frombytes(array("I", values).tobytes())
-    return bits
+    return array("i", array("I", values).tobytes())
 
 
 class Download:

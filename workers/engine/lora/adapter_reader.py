@@ -22,8 +22,6 @@ class AdapterReader:
     def __init__(self, runner: StepRunner, deliver: Callable[[AdapterRead], None]) -> None:
         self.report = AdapterReport()
         """The engine's last report on adapters."""
-        self.links: set[int] = set()
-        """Ids of the connections that receive the report."""
         self._runner = runner
         self._deliver = deliver
         self._reading: dict[str, asyncio.Task[None]] = {}

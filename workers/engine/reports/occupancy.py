@@ -43,7 +43,7 @@ def occupancy(running: Iterable[Sequence], block_size: int, num_dropped: NumDrop
     for sequence in running:
         requests.setdefault(sequence.attempt, []).append(sequence)
     for attempt, sequences in requests.items():
-        num_held = attempt.residency.num_blocks
+        num_held = attempt.held.number
         found.num_slots += num_held * block_size
         found.num_used += num_held * block_size - _num_empty(sequences, block_size, num_dropped)
         if attempt.message.num_choices > 1 and attempt.drawn:

@@ -70,7 +70,6 @@ class BlockTables:
         sequence.num_offered_blocks = handle.num_tree_blocks
         sequence.row_id = self._free_rows.pop()
         sequence.num_leading = attempt.held.add(sequence.block_ids)
-        self._count(attempt)
         if restores is not None:
             restores.begin(sequence, source, fresh)
         return True
@@ -104,7 +103,6 @@ class BlockTables:
         if index == len(sequence.block_ids):
             sequence.block_ids.append(fresh)
             attempt.held.append(fresh)
-            self._count(attempt)
             return None
         shared = sequence.block_ids[index]
         if self.cache.refcount(shared) == 1:
@@ -112,7 +110,6 @@ class BlockTables:
             return None
         self.cache.free([shared])
         sequence.num_leading = attempt.held.replace(sequence.block_ids, sequence.num_leading, index, fresh)
-        self._count(attempt)
         # A copy of the list: a table changes in place at its end only.
         sequence.block_ids = [*sequence.block_ids[:index], fresh, *sequence.block_ids[index + 1 :]]
         return shared, fresh
@@ -149,7 +146,6 @@ class BlockTables:
         sequence.handle = self.cache.acquire(attempt.path, (), tenant=attempt.message.tenant, read=False)
         attempt.held.remove(before, sequence.num_leading)
         sequence.block_ids, sequence.num_leading = table, attempt.held.fork(table)
-        self._count(attempt)
 
     # --- publishing ---
 
@@ -180,7 +176,6 @@ class BlockTables:
         if result.block_ids is not sequence.block_ids:
             attempt.held.remove(sequence.block_ids, sequence.num_leading)
             sequence.block_ids, sequence.num_leading = result.block_ids, attempt.held.add(result.block_ids)
-            self._count(attempt)
         sequence.num_offered_blocks = sequence.num_computed // block_size
         if result.freed_duplicates:
             self._doubles.append((self._launched, result.freed_duplicates))
@@ -245,7 +240,6 @@ class BlockTables:
             if needed is not None and not (self.layout.num_dropped(sequence) or is_needed_whole):
                 self._swap_out(sequence, self.restores, needed=needed)
         sequence.attempt.held.remove(sequence.block_ids, sequence.num_leading)
-        self._count(sequence.attempt)
         self.cache.release(sequence.handle, sequence.block_ids)
         self._free_rows.append(sequence.row_id)
         sequence.handle = None
@@ -257,8 +251,3 @@ class BlockTables:
     def _swap_out(self, sequence: Sequence, restores: Restores, *, needed: bool) -> None:
         if restores.swap_out(sequence, needed=needed):
             sequence.attempt.report.event("swapped_out", self.cache.now_ms() / 1000, num_tokens=sequence.num_computed)
-
-    def _count(self, attempt: Attempt) -> None:
-        change = attempt.held.number - attempt.residency.num_blocks
-        if change:
-            attempt.residency.change(change, self.cache.now_ms())

@@ -62,7 +62,7 @@ class _Passed:
             self.attempts = {
                 attempt: expected
                 for attempt, expected in self.attempts.items()
-                if not attempt.end_reason or attempt.residency.num_blocks  # a step in flight may use its blocks
+                if not attempt.end_reason or attempt.held.number  # a step in flight may use its blocks
             }
             self.num_tokens = self.num_tokens if self.attempts else 0
 
@@ -98,9 +98,9 @@ class Overtaking:
         if num_places + need.num_kept > self._max_running:
             return False
         cache = self._block_tables.cache
-        num_held = sum(max(number, attempt.residency.num_blocks) for attempt, (number, _) in passed.attempts.items())
+        num_held = sum(max(number, attempt.held.number) for attempt, (number, _) in passed.attempts.items())
         if head.in_gang:
-            num_held += head.attempt.residency.num_blocks  # they are not given back before the head runs
+            num_held += head.attempt.held.number  # they are not given back before the head runs
         num_needed = -(-len(head.tokens) // cache.block_size) + need.num_spare + self._num_blocks(sequence)
         return num_held + num_needed <= cache.num_blocks - 1 - cache.num_pinned
 

@@ -101,7 +101,7 @@ class Scheduler:
         0 if it is let in. A request that continues from another worker is not refused, nor is a fill of a public
         prompt, nor batch, which has time, nor any request while nobody runs or waits."""
         message, waiting = attempt.message, self.ranks.waiting["interactive"]
-        limit_s = min(self.limits.ttft_s, attempt.deadline - now)
+        limit_s = self.limits.ttft_s
         is_idle = self.num_running + self.num_waiting == 0
         if is_idle and now - self._busy_at >= REST_S:
             self.budget.step_time.rest()

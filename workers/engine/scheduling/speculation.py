@@ -144,7 +144,6 @@ class Speculation:
                 return len(sequence.block_ids) * size - first
             sequence.block_ids += fresh
             sequence.attempt.held.append(fresh[0])
-            sequence.attempt.residency.change(1, self._cache.now_ms())
         return number
 
     def _drafting(self, sequence: Sequence) -> Drafting | None:

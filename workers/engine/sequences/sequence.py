@@ -26,7 +26,7 @@ from workers.engine.sequences.inputs import MAX_OPEN, Inputs
 from workers.engine.sequences.lease import Lease
 from workers.engine.values.abilities import GENERATES, Abilities
 from workers.engine.values.plan import LoadedAdapter
-from workers.engine.values.record import InputsAccount, PromptAccount, Residency
+from workers.engine.values.record import InputsAccount, PromptAccount
 from workers.engine.values.sampling_params import choice_seed
 from workers.protocol.counts import TokenUsage
 from workers.protocol.messages import FinishReason, GenerateRequest, TokenLogprob
@@ -210,7 +210,6 @@ class Attempt:
         self.serial = serial
         """Number of the attempt in the order of arrival."""
         self.arrived_at = now
-        self.deadline = now + message.deadline_ms / 1000 if message.deadline_ms else float("inf")
         self.end_len = min(max_len, len(message.prompt) + message.max_tokens)
         """Number of prompt and output tokens at which a choice ends, if nothing ended it before."""
         sampling = message.sampling
@@ -225,7 +224,6 @@ class Attempt:
             Range(r.start, len(self.prompt) if r.end < 0 else r.end, r.priority, r.ttl_s * 1000)
             for r in (message.retention if message.pooling is None else ())
         )
-        self.residency = Residency()
         self.held = HeldBlocks()
         self.gang = gang
         """Whether its sequences run, and lose their blocks, all together or not at all. Which choices they become is

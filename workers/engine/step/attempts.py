@@ -22,7 +22,6 @@ from workers.engine.grammars.mask_time import MaskTimes
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.scheduling.scheduler import Scheduler
 from workers.engine.sequences.sequence import Attempt, Sequence, Status
-from workers.engine.step.deadlines import Deadlines
 from workers.engine.step.request_validator import RequestValidator
 from workers.engine.step.step_messages import StepMessages
 from workers.engine.tiers.shared_cache.shared import SharedTier
@@ -74,7 +73,6 @@ class Attempts:
         """Attempts by link and request id."""
         self.draining = False
         self._intake = intake
-        self._deadlines = Deadlines()
         self._mask_times = MaskTimes()
         self._scheduler = scheduler
         self._outbox = outbox
@@ -121,7 +119,6 @@ class Attempts:
             message.tenant, floor=message.cache_floor_blocks, quota=None if quota < 0 else quota
         )
         self.by_key[attempt.key] = attempt
-        self._deadlines.add(attempt)
         self._beams.begin(attempt)
         attempt.report.event("queued", now, step, len(attempt.prompt))
         if message.grammar:
@@ -243,8 +240,6 @@ class Attempts:
                 self.fail(attempt, "draining", "the drain limit cut it off")
 
     def expire(self, now: float) -> None:
-        for attempt in self._deadlines.past(now):
-            self.fail(attempt, "deadline", "the deadline passed")
         for attempt in self._scheduler.expire(now):
             self.end_choices(attempt, attempt.open_indices, "lease")
 
@@ -323,7 +318,6 @@ class Attempts:
         attempt.unforked = []  # no choice is open any more, those that never began included
         self._scheduler.leave(attempt)
         self._leave_grammar(attempt)
-        self._deadlines.remove(attempt)
         self._beams.leave(attempt)
         del self.by_key[attempt.key]
         attempt.report.event("finished", self._clock())
@@ -332,10 +326,7 @@ class Attempts:
             self._records.append(self._journal.end(attempt))
         self._ended.append(attempt)
         if ending is not None:
-            attempt.residency.change(0, self._scheduler.cache.now_ms())
-            told = msgspec.structs.replace(
-                ending, timeline=attempt.report.timeline, held_block_ms=attempt.residency.block_ms
-            )
+            told = msgspec.structs.replace(ending, timeline=attempt.report.timeline)
             self._outbox.ending(attempt.link, told)
 
     def take_ended(self) -> tuple[list[Attempt], list[EngineRecord]]:

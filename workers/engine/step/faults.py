@@ -124,7 +124,7 @@ def _of_names(message: GenerateRequest) -> Table:
 
 
 def _of_numbers(message: GenerateRequest) -> Table:
-    counts = (message.lease_bound, message.lease_seq, message.num_output_spent, message.deadline_ms)
+    counts = (message.lease_bound, message.lease_seq, message.num_output_spent)
     least, most = WEIGHTS
     return {
         "no choice at all": message.num_choices < 1,

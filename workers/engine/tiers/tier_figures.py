@@ -8,8 +8,6 @@ from cache.prefix_cache import PrefixCache
 from workers.engine.tiers.restores import Restores
 from workers.engine.tiers.shared_cache.shared import SharedTier
 
-TIERS = ("device", "host", "shared")
-
 
 @dataclass(frozen=True, slots=True)
 class TierFigures:

@@ -119,20 +119,6 @@ def _sum(one: PromptCounts, other: PromptCounts) -> PromptCounts:
 
 
 @dataclass(slots=True)
-class Residency:
-    """Block-milliseconds: the number of blocks that one attempt holds, integrated over time."""
-
-    num_blocks: int = 0
-    block_ms: int = 0
-    since_ms: int = 0
-
-    def change(self, num_blocks: int, now_ms: int) -> None:
-        self.block_ms += self.num_blocks * (now_ms - self.since_ms)
-        self.since_ms = now_ms
-        self.num_blocks += num_blocks
-
-
-@dataclass(slots=True)
 class StepRecord:
     """Counts of one step after it ran. Times are the engine's clock, in seconds."""
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-import msgspec
 import pytest
 from gateways import until
 from load import stretched
@@ -21,7 +20,6 @@ from workers.engine.journal.shipping import Shipper
 from workers.protocol.connection import Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, ResidencyReport, TokenUsage
 from workers.protocol.messages import (
-    CacheProbe,
     Cancel,
     DrainCommand,
     ExtendLease,
@@ -126,26 +124,6 @@ async def test_a_request_that_is_about_to_be_sent_counts_as_load(pair: tuple[Han
     with pytest.raises(ValueError, match="not opened"), link.promised(7):
         raise ValueError("not opened")
     assert (link.load, link.num_unreported_tokens) == (0, 0)
-
-
-async def test_prompts_are_packed_for_a_worker_that_reads_them_so(pair: tuple[HandWorker, WorkerLink]) -> None:
-    """The version before reads numbers alone. Whatever was sent, the worker's side has the same ids."""
-    _, link = pair
-    sent: list[Message] = []
-    assert link._connection is not None
-    link._connection.send, send = sent.append, link._connection.send
-    assert link.hello is not None
-    for packed, kind in ((False, tuple), (True, array)):
-        link.hello = msgspec.structs.replace(link.hello, packed_prompts=packed, peeks=True)
-        start(link, Mailbox())
-        probing = asyncio.create_task(link.probe((), array("i", (1, 2)), adapter="", cache_read=True))
-        await asyncio.sleep(0)
-        probing.cancel()
-        prompts = [message.prompt for message in sent if isinstance(message, GenerateRequest | CacheProbe)]
-        assert [type(prompt) for prompt in prompts] == [kind, kind]
-        assert [list(prompt) for prompt in prompts] == [[1, 2], [1, 2]]
-        sent.clear()
-    link._connection.send = send
 
 
 async def test_stale_and_repeated_deltas_are_dropped(pair: tuple[HandWorker, WorkerLink]) -> None:
@@ -378,11 +356,11 @@ async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
     assert await mailbox.take() == [(0, Lost("x"))]
 
 
-async def test_only_a_worker_that_understands_it_is_asked_to_drain(pair: tuple[HandWorker, WorkerLink]) -> None:
+async def test_a_linked_worker_is_asked_to_drain(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
     with pytest.raises(LinkDown):
         link.drain()
-    worker.say(Hello(1, "process", model="m", operations=True), EngineReport(wait_ms=7))
+    worker.say(Hello(1, "process", model="m"), EngineReport(wait_ms=7))
     await until(lambda: link.report.wait_ms == 7)
     link.drain()
     assert await worker.hears(DrainCommand) == [DrainCommand()]

@@ -8,9 +8,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from accounting.values.types import Usage
-from gateway.telemetry.exposition import OPENMETRICS, TEXT, gathered
+from gateway.telemetry.exposition import gathered
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import RequestRecord
+from workers.process.metrics_text import OPENMETRICS, TEXT
 
 ACCEPTS = {
     "prometheus 2.42": (
