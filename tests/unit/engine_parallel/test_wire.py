@@ -71,7 +71,7 @@ class Model:
 
     root, block_size, num_blocks, max_model_len = "root", 4, 8, 32
     bytes_per_block = 64
-    eos_token_ids, vocab_size, vocabulary, kernels, takes_trees = (2,), 100, "digest", (), True
+    eos_token_ids, vocab_size, vocabulary, kernels, graphs, takes_trees = (2,), 100, "digest", (), (), True
     abilities = GENERATES
 
     def __init__(self):

@@ -28,6 +28,7 @@ from workers.engine.values.errors import ModelError
 from workers.engine.values.plan import (
     AdapterWeights,
     Collected,
+    GraphState,
     KernelState,
     LoadedAdapter,
     Row,
@@ -59,6 +60,7 @@ class EncoderRunner:
     bytes_per_block = 0
     eos_token_ids: tuple[int, ...] = ()
     kernels: tuple[KernelState, ...] = ()
+    graphs: tuple[GraphState, ...] = ()
 
     def __init__(self, settings: RunnerSettings) -> None:
         if settings.num_threads is not None:
