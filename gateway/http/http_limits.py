@@ -190,6 +190,20 @@ class GatewayProtocol(RequestHandler):
         super().resume_writing()
         self._stop_watching_reader()
 
+    async def _drain_helper(self) -> None:
+        """Waits until writing may go on. All writers of a connection wait for one future, and aiohttp's own method lets
+        each of them cancel it: one writer that gives up would end the wait of the others, and every later one.
+        """
+        if self.transport is None or not self._paused:
+            await super()._drain_helper()
+            return
+        waiter = self._drain_waiter
+        if waiter is None:
+            waiter = self._drain_waiter = self._loop.create_future()
+            waiter.add_done_callback(asyncio.Future.exception)  # nobody may be left to look at it
+        await asyncio.wait((waiter,))
+        waiter.result()
+
     def _watch_reader(self, transport: asyncio.Transport, before: tuple[int, ...] = ()) -> None:
         """Drops a client that reads too little while writing waits for it, whoever writes. It is judged over two write
         timeouts: a system announces room in lumps, so that in one of them nothing may leave although it is read.

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp.base_protocol import BaseProtocol
 
 from gateway.http.http_limits import MIN_READ_BYTES, GatewayProtocol
 
@@ -59,3 +61,44 @@ def test_a_client_that_reads_too_little_in_two_write_timeouts_is_dropped(num_rea
     found = watched([10_000_000, 10_000_000, 10_000_000 - num_read, 0])
     assert found.is_dropped
     assert found.num_looks == 3
+
+
+def waited_for() -> GatewayProtocol:
+    """The protocol of an open connection on which writing waits."""
+    protocol = GatewayProtocol.__new__(GatewayProtocol)
+    protocol._loop = asyncio.get_running_loop()
+    protocol.transport = SimpleNamespace()
+    protocol._paused, protocol._drain_waiter, protocol._unread_timer = True, None, None
+    return protocol
+
+
+async def given_up(protocol: GatewayProtocol) -> None:
+    """A writer waits, and gives up."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await protocol._drain_helper()
+
+
+async def test_a_writer_that_gives_up_ends_nobody_elses_wait():
+    """aiohttp cancelled those that waited beside it, and all that waited later."""
+    protocol = waited_for()
+    beside = asyncio.create_task(protocol._drain_helper())
+    await given_up(protocol)
+    later = asyncio.create_task(protocol._drain_helper())
+    done, _ = await asyncio.wait((beside, later), timeout=0)
+    assert not done
+    protocol.resume_writing()
+    await asyncio.gather(beside, later)
+    await protocol._drain_helper()
+
+
+async def test_who_waits_hears_that_the_connection_is_lost():
+    protocol = waited_for()
+    await given_up(protocol)
+    waiting = asyncio.create_task(protocol._drain_helper())
+    await asyncio.sleep(0)
+    BaseProtocol.connection_lost(protocol, OSError("reset"))
+    with pytest.raises(ConnectionError):
+        await waiting
+    with pytest.raises(ConnectionError):
+        await protocol._drain_helper()
