@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.worker_link import KeepRecords, LinkDown, WorkerLink, new_process_id
 from workers.process.rounds import heed_cancellation, within
 from workers.protocol import registry
@@ -107,7 +108,7 @@ class Fleet:
         finally:
             del self._links[link.registration.worker]
             self.look_soon()
-            await link.until_kept()  # the worker is dialled meanwhile
+            await uninterrupted(link.until_kept())  # the worker is dialled meanwhile
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:
