@@ -136,7 +136,7 @@ async def of_tenant(conn: AsyncConnection, tenant_id: str, models: frozenset[str
 
 
 async def of_key(conn: AsyncConnection, key: ApiKeyInfo) -> Principal:
-    """Return what binds the requests of a key, whether it could ask now or not."""
+    """Returns what binds the requests of a key, whether it could ask now or not."""
     whole = await of_tenant(conn, key.tenant_id, key.models)
     return msgspec.structs.replace(whole, key_id=key.id, key_limits=key.limits)
 

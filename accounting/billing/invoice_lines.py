@@ -59,7 +59,7 @@ async def is_invoiced(
 
 
 async def place_of(conn: AsyncConnection, tenant_id: str, opened_ms: int, posted_ms: int) -> tuple[str | None, str]:
-    """Return the number and the month of the invoice that has a ledger row: of those that `is_invoiced` means the first
+    """Returns the number and the month of the invoice that has a ledger row: of those that `is_invoiced` means the first
     one that was closed. Of a void one it is the invoice that replaces it. Without such an invoice the number is None, and
     the month is the next one whose close takes the row."""
     mine = Invoice.tenant_id == tenant_id, Invoice.series == invoice_numbers.INVOICE

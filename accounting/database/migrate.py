@@ -54,7 +54,7 @@ def revision(url: str) -> str | None:
 
 
 def unsafe_settings(url: str) -> list[str]:
-    """Return the settings with which PostgreSQL may lose a commit that it has confirmed. SQLite's are the code's own.
+    """Returns the settings with which PostgreSQL may lose a commit that it has confirmed. SQLite's are the code's own.
     Raises like `check`.
     """
     with _engine(url) as engine, engine.connect() as conn:

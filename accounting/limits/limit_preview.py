@@ -111,7 +111,7 @@ def num_refused(used: Use, trial: Trial) -> int:
 
 
 def refused_by_hour(hours: Iterable[Use], trial: Trial) -> Iterator[tuple[Use, int]]:
-    """Yield how many requests of each hour, in order, the limit of a day or the budget would have refused. What it would
+    """Yields how many requests of each hour, in order, the limit of a day or the budget would have refused. What it would
     have refused counts against nothing."""
     taken: dict[int, int] = defaultdict(int)
     for use in hours:
