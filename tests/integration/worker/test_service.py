@@ -21,7 +21,7 @@ from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.frames import MAX_FRAME_BYTES
 from workers.protocol.messages import BeamParams, Cancel, Failed, Finished, Hello, SamplingParams, StepFrame
-from workers.protocol.reports import WorkerStatus
+from workers.protocol.reports import EngineReport, WorkerStatus
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ async def test_a_request_is_served_from_hello_to_finished(worker):
         assert gateway.tokens("req_1") == alone(request)
         assert finished.usage.prompt == len(request.prompt)
         assert (finished.usage.output, finished.reason) == (20, "length")
-        assert isinstance(gateway.heard[-1], Finished | WorkerStatus)
+        assert isinstance(gateway.heard[-1], Finished | WorkerStatus | EngineReport)
 
 
 async def test_a_listener_on_tcp_serves_as_well(tmp_path):
@@ -410,7 +410,7 @@ async def test_a_scripted_worker_hangs_with_or_without_heartbeats(tmp_path, kind
         num_heard = len(gateway.heard)
         await asyncio.sleep(1.3)
         later = gateway.heard[num_heard:]
-        assert not [m for m in later if not isinstance(m, WorkerStatus)]
+        assert not [m for m in later if not isinstance(m, WorkerStatus | EngineReport)]
         assert bool(later) == alive
         assert isinstance(worker.service, Service)
 

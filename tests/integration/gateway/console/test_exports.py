@@ -10,6 +10,7 @@ from collections import deque
 from html import unescape
 
 import pytest
+import pytest_asyncio
 from console_pages import Browser, signed_in
 from console_world import spend
 from gateways import MODEL, RunningGateway
@@ -24,16 +25,18 @@ BY_HAND = {"causes"}
 """Tables that are drawn with bars beside their rows. Their exports are the rows."""
 
 
-async def plant(gateway: RunningGateway) -> str:
-    """Makes what tables show: charges, a failed request, an upstream, limits, a webhook."""
-    tenant, _ = await gateway.new_tenant("exported")
-    await spend(gateway, tenant)
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def tenant(shared_gateway: RunningGateway) -> str:
+    """The id of a tenant with what tables show: charges, failed requests, an upstream, a budget, a webhook."""
+    gateway = shared_gateway
+    tenant_id, _ = await gateway.new_tenant("exported")
+    await spend(gateway, tenant_id)
     at_ms = int(time.time() * 1000) - 60_000
     failed = LoggedRequest(
         request_id=f"req_{at_ms:012x}7{1:019x}",
         is_tail=True,
         started_at_ms=at_ms,
-        tenant_id=tenant,
+        tenant_id=tenant_id,
         key_id="key_1",
         endpoint="POST /v1/chat/completions",
         model=MODEL,
@@ -55,12 +58,12 @@ async def plant(gateway: RunningGateway) -> str:
     async with gateway.session(gateway.keys.admin_key) as admin:
         for path, body in (
             ("/admin/v1/upstreams", upstream),
-            ("/admin/v1/budgets", {"project_id": tenant, "period": "month", "limit_micro_units": 10**9}),
+            ("/admin/v1/budgets", {"project_id": tenant_id, "period": "month", "limit_micro_units": 10**9}),
             ("/admin/v1/webhooks", {"url": "https://example.com/hook"}),
         ):
             async with admin.post(path, json=body) as answer:
                 assert answer.status == 200, await answer.text()
-    return tenant
+    return tenant_id
 
 
 def _fields(one: LoggedRequest) -> dict[str, object]:
@@ -101,9 +104,8 @@ async def exported(one: Browser, starts: list[str]) -> dict[str, str]:
     return found
 
 
-async def test_every_table_of_every_screen_is_exported_as_itself(shared_gateway: RunningGateway) -> None:
+async def test_every_table_of_every_screen_is_exported_as_itself(shared_gateway: RunningGateway, tenant: str) -> None:
     """The export of Upstreams gave the workers; Home's failures and a worker's kernels had none."""
-    tenant = await plant(shared_gateway)
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         starts = [
             "",
@@ -132,11 +134,13 @@ async def test_every_table_of_every_screen_is_exported_as_itself(shared_gateway:
         assert {"limits", "keys", "requests"} & (await exported(own, ["", "/limits", "/requests"])).keys()
 
 
-async def test_a_cause_of_failures_leads_to_the_requests_that_it_counts(shared_gateway: RunningGateway) -> None:
+async def test_a_cause_of_failures_leads_to_the_requests_that_it_counts(
+    shared_gateway: RunningGateway, tenant: str
+) -> None:
     """`429 insufficient_quota: 1` led to everything that was refused."""
     async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
         page = await operator.get("")
         assert "429 insufficient_quota 1" in page.words
         [link] = re.findall(r'href="/console(/requests[^"]*error_code=insufficient_quota[^"]*)"', page.text)
         rows = list(csv.DictReader(io.StringIO((await operator.get(unescape(link) + "&format=csv")).text)))
-        assert [row["outcome"] for row in rows] == ["refused"]
+        assert [(row["outcome"], row["project_id"]) for row in rows] == [("refused", tenant)]
