@@ -146,6 +146,7 @@ PERMISSIONS = group(
         _MODELS,
         fixed={"mode": "allow_list"},
         shows=fields,
+        models=lambda sent: sent["model_ids"],
         example="models-permissions allow acme my-model other-model",
     ),
     row(
@@ -191,6 +192,7 @@ QUOTAS = group(
         option("--subject", default="", show_default=False, help="Id of the key, or the model, that it binds."),
         option("--shadow", is_flag=True, help="Count the requests that it would refuse, and refuse none."),
         shows=fields,
+        models=lambda sent: [sent["subject"]] if sent["level"] == "model" else [],
         reads=_quota,
         example="quotas set acme requests_per_day 5000 --level end_user",
     ),
@@ -257,6 +259,7 @@ BUDGETS = group(
         option("--tier", help="The one tier that it binds: interactive or batch.  [default: both]"),
         _KIND,
         shows="id",
+        models=lambda sent: [sent["model"]] if "model" in sent else [],
         reads=_budget,
         example="budgets add acme --limit 25.00 --period month",
     ),

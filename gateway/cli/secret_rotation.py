@@ -16,7 +16,7 @@ from accounting.lifecycle import master_key
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.home import NEXT, SECRET_BYTES, Home, HomeError, write_private
 from gateway.cli.books_access import with_books
-from gateway.cli.common import example_text, fail, home_option
+from gateway.cli.common import confirmation, example_text, fail, home_option
 from gateway.cli.groups import Commands
 from gateway.journal.journals import gateway_journals, worker_journals
 from workers.protocol.segments import SlotTaken, take_slot
@@ -77,7 +77,7 @@ def rotate_pepper(home: Path) -> None:
 
 @commands.command("drop-old-peppers", epilog=example_text("secrets drop-old-peppers"))
 @home_option
-@click.confirmation_option(prompt="Every API key that was not made or rotated since the pepper is new ends. Go on?")
+@confirmation("Every API key that was not made or rotated since the pepper is new ends. Go on?")
 def drop_old_peppers(home: Path) -> None:
     """Forget older peppers. API keys that were made with them end; an admin key is made and printed."""
     place = _stopped(home)

@@ -174,7 +174,7 @@ UPSTREAMS = group(
         "Ask the upstream NAME whether address and credential are right. It costs nothing.",
         f"POST {PATH}/{{name}}/check",
         shows=("id", "ok", "reason", "took_ms", "breaker"),
-        warns=lambda _, answer: (
+        fails=lambda answer: (
             None if answer["ok"] else f"The upstream does not answer as it should: {answer['reason']}."
         ),
     ),
@@ -201,6 +201,6 @@ UPSTREAMS = group(
         "Read now what the provider bills by the day. A gateway does it every hour.",
         f"POST {PATH}/{{name}}/costs/pull",
         shows=("id", "ok", "fault", "num_lines", "num_changed"),
-        warns=lambda _, answer: None if answer["ok"] else f"The costs could not be read: {answer['fault']}.",
+        fails=lambda answer: None if answer["ok"] else f"The costs could not be read: {answer['fault']}.",
     ),
 )

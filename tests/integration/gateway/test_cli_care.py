@@ -102,8 +102,31 @@ async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     await headgate("keys", "set", made["id"], "--enable", "--running", "none")
     rotated = await headgate("keys", "rotate", made["id"], "--overlap-s", "600")
     assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [200, 200]
-    await headgate("keys", "report-leaked", stdin=f"{rotated}\n")
+    assert await headgate("keys", "report-leaked", stdin=f"{rotated}\n") == made["id"]
     assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [401, 401]
+
+
+async def test_a_leaked_value_that_no_key_has_is_a_failure(gateway, headgate):
+    said = await headgate("keys", "report-leaked", stdin="hg_live_nonsense\n", expect=1)
+    assert said == "headgate: No key that works has this value."
+    said = await headgate("keys", "report-leaked", "--json", stdin="hg_live_nonsense\n", expect=1)
+    assert json.loads(said.splitlines()[0])["api_key_id"] is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("budgets", "add", "acme", "--limit", "5", "--period", "day", "--model"),
+        ("quotas", "set", "acme", "requests_per_day", "5", "--level", "model", "--subject"),
+        ("models-permissions", "allow", "acme"),
+        ("keys", "create", "acme", "--model"),
+    ],
+)
+async def test_a_model_that_is_not_served_is_named(headgate, command):
+    """A mistyped one would bind nothing, or shut out the tenant."""
+    await headgate("tenants", "create", "acme")
+    assert "Warning" not in await headgate(*command, MODEL)
+    assert f"headgate: Warning: nope is not served now; served are: {MODEL}." in await headgate(*command, "nope")
 
 
 async def test_a_key_whose_bounds_are_refused_does_not_work(gateway, headgate):

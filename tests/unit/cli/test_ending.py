@@ -65,6 +65,44 @@ def test_each_end_has_its_status_and_its_sentence(name, words, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("words", "answer", "says"),
+    [
+        (
+            ("upstreams", "check", "x"),
+            {"id": "x", "ok": False, "reason": "credential", "took_ms": 1, "breaker": "closed"},
+            "The upstream does not answer as it should: credential.",
+        ),
+        (
+            ("upstreams", "pull", "x"),
+            {"id": "x", "ok": False, "fault": "timeout", "num_lines": 0, "num_changed": 0},
+            "The costs could not be read: timeout.",
+        ),
+    ],
+    ids=["check", "pull"],
+)
+def test_what_did_not_come_about_is_shown_and_is_a_failure(words, answer, says, monkeypatch):
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", lambda *_, **__: answer)
+    done = run(*words, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["ok"]) == (FAILED, False)
+    done = run(*words)
+    assert (done.exit_code, done.stderr) == (FAILED, f"headgate: {says}\n")
+    assert "breaker" in done.stdout or "fault" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("tenants", "archive", "acme"), ("workers", "drain", "worker-0")])
+def test_a_question_is_asked_on_standard_error(words, monkeypatch):
+    """A program reads the answer on standard output."""
+    answer = {"id": "proj_1", "name": "acme", "object": "list", "data": [{"id": "proj_1", "name": "acme"}]}
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", lambda *_, **__: dict(answer))
+    done = run(*words, "--json", input="y\n")
+    assert done.exit_code == OK
+    assert "Go on? [y/N]:" in done.stderr and "Go on?" not in done.stdout
+    done = run(*words, "--json", input="n\n")
+    assert done.exit_code == FAILED and "Go on?" not in done.stdout
+    assert run(*words, "--json", "--yes").stderr == ""
+
+
+@pytest.mark.parametrize(
     ("words", "says"),
     [
         (("tenant",), None),
