@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import io
 import json
 import os
@@ -13,8 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli import __main__ as program
 from gateway.cli import up
 from gateway.cli.api import ApiFailed
+from gateway.cli.chat_client import ChatClient
 from gateway.cli.ending import NOT_ANSWERED, ended
 from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
 from gateway.cli.main import main
@@ -181,6 +184,36 @@ def test_ctrl_c_at_a_question_is_no_answer(capsys):
     with pytest.raises(SystemExit) as ends:
         ended(asked, ())
     assert (ends.value.code, capsys.readouterr().err) == (INTERRUPTED, "")
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(monkeypatch):
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname, path, target=None):
+            if fullname == "gateway.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "gateway.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ends:
+        program.main()
+    assert ends.value.code == INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status"), [(("Hello",), INTERRUPTED), ((), OK)], ids=["one prompt", "conversation"]
+)
+def test_ctrl_c_in_an_answer_ends_a_chat_of_one_prompt_alone(prompt, status, monkeypatch, tmp_path):
+    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.of", lambda home: ChatClient("http://h", "k"))
+    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.stream", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("gateway.cli.chat._with_history", lambda: None)
+    lines = iter(["Hello", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    stdin = io.StringIO()
+    stdin.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(SystemExit) as ends:
+        main(["chat", "--model", "m", "--home", str(tmp_path), *prompt])
+    assert ends.value.code == status
 
 
 def test_streams_that_the_caller_has_closed_are_empty(monkeypatch):
