@@ -313,6 +313,18 @@ def test_the_check_lists_every_fault_as_json_before_and_after_the_command(home):
         assert found["problems"][0]["message"].startswith(f"Cannot use the setting port of {path}")
 
 
+def test_the_check_lists_every_fault_of_the_files_form(home):
+    path = write(
+        home, "drain_ss = 3\nlog_forms = 'xml'\n[models.a]\nreplicas = 2\n[models.b]\npath = '/x'\nalias = ['c']"
+    )
+    done = run(home, "config", "check", "--json")
+    found = json.loads(done.output)["problems"]
+    assert done.exit_code == 78
+    assert [(one["setting"], one["source"]) for one in found] == [
+        (name, str(path)) for name in ("drain_ss", "log_forms", "models.a.path", "models.b.alias")
+    ]
+
+
 def test_up_refuses_what_the_check_refuses_and_an_empty_url_is_not_set(home, monkeypatch):
     given = []
 
