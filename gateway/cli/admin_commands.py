@@ -4,6 +4,7 @@ and what it shows of the answer. This module makes a click command of each row. 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,16 @@ class OrNone(click.IntRange):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
+class Finite(click.types.FloatParamType):
+    """A parameter type: a number that is neither infinite nor `nan`, which JSON cannot say."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
 def argument(name: str, **how: Any) -> click.Argument:
     return click.Argument([name], **how)
 
@@ -39,10 +50,14 @@ def option(*names: str, **how: Any) -> click.Option:
     return click.Option(names, show_default=how.pop("show_default", "default" in how), **how)
 
 
-def several(*names: str, help: str, default: str = "", type: Any = str) -> click.Option:
+def several(*names: str, help: str, default: str = "", type: Any = str, required: bool = False) -> click.Option:
     """Makes an option that may be repeated. `default` says what is meant without it."""
     return option(
-        *names, multiple=True, type=type, help=f"{help}; may be repeated.{default and f'  [default: {default}]'}"
+        *names,
+        multiple=True,
+        type=type,
+        required=required,
+        help=f"{help}; may be repeated.{default and f'  [default: {default}]'}",
     )
 
 

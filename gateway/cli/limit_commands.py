@@ -47,7 +47,14 @@ def _set_limits(api: AdminApi, fields: Fields) -> dict[str, Any]:
     tenant, model = fields["tenant"], fields.get("model")
     if model is None:
         return api.call("PATCH", f"/admin/v1/tenants/{tenant}", fields["limits"])
-    return api.call("POST", f"{PROJECTS}/{tenant}/rate_limits/rl-{quote(model, safe='')}", fields["limits"])
+    try:
+        return api.call("POST", f"{PROJECTS}/{tenant}/rate_limits/rl-{quote(model, safe='')}", fields["limits"])
+    except NotThere:
+        raise ApiFailed(
+            f"There is no limit for the model {model}, which has no price for this tenant: `headgate limits list` shows the"
+            " models that have.",
+            "not_found",
+        ) from None
 
 
 def _spend_limit_wanted(given: Fields) -> Fields:

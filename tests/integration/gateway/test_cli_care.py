@@ -129,6 +129,35 @@ async def test_a_model_that_is_not_served_is_named(headgate, command):
     assert f"headgate: Warning: nope is not served now; served are: {MODEL}." in await headgate(*command, "nope")
 
 
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        (
+            ("limits", "set", "acme", "--model", "nope", "--requests-per-minute", "5"),
+            1,
+            "There is no limit for the model nope, which has no price for this tenant: `headgate limits list` shows the"
+            " models that have.",
+        ),
+        (
+            ("credits", "correct", "acme", "req_nope", "1.50"),
+            1,
+            "Not found: req_nope. `headgate requests list` shows what there is.",
+        ),
+        (
+            ("tenants", "set", "acme", "--weight", "nan"),
+            2,
+            "Invalid value for '--weight': 'nan' is not a finite number.",
+        ),
+        (("upstreams", "add", "x", "https://x.example"), 2, "Missing option '--model'."),
+        (("rerate", "--period", "2026-10", "--sheet", "gold@2"), 1, "There is no price sheet gold@2."),
+    ],
+    ids=["limits", "credits", "weight", "upstreams", "rerate"],
+)
+async def test_a_refusal_says_what_is_wrong(headgate, command, status, says):
+    await headgate("tenants", "create", "acme")
+    assert (await headgate(*command, expect=status)).startswith(f"headgate: {says}")
+
+
 async def test_a_key_whose_bounds_are_refused_does_not_work(gateway, headgate):
     await headgate("tenants", "create", "acme")
     said = await headgate("keys", "create", "acme", "--address", "nowhere", expect=1)
