@@ -63,7 +63,7 @@ async def _is_kept_by_another(client: redis.asyncio.Redis, key: str, ours: Colle
     before_ms = 0
     while True:
         found, left_ms = await client.get(key), await client.pttl(key)
-        if found is None or _process(found) in ours:
+        if not isinstance(found, bytes) or _process(found) in ours:
             return False
         if 0 < before_ms < left_ms:
             return True
