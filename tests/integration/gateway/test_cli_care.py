@@ -92,9 +92,9 @@ async def test_a_tenant_is_suspended_resumed_archived_and_deleted(gateway, headg
 
 async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     await headgate("tenants", "create", "acme")
-    made = await read(headgate, "keys", "create", "acme", "--model", "m", "--address", "127.0.0.0/8")
+    made = await read(headgate, "keys", "create", "acme", "--model", MODEL, "--address", "127.0.0.0/8")
     shown = await read(headgate, "keys", "show", made["id"])
-    assert (shown["models"], shown["addresses"]) == (["m"], ["127.0.0.0/8"])
+    assert (shown["models"], shown["addresses"]) == ([MODEL], ["127.0.0.0/8"])
     changed = await read(headgate, "keys", "set", made["id"], "--any-model", "--running", "3", "--disable")
     assert (changed["models"], changed["max_running_requests"]) == (None, 3)
     assert changed["addresses"] == ["127.0.0.0/8"]

@@ -10,7 +10,7 @@ import tomllib
 import pytest
 from click.testing import CliRunner
 
-from gateway.base.home import HomeError
+from gateway.base.home import Home, HomeError
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.base.settings import load as load_gateway
 from gateway.cli import config_commands, configuration, up
@@ -112,6 +112,7 @@ def test_settings_become_variables_and_models_tables(tmp_path):
 
 def test_a_variable_wins_over_the_file_and_a_flag_over_both(home, monkeypatch):
     write(home)
+    Home(home).prepare()  # whether it may draw its key files, the database would be asked
     given = []
 
     async def starts(options):
