@@ -23,6 +23,7 @@ from accounting.batches.file_store import FileStore
 from accounting.books.equations import EquationResult
 from accounting.database import migrate
 from accounting.database.db import Database
+from accounting.lifecycle import master_key
 from accounting.requests import request_log_pruning
 from accounting.upstreams import upstreams as stored_upstreams
 from accounting.values import clock
@@ -165,12 +166,14 @@ async def serve_models(app: web.Application) -> None:
 
 async def database(app: web.Application) -> AsyncIterator[None]:
     """Opens the database. Raises `CannotStartYet` for one that is away or not migrated yet, and `SettingsError` for
-    one that this program will never be able to use.
+    one that this program will never be able to use, or that belongs to another master key.
     """
     url = app[SETTINGS].sql_url
     try:
         await asyncio.to_thread(migrate.check, url)
         app[DATABASE] = database = Database(url)
+        async with database.read() as conn:
+            is_ours = await master_key.fits(conn, app[SETTINGS].secret("master.key"))
     except (DatabaseUnreachable, SchemaOlder) as error:
         raise CannotStartYet(str(error)) from None
     except AccountingError as error:
@@ -179,6 +182,9 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise CannotStartYet(f"Cannot use the database: {_first_line(error)}.") from None
     except (SQLAlchemyError, ValueError, ImportError) as error:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
+    if not is_ours:
+        await database.close()
+        raise SettingsError(master_key.FOREIGN)
     yield
     await database.close()
 

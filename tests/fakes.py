@@ -424,17 +424,18 @@ class ScriptedWorker:
         self.worker = f"worker-{slot}"
         self.num_tokens_sent = 0
         self._fault = fault
+        process = str(uuid.uuid4())
         self._journal = (
-            EngineJournal(journal_dir, self.worker, "scripted", self.runner.root, ballast_bytes=BALLAST_BYTES)
+            EngineJournal(journal_dir, self.worker, process, self.runner.root, ballast_bytes=BALLAST_BYTES)
             if journal_dir is not None
             else None
         )
         self.engine = scripted_engine(self.runner, journal=self._journal, grammars=grammars, **limits)
         self.service = _Service(
             self,
-            Identity(self.worker, model, self.address, redis_url),
+            Identity(self.worker, model, self.address, redis_url, self._journal.predecessor if self._journal else ""),
             self.engine,
-            hello_of(self.engine, model, str(uuid.uuid4())),
+            hello_of(self.engine, model, process),
             Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),
             self._journal.unacked if self._journal is not None else [],
             drain_s,

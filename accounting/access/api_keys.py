@@ -229,22 +229,23 @@ async def revoke(
     await outbox.write(conn, [events.api_key("revoked", tenant_id, key_id, version, now)])
 
 
-async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str) -> None:
-    """Revokes a leaked key at once and ends the requests that run under it. Only the audit log says whether it was
-    found."""
+async def revoke_leaked(conn: AsyncConnection, pepper: bytes, value: str, *, now: int, actor: str) -> str | None:
+    """Revokes a leaked key at once and ends the requests that run under it. Returns its id, or None if no key that works
+    has this value."""
     parsed = parse(value)
     row = None
     if parsed is not None and await is_genuine(conn, pepper, parsed.public_id, value, now):
         row = await lookup(conn, parsed.public_id)
     if row is None or row.revoked_at is not None:
         await audit.record(conn, "headgate.leaked_key.reported", actor=actor, now=now, detail={"known": False})
-        return
+        return None
     values = {"revoked_at": now}
     version = await _update(
         conn, row.tenant_id, row.id, values, "api_key.deleted", now, actor, True, detail={"leaked": True}
     )
     told = events.api_key("revoked", row.tenant_id, row.id, version, now, leaked=True)
     await outbox.write(conn, [told])
+    return str(row.id)
 
 
 async def end_streams_of_tenant(conn: AsyncConnection, tenant_id: str, version: int) -> None:

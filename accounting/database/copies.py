@@ -117,7 +117,8 @@ def _run(program: str, options: Sequence[str], url: URL, arguments: Sequence[str
         raise CopyFailed(
             f"{program} is not on PATH: install PostgreSQL's client programs, of the server's version or newer."
         )
-    name = url.set(drivername="postgresql", password=None).render_as_string(hide_password=False)
+    plain = URL.create("postgresql", url.username, None, url.host, url.port, url.database, url.query)
+    name = plain.render_as_string()
     env = {**os.environ, **({"PGPASSWORD": str(url.password)} if url.password else {})}
     command = [program, *options, "--no-password", f"--dbname={name}", *arguments]
     done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

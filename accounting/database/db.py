@@ -237,7 +237,8 @@ class Database:
 
 
 def parsed_url(url: str) -> URL:
-    """Parses a database URL. Raises `DatabaseUrlError`."""
+    """Parses a database URL. A password that is given as `?password=` stands in its usual place, so that it is hidden like
+    any other. Raises `DatabaseUrlError`."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -246,6 +247,8 @@ def parsed_url(url: str) -> URL:
         raise DatabaseUrlError(
             f"The database URL must be of SQLite or PostgreSQL, not {parsed.drivername}://. {_URL_FORMS}"
         )
+    if isinstance(password := parsed.query.get("password"), str):
+        return parsed.set(password=password).difference_update_query(["password"])
     return parsed
 
 
@@ -258,12 +261,13 @@ def driver_options(url: URL) -> dict[str, Any]:
 
 @contextmanager
 def reaching(url: URL) -> Iterator[None]:
-    """Raises `DatabaseUnreachable` in place of a driver's error on connecting: one sentence, without the password."""
+    """Raises `DatabaseUnreachable` in place of a driver's error on connecting: one sentence, without passwords."""
     try:
         yield
     except DBAPIError as error:
+        shown = url.difference_update_query(["sslpassword"]).render_as_string()
         raise DatabaseUnreachable(
-            f"The database {url.render_as_string()} cannot be used: {first_line(error)}. See that it runs"
+            f"The database {shown} cannot be used: {first_line(error)}. See that it runs"
             " and may be used from here, or set HEADGATE_DATABASE_URL."
         ) from None
 

@@ -63,6 +63,15 @@ def unsafe_settings(url: str) -> list[str]:
         return [name for name in ("synchronous_commit", "fsync") if conn.scalar(text(f"SHOW {name}")) == "off"]
 
 
+def is_used(url: str) -> bool:
+    """Says whether the database has API keys, which the pepper of one home made, whatever its revision. It makes no file.
+    Raises `DatabaseUrlError` or `DatabaseUnreachable`."""
+    if (path := _sqlite_file(url)) is not None and not path.exists():
+        return False
+    with _engine(url) as engine, engine.connect() as conn:
+        return inspect(conn).has_table("api_key") and conn.scalar(text("SELECT 1 FROM api_key LIMIT 1")) is not None
+
+
 def refuse_newer(revision: str | None) -> None:
     """Raises SchemaNewer unless this code knows the revision."""
     if revision is not None and revision not in known_revisions():
@@ -101,11 +110,15 @@ def revision_of(conn: Connection) -> str | None:
 
 def _absent_file(url: str) -> str | None:
     """Returns the file of an SQLite database that is not there, in a folder that is: the driver would make it."""
+    path = _sqlite_file(url)
+    return str(path) if path is not None and path.parent.is_dir() and not path.exists() else None
+
+
+def _sqlite_file(url: str) -> Path | None:
     told = parsed_url(f"sqlite+aio{url}" if url.startswith("sqlite:") else url)
     if told.get_backend_name() != "sqlite" or told.database in (None, "", ":memory:"):
         return None
-    path = Path(str(told.database))
-    return str(path) if path.parent.is_dir() and not path.exists() else None
+    return Path(str(told.database))
 
 
 def _found(engine: Engine) -> str | None:

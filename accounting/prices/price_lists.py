@@ -57,7 +57,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 async def get(conn: AsyncConnection, sheet: str, version: int) -> SheetVersion:
     query = _versions().where(PriceSheetVersion.sheet_id == sheet, PriceSheetVersion.version == version)
-    return await _with_rates(conn, await one(conn, query, "There is no such price sheet."))
+    return await _with_rates(conn, await one(conn, query, f"There is no price sheet {sheet}@{version}."))
 
 
 async def list_versions(conn: AsyncConnection, *, after: str | None, limit: int) -> Page[SheetVersion]:

@@ -70,7 +70,7 @@ async def create_sheet(conn: AsyncConnection, sheet_id: str, currency: str, now:
 async def currency_of(conn: AsyncConnection, sheet_id: str) -> str:
     currency = await conn.scalar(select(PriceSheet.currency).where(PriceSheet.id == sheet_id))
     if currency is None:
-        raise NotFoundError("There is no such price sheet.")
+        raise NotFoundError(f"There is no price sheet {sheet_id}.")
     return currency
 
 
@@ -92,7 +92,7 @@ async def add_version(
     # The lock on the sheet's row makes check and insert one step on PostgreSQL; SQLite has one writer anyway.
     locked = select(PriceSheet.id).where(PriceSheet.id == sheet_id).with_for_update()
     if await conn.scalar(locked) is None:
-        raise NotFoundError("There is no such price sheet.")
+        raise NotFoundError(f"There is no price sheet {sheet_id}.")
     last = await _last_version(conn, sheet_id)
     version = 1 if last is None else last.version + 1
     if last is not None:

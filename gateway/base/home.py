@@ -24,6 +24,7 @@ SOCKET_PATH_MAX = 107
 """Bytes of `sockaddr_un.sun_path` less its terminator (Linux)."""
 LONGEST_SOCKET_NAME = "/gateway-999.sock"
 SECRET_BYTES = 32
+SECRETS = ("pepper", "master.key")
 NEXT = ".next"
 """Suffix of a key file that `headgate secrets` writes before the database changes to it."""
 NAME = ".headgate"
@@ -139,14 +140,21 @@ class Home:
     def database_url(self) -> str:
         return f"sqlite+aiosqlite:///{self.database}"
 
+    @property
+    def missing_secrets(self) -> list[Path]:
+        """The key files that `prepare` would draw."""
+        return [path for name in SECRETS if not (path := self.root / "secrets" / name).exists()]
+
     def prepare(self) -> None:
-        """Creates missing directories (mode 0700) and secrets. Raises `HomeError`."""
+        """Creates missing directories (mode 0700) and secrets. For a database that may be in use, call
+        `gateway.cli.start_checks.refuse_new_secrets` first. Raises `HomeError`.
+        """
         with usable(self.root):
             for path in (self.root, *(self.root / name for name in ("secrets", "state"))):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for name in ("redis", "logs", "files"):
                 (self.root / name).mkdir(mode=0o700, exist_ok=True)
-            for name in ("pepper", "master.key"):
+            for name in SECRETS:
                 _write_secret_once(self.root / "secrets" / name)
         self.make_run()
 

@@ -4,8 +4,10 @@ and what it shows of the answer. This module makes a click command of each row. 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,9 @@ from typing import Any
 import click
 
 from gateway.cli.answers import Shows, one_sentence, show, warn
-from gateway.cli.api import AdminApi, segment
-from gateway.cli.common import example_text, home_option, json_option
+from gateway.cli.api import AdminApi, ApiFailed, segment
+from gateway.cli.common import confirmation, example_text, home_option, json_option
+from gateway.cli.exit_codes import FAILED
 from gateway.cli.groups import Commands
 
 Fields = dict[str, Any]
@@ -28,6 +31,16 @@ class OrNone(click.IntRange):
         return value if value == "none" else super().convert(value, param, ctx)
 
 
+class Finite(click.types.FloatParamType):
+    """A parameter type: a number that is neither infinite nor `nan`, which JSON cannot say."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return found
+
+
 def argument(name: str, **how: Any) -> click.Argument:
     return click.Argument([name], **how)
 
@@ -37,10 +50,14 @@ def option(*names: str, **how: Any) -> click.Option:
     return click.Option(names, show_default=how.pop("show_default", "default" in how), **how)
 
 
-def several(*names: str, help: str, default: str = "", type: Any = str) -> click.Option:
+def several(*names: str, help: str, default: str = "", type: Any = str, required: bool = False) -> click.Option:
     """Makes an option that may be repeated. `default` says what is meant without it."""
     return option(
-        *names, multiple=True, type=type, help=f"{help}; may be repeated.{default and f'  [default: {default}]'}"
+        *names,
+        multiple=True,
+        type=type,
+        required=required,
+        help=f"{help}; may be repeated.{default and f'  [default: {default}]'}",
     )
 
 
@@ -88,6 +105,10 @@ class Row:
     """An archived tenant is found by its name too."""
     warns: Callable[[Fields, Any], str | None] | None = None
     """Returns a warning about the answer, from the fields that were sent and the answer."""
+    fails: Callable[[Any], str | None] | None = None
+    """Returns a sentence where the answer says that what was asked did not come about. The command ends with 1 then."""
+    models: Callable[[Fields], Sequence[str]] | None = None
+    """Returns the models that the fields name. A warning says which of them are not served, because they may be mistyped."""
 
     def fields(self, given: Fields) -> Fields:
         """Returns the fields to send. Raises UsageError."""
@@ -135,7 +156,14 @@ class RowCommand(click.Command):
             answer = self.row.answer(api, fields)
             if callable(self.row.shows) and not as_json:
                 answer = api.named(answer)
-        show(answer, self.row.shows, as_json)
+        failure = None if self.row.fails is None else self.row.fails(answer)
+        if failure is None or as_json or not isinstance(self.row.shows, str):
+            show(answer, self.row.shows, as_json)
+        if failure is not None:
+            click.echo(f"headgate: {failure}", err=True)
+            raise SystemExit(FAILED)
+        if self.row.models is not None and (sentence := not_served(api, self.row.models(fields))) is not None:
+            warn(sentence)
         if self.row.warns is not None and (sentence := self.row.warns(fields, answer)) is not None:
             warn(sentence)
 
@@ -168,11 +196,23 @@ def row(
         context_settings=context,
     )
     made = json_option(home_option(made))
-    return made if confirm is None else click.confirmation_option(prompt=confirm)(made)
+    return made if confirm is None else confirmation(confirm)(made)
 
 
 def group(name: str, help: str, *commands: click.Command) -> click.Group:
     return Commands(name, help=help, commands=commands)
+
+
+def not_served(api: AdminApi, models: Sequence[str]) -> str | None:
+    """Returns a sentence about the models that the gateway does not serve. An older gateway does not say which it does."""
+    if not models:
+        return None
+    with suppress(ApiFailed):
+        served = api.call("GET", "/admin/v1/settings").get("models")
+        if served is not None and (unknown := [model for model in models if model not in served]):
+            are = "is not" if len(unknown) == 1 else "are not"
+            return f"{', '.join(unknown)} {are} served now; served are: {', '.join(served) or 'none'}."
+    return None
 
 
 def _argument(word: str) -> click.Argument:

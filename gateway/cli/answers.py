@@ -90,7 +90,8 @@ def _what_is_not_there() -> str:
         return ""
     group = ctx.parent.command
     listed = isinstance(group, click.Group) and "list" in group.commands
-    hint = f" `headgate {ctx.parent.info_name} list` shows what there is." if listed else ""
+    where = "requests" if any(value.startswith("req_") for value in named) else ctx.parent.info_name
+    hint = f" `headgate {where} list` shows what there is." if listed else ""
     return f"Not found: {', '.join(named)}.{hint}"
 
 

@@ -101,20 +101,24 @@ class Talk:
             elif line:
                 try:
                     self.ask(line)
+                except KeyboardInterrupt:  # the answer was stopped, and the conversation goes on
+                    continue
                 except ApiFailed as error:  # the conversation goes on
                     click.echo(f"headgate: {error}", err=True)
         costs = ", ".join(cost(amount, currency) for currency, amount in self._cost.items())
         click.echo(f"\nThe conversation cost {costs or 'nothing'}.", err=True)
 
     def ask(self, text: str) -> None:
-        """Adds one turn. An answer that is stopped by Ctrl-C leaves the conversation as it was."""
+        """Adds one turn. Raises KeyboardInterrupt for an answer that is stopped by Ctrl-C, and then the conversation is as
+        it was.
+        """
         said = [*self._messages, {"role": "user", "content": text}]
         show: Callable[[str], None] = (lambda _: None) if self._as_json else _write
         try:
             answer = asyncio.run(self._client.stream({"model": self._model, "messages": said, **self._how}, show))
         except KeyboardInterrupt:
             click.echo("\n(stopped; the model is charged for what it wrote)", err=True)
-            return
+            raise
         self._messages = [*said, {"role": "assistant", "content": answer.text}]
         if answer.charge_micro_units is not None:
             self._cost[answer.currency] = self._cost.get(answer.currency, 0) + answer.charge_micro_units

@@ -72,6 +72,20 @@ home_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, callback=_either, help=_JSON_HELP)
 
 
+def confirmation(question: str) -> Callable[[Any], Any]:
+    """Returns an option `--yes`, without which the question is asked: on standard error, because a program may read the
+    output.
+    """
+
+    def ask(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if not value and not ctx.resilient_parsing:
+            click.confirm(question, abort=True, err=True)
+
+    return click.option(
+        "--yes", is_flag=True, expose_value=False, callback=ask, help="Confirm the action without prompting."
+    )
+
+
 def _remembered(key: str) -> Callable[..., None]:
     def remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         if value:

@@ -33,7 +33,8 @@ def config() -> None:
 def check(ctx: click.Context, home: Path, as_json: bool) -> None:
     """Say whether the settings can be used. It ends with status 0, or with 78 after one sentence about a fault.
 
-    With --json it lists all faults.
+    With --json it lists all faults: of the file's form first, and once it has none, those of values. Of the table of a
+    model it lists the first one.
     """
     path = config_path(ctx)
     file = None

@@ -25,13 +25,15 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from accounting.database import migrate
+from accounting.database.db import Database
+from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaOlder
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, Home, HomeError
 from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
-from gateway.cli.start_checks import check_redis, check_room
+from gateway.cli.start_checks import check_redis, check_room, refuse_new_secrets
 from workers.process import file_systems, masked
 from workers.process.free_memory import free_memory
 
@@ -271,6 +273,29 @@ def database(installation: Installation) -> Iterator[Finding]:
         yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")
     else:
         yield _commits(url) or Finding("database", "ok", f"{shown}, schema current")
+        yield from _key_files(installation.home, url)
+
+
+def _key_files(home: Home, url: str) -> Iterator[Finding]:
+    """Says whether the home has the key files that belong to its database. `secrets` tells of damaged ones."""
+    try:
+        refuse_new_secrets(home, url)
+        master = home.read_secret("master.key")
+    except HomeError as error:
+        if home.missing_secrets and not home.database.exists():
+            yield _failing("secrets", str(error))
+        return
+    if not asyncio.run(_fits(url, master)):
+        yield _failing("secrets", master_key.FOREIGN)
+
+
+async def _fits(url: str, master: bytes) -> bool:
+    database = Database(url)
+    try:
+        async with database.read() as conn:
+            return await master_key.fits(conn, master)
+    finally:
+        await database.close()
 
 
 def _commits(url: str) -> Finding | None:
@@ -302,8 +327,7 @@ def redis(installation: Installation) -> Iterator[Finding]:
     try:
         asyncio.run(check_redis(url, is_ours=False))
     except HomeError as error:
-        said, _, remedy = str(error).rpartition(": ")
-        yield Finding("redis", "failing", said, remedy[:1].upper() + remedy[1:])
+        yield _failing("redis", str(error))
     else:
         yield Finding("redis", "ok", f"{masked.text(url)} answers, takes writes and has our time")
         yield from _evictions(url)
@@ -394,6 +418,12 @@ CHECKS: tuple[Check, ...] = (
     *(versions, home, secrets, disk, flushes, memory, open_files),
     *(port, clear_text, database, redis, broker, clock, gpu, serving),
 )
+
+
+def _failing(name: str, sentence: str) -> Finding:
+    """Returns the finding of a sentence that says what to do after its last colon."""
+    said, _, remedy = sentence.rpartition(": ")
+    return Finding(name, "failing", said, remedy[:1].upper() + remedy[1:])
 
 
 def _said_by(*command: str) -> str | None:

@@ -49,7 +49,14 @@ def _set_limits(api: AdminApi, fields: Fields) -> dict[str, Any]:
     tenant, model = fields["tenant"], fields.get("model")
     if model is None:
         return api.call("PATCH", f"/admin/v1/tenants/{tenant}", fields["limits"])
-    return api.call("POST", f"{PROJECTS}/{tenant}/rate_limits/rl-{quote(model, safe='')}", fields["limits"])
+    try:
+        return api.call("POST", f"{PROJECTS}/{tenant}/rate_limits/rl-{quote(model, safe='')}", fields["limits"])
+    except NotThere:
+        raise ApiFailed(
+            f"There is no limit for the model {model}, which has no price for this tenant: `headgate limits list` shows the"
+            " models that have.",
+            "not_found",
+        ) from None
 
 
 def _spend_limit_wanted(given: Fields) -> Fields:
@@ -166,6 +173,7 @@ PERMISSIONS = group(
         _MODELS,
         fixed={"mode": "allow_list"},
         shows=fields,
+        models=lambda sent: sent["model_ids"],
         example="models-permissions allow acme my-model other-model",
     ),
     row(
@@ -211,6 +219,7 @@ QUOTAS = group(
         option("--subject", default="", show_default=False, help="Id of the key, or the model, that it binds."),
         option("--shadow", is_flag=True, help="Count the requests that it would refuse, and refuse none."),
         shows=fields,
+        models=lambda sent: [sent["subject"]] if sent["level"] == "model" else [],
         reads=_quota,
         example="quotas set acme requests_per_day 5000 --level end_user",
     ),
@@ -277,6 +286,7 @@ BUDGETS = group(
         option("--tier", help="The one tier that it binds: interactive or batch.  [default: both]"),
         _KIND,
         shows="id",
+        models=lambda sent: [sent["model"]] if "model" in sent else [],
         reads=_budget,
         example="budgets add acme --limit 25.00 --period month",
     ),

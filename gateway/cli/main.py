@@ -234,6 +234,7 @@ def up(
     """Start the gateway, workers, jobs and embedded services of this machine. Ctrl-C drains and stops them."""
     from gateway.base import settings
     from gateway.base.settings import SettingsError
+    from gateway.cli.start_checks import refuse_new_secrets
     from gateway.cli.supervisor import ChildFailed, ChildRefused
     from gateway.cli.up import Options, run
 
@@ -257,6 +258,7 @@ def up(
             redis_url=os.environ.get("HEADGATE_REDIS_URL"),
             migrate=not no_migrate,
         )
+        refuse_new_secrets(options.home, options.database_url or options.home.database_url)
         options.home.prepare()
         asyncio.run(run(options))
     except (SettingsError, ChildRefused) as error:
@@ -278,6 +280,7 @@ def up(
 def migrate(home: Path, check: bool, check_models: bool) -> None:
     """Upgrade the database schema to the version of this program."""
     from accounting.database import migrate as migrations
+    from gateway.cli.start_checks import refuse_new_secrets
 
     url = os.environ.get("HEADGATE_DATABASE_URL") or Home(home).database_url
     try:
@@ -290,6 +293,7 @@ def migrate(home: Path, check: bool, check_models: bool) -> None:
             migrations.check(url)
             click.echo("The schema is current.")
         else:
+            refuse_new_secrets(Home(home), url)
             Home(home).prepare()
             with progress("Migrating the database") as told:
                 migrations.upgrade(url, told=told)

@@ -23,7 +23,7 @@ from gateway.books.verification import Verified, verify
 from gateway.cli import embedded
 from gateway.cli.answers import show, warn
 from gateway.cli.books_access import with_books
-from gateway.cli.common import example_text, fail, home_option, json_option
+from gateway.cli.common import confirmation, example_text, fail, home_option, json_option
 from gateway.cli.groups import Commands
 from gateway.cli.progress import progress
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
@@ -107,9 +107,7 @@ def replay_journals(slots: tuple[str, ...], home: Path, as_json: bool) -> None:
 @click.argument("slot", type=click.IntRange(0))
 @home_option
 @json_option
-@click.confirmation_option(
-    prompt="What was charged there and not shipped is lost to the books. Are all other gateways' journals replayed?"
-)
+@confirmation("What was charged there and not shipped is lost to the books. Are all other gateways' journals replayed?")
 def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
     """End the requests that only the journal of gateway SLOT knew, whose disk is gone for good.
 

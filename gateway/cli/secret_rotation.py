@@ -8,18 +8,15 @@ import time
 from pathlib import Path
 
 import click
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys
-from accounting.database import sealing
 from accounting.database.auth_epoch import CLI
 from accounting.database.db import Database
-from accounting.events import webhooks
-from accounting.upstreams import upstreams
+from accounting.lifecycle import master_key
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.home import NEXT, SECRET_BYTES, Home, HomeError, write_private
 from gateway.cli.books_access import with_books
-from gateway.cli.common import example_text, fail, home_option
+from gateway.cli.common import confirmation, example_text, fail, home_option
 from gateway.cli.groups import Commands
 from gateway.journal.journals import gateway_journals, worker_journals
 from workers.protocol.segments import SlotTaken, take_slot
@@ -46,12 +43,11 @@ def rotate_master_key(home: Path) -> None:
             old = place.read_secret("master.key", may_be_rotating=True)
             if following.exists():
                 new = following.read_bytes()
-                if await _is_under(conn, new):
+                if await master_key.fits(conn, new):  # an interrupted rotation had come to its end here
                     return 0
             new = secrets.token_bytes(SECRET_BYTES)
             write_private(following, new)  # before the commit: what is wrapped can be opened whatever happens
-            sealed = [await one.rewrap(conn, old, new) for one in (sealing, webhooks, upstreams)]
-            return sum(sealed)
+            return await master_key.rewrap(conn, old, new)
 
     try:
         count = with_books(home, work)
@@ -81,7 +77,7 @@ def rotate_pepper(home: Path) -> None:
 
 @commands.command("drop-old-peppers", epilog=example_text("secrets drop-old-peppers"))
 @home_option
-@click.confirmation_option(prompt="Every API key that was not made or rotated since the pepper is new ends. Go on?")
+@confirmation("Every API key that was not made or rotated since the pepper is new ends. Go on?")
 def drop_old_peppers(home: Path) -> None:
     """Forget older peppers. API keys that were made with them end; an admin key is made and printed."""
     place = _stopped(home)
@@ -106,11 +102,6 @@ def drop_old_peppers(home: Path) -> None:
         return key.value
 
     click.echo(f"Older peppers are gone. A new admin key, shown once: {with_books(home, make)}")
-
-
-async def _is_under(conn: AsyncConnection, master: bytes) -> bool:
-    """Says whether an interrupted rotation had come to its end in the database."""
-    return all([await one.is_wrapped(conn, master) for one in (sealing, webhooks, upstreams)])
 
 
 def _stopped(home: Path) -> Home:

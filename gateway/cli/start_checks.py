@@ -16,7 +16,7 @@ import redis.asyncio
 import redis.exceptions
 
 from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
-from gateway.base.home import HomeError
+from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
 from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.process import file_systems
@@ -60,6 +60,23 @@ def check_file_system(home: Path, journals: Iterable[Path]) -> None:
     """Refuses a network file system under the home or a journal. Raises `HomeError`."""
     if said := file_systems.on_a_network([home, *journals]):
         raise HomeError(f"{said}. {file_systems.REMEDY}")
+
+
+def refuse_new_secrets(home: Home, database_url: str) -> None:
+    """Keeps a home without key files from drawing new ones for a database whose keys and texts were made with others.
+    Raises `HomeError`, and `AccountingError` for a database that cannot be asked.
+    """
+    missing = home.missing_secrets
+    if not missing or (database_url == home.database_url and not home.database.exists()):
+        return
+    from accounting.database import migrate  # it loads SQLAlchemy, and most starts do not ask
+
+    if migrate.is_used(database_url):
+        names = " and ".join(str(path) for path in missing)
+        raise HomeError(
+            f"The database has API keys, and this home lacks the key files that belong to them ({names}): copy secrets/"
+            " from another host or the backup."
+        )
 
 
 def check_room(home: Path, journals: Iterable[Path]) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_commands import Fields, argument, group, option, row, several
+from accounting.prices.prices import DEFAULT_SHEET
+from gateway.cli import price_sheets
+from gateway.cli.admin_commands import Fields, Finite, argument, group, option, row, several
 from gateway.cli.answers import Drawn, Grid, fields
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.input_files import text_of
@@ -121,16 +123,16 @@ UPSTREAMS = group(
         "add NAME URL",
         "Add the upstream NAME at URL. Its credential is stored encrypted and never shown.",
         f"POST {PATH}",
-        several("--model", "models", help="A model as SERVED, or SERVED=THEIRS"),
+        several("--model", "models", help="A model as SERVED, or SERVED=THEIRS", required=True),
         option("--kind", type=KINDS, default="openai", help="The API that it speaks."),
         option("--key-variable", help="Environment variable that holds the credential now."),
         option(
             "--key-file", type=click.File(encoding="utf-8"), help="File with the credential; - reads standard input."
         ),
         option("--task", type=click.Choice(["generate", "embed"]), help="What its models do.  [default: generate]"),
-        option("--input", type=float, help="What it charges for a million prompt tokens, in the sheet's currency."),
-        option("--cached", type=float, help="What it charges for a million cached tokens.  [default: as --input]"),
-        option("--output", type=float, help="What it charges for a million tokens of answers."),
+        option("--input", type=Finite(), help="What it charges for a million prompt tokens, in the sheet's currency."),
+        option("--cached", type=Finite(), help="What it charges for a million cached tokens.  [default: as --input]"),
+        option("--output", type=Finite(), help="What it charges for a million tokens of answers."),
         option(
             "--max-output-tokens", type=click.IntRange(min=1), help="The most tokens of an answer.  [default: 4096]"
         ),
@@ -153,6 +155,7 @@ UPSTREAMS = group(
         option("--costs-project", help="The one project or workspace whose costs count.  [default: all]"),
         option("--costs-url", help="Base URL of the cost API.  [default: URL]"),
         shows=("id", "kind", "url", "models", "has_credential"),
+        warns=lambda _, made: price_sheets.gaps(DEFAULT_SHEET, made),
         reads=_declared,
         example="upstreams add openrouter https://openrouter.ai/api/v1 --model llama=meta-llama/llama-3.1-8b-instruct"
         " --key-variable OPENROUTER_API_KEY --input 0.05 --output 0.08",
@@ -174,7 +177,7 @@ UPSTREAMS = group(
         "Ask the upstream NAME whether address and credential are right. It costs nothing.",
         f"POST {PATH}/{{name}}/check",
         shows=("id", "ok", "reason", "took_ms", "breaker"),
-        warns=lambda _, answer: (
+        fails=lambda answer: (
             None if answer["ok"] else f"The upstream does not answer as it should: {answer['reason']}."
         ),
     ),
@@ -201,6 +204,6 @@ UPSTREAMS = group(
         "Read now what the provider bills by the day. A gateway does it every hour.",
         f"POST {PATH}/{{name}}/costs/pull",
         shows=("id", "ok", "fault", "num_lines", "num_changed"),
-        warns=lambda _, answer: None if answer["ok"] else f"The costs could not be read: {answer['fault']}.",
+        fails=lambda answer: None if answer["ok"] else f"The costs could not be read: {answer['fault']}.",
     ),
 )

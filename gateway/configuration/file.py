@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -102,17 +103,40 @@ class ConfigFile:
 
 
 def read(path: Path) -> ConfigFile:
-    """Reads a file. Raises `SettingsError` for the first fault: one sentence with the setting and what to do."""
-    content = table(path)
-    models, upstreams = content.pop("models", {}), _upstreams(path, content.pop("upstreams", {}))
-    variables = dict(_variables(path, content, SETTINGS))
+    """Reads a file. Raises `SettingsError` for the first fault, one sentence with the setting and what to do, and with
+    the faults of all settings and tables."""
+    content, faults = table(path), list[SettingsError]()
+    models, upstreams = content.pop("models", {}), dict[str, UpstreamSource]()
+    with _noted(faults):
+        upstreams = _upstreams(path, content.pop("upstreams", {}))
+    variables: dict[str, str] = {}
+    for name, value in content.items():
+        with _noted(faults):
+            variables.update(_variables(path, {name: value}, SETTINGS))
+    entries: dict[str, Entry] = {}
     if not isinstance(models, dict) or not all(isinstance(entry, dict) for entry in models.values()):
-        raise SettingsError(f"models in {path} must be tables like [models.NAME], each with a path.")
+        faults.append(SettingsError(f"models in {path} must be tables like [models.NAME], each with a path."))
+        models = {}
+    for name, entry in models.items():
+        with _noted(faults):
+            entries[name] = _entry(path, name, entry)
+    if faults:
+        problems = [one for fault in faults for one in fault.problems or [Problem("", str(path), None, str(fault))]]
+        raise SettingsError(str(faults[0]), problems)
     if upstreams:
         told = {name: one.model_dump(mode="json", exclude_defaults=True) for name, one in upstreams.items()}
         variables[f"{PREFIX}UPSTREAMS"] = json.dumps(told)
     foreign = {name for one in upstreams.values() for name in one.models}
-    return ConfigFile(path, variables, {name: _entry(path, name, entry) for name, entry in models.items()}, foreign)
+    return ConfigFile(path, variables, entries, foreign)
+
+
+@contextmanager
+def _noted(faults: list[SettingsError]) -> Iterator[None]:
+    """Keeps a fault for later, so that the next setting is read too."""
+    try:
+        yield
+    except SettingsError as fault:
+        faults.append(fault)
 
 
 def _upstreams(path: Path, entries: Any) -> dict[str, UpstreamSource]:

@@ -338,6 +338,11 @@ class Models:
         """The ids of the models that upstreams alone answer for."""
         return tuple(name for name in self._foreign if name not in self._models)
 
+    @property
+    def names(self) -> list[str]:
+        """The ids of all served models, with adapters of every tenant, and without aliases."""
+        return sorted({*self._models, *self._foreign, *self._adapters})
+
     def base(self, name: str) -> ServedModel:
         """Returns a model without an adapter. Raises `ApiError` 404."""
         if name not in self._models:

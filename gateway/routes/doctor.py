@@ -11,6 +11,7 @@ from aiohttp import web
 from accounting.database import migrate
 from accounting.values.errors import SchemaError
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
+from gateway.generation.models import MODELS
 from gateway.http.sql import translated
 from gateway.routes.admin import route
 from gateway.schema import settings as shapes
@@ -18,7 +19,7 @@ from gateway.schema.organization import reply
 
 
 async def show(request: web.Request) -> web.Response:
-    """Shows this gateway's versions and settings, secrets masked."""
+    """Shows this gateway's versions, models and settings, secrets masked."""
     settings = request.app[SETTINGS]
     try:
         with translated():
@@ -32,6 +33,7 @@ async def show(request: web.Request) -> web.Response:
             "version": importlib.metadata.version("headgate"),
             "python": platform.python_version(),
             "slot": settings.slot,
+            "models": request.app[MODELS].names,
             "workers": request.app[LIFECYCLE].num_workers(),
             "migrations": {"in_step": fault is None, "message": fault},
             "data": shapes.shown(settings),

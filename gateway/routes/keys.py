@@ -127,12 +127,12 @@ async def revoke(request: web.Request) -> web.Response:
 async def report_leak(request: web.Request) -> web.Response:
     """Revokes a key that was found in public, and ends its requests.
 
-    The answer does not say whether there was such a key.
+    The answer has the id of the key, or null if no key that works has this value.
     """
     fields = await admin.fields(request, shapes.LeakedKey)
     async with writing(request) as conn:
-        await api_keys.revoke_leaked(conn, request.app[PEPPER], fields.value, **admin.who(request))
-    return reply({"object": "leaked_key.report", "received": True})
+        ended = await api_keys.revoke_leaked(conn, request.app[PEPPER], fields.value, **admin.who(request))
+    return reply({"object": "leaked_key.report", "received": True, "api_key_id": ended})
 
 
 def _count(request: web.Request) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from aiohttp import web
 
+from accounting.prices import price_lists
+from accounting.prices.prices import DEFAULT_SHEET
 from accounting.upstreams import calls, costs, upstreams
 from accounting.values import clock
 from gateway.base import errors
@@ -15,6 +17,7 @@ from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
 from gateway.routes import common
+from gateway.schema import prices as price_shapes
 from gateway.schema import upstream_costs
 from gateway.schema import upstreams as shapes
 from gateway.schema.convert import convert
@@ -30,7 +33,10 @@ DAYS_MS = 30 * 86_400_000
 
 
 async def create(request: web.Request) -> web.Response:
-    """Declares an upstream."""
+    """Declares an upstream.
+
+    `unpriced` lists those of its models that the default price sheet has no price for.
+    """
     value = await common.stored_object(request)
     shapes.check_names(value)
     fields = convert(value, shapes.NewUpstream)
@@ -49,7 +55,10 @@ async def create(request: web.Request) -> web.Response:
             cost_credential=fields.cost_credential,
         )
     await request.app[SERVE_UPSTREAMS]()
-    return reply(_shape(place_of(request, fields.name)))
+    async with reading(request) as conn:
+        standard = await price_lists.at(conn, DEFAULT_SHEET, clock.now_ms())
+    gaps = price_lists.unpriced(standard, source.models)
+    return reply(_shape(place_of(request, fields.name)) | price_shapes.unpriced(gaps))
 
 
 async def list_all(request: web.Request) -> web.Response:

@@ -83,7 +83,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         told.served_name, told.slot, runner.block_size, runner.num_blocks, by_tenant=told.metrics_tenant_detail
     )
     metrics.tell_kernels(runner.kernels)
-    identity = Identity(told.worker, told.served_name, told.address, told.redis_url)
+    identity = Identity(told.worker, told.served_name, told.address, told.redis_url, journal.predecessor)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
     # The objects that exist now stay. A full collection of torch's and transformers' objects would stop every row for
@@ -104,6 +104,8 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
             grammars.close()
     if service.engine_error is not None:
         return 2
+    if service.slot_is_taken:
+        raise StartError(f"Slot {told.slot} is in use: a worker of another host or home runs in it.")
     predecessor.leave(told.names_file, engine.cache, runner.root)
     return 0
 

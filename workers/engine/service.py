@@ -70,6 +70,8 @@ class Identity:
     model: str
     address: str
     redis_url: str = ""
+    predecessor: str = ""
+    """The process that had the slot's journal before this one."""
 
 
 class Service:
@@ -90,6 +92,8 @@ class Service:
         self._reporter = EngineReporter(engine.runner.kernels, engine.runner.graphs)
         self.identity = identity
         self.engine_error: BaseException | None = None
+        self.slot_is_taken = False
+        """Another host's worker serves in this slot, so that this one drains."""
         self.status = WorkerStatus()
         self.ready = False
         self._engine = engine
@@ -154,7 +158,7 @@ class Service:
                     tasks.create_task(repeat(REPORT_EVERY_S, self._tell_residency, waits_first=True)),
                 ]
                 if self.identity.redis_url:
-                    helpers.append(tasks.create_task(keep_registered(self._registration(), self.identity.redis_url)))
+                    helpers.append(tasks.create_task(self._keep_registered()))
                 self.ready = True
                 logger.info(
                     "worker serves",
@@ -172,6 +176,11 @@ class Service:
             self._inbox.put((0, Stop()))
             await asyncio.to_thread(thread.join, STUCK_S)
         logger.info("worker ends", extra={"event": "worker_stopped"})
+
+    async def _keep_registered(self) -> None:
+        await keep_registered(self._registration(), self.identity.redis_url, self.identity.predecessor)
+        self.slot_is_taken = True
+        self.drain()
 
     # --- the engine thread ---
 

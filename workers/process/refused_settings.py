@@ -20,6 +20,9 @@ CONFIG, CONFIG_NAMES = "HEADGATE_CONFIG", "HEADGATE_CONFIG_NAMES"
 """The variables by which the `headgate` command tells a process of its file: its path, and what was set by it."""
 PREFIX = "HEADGATE_"
 Settings = TypeVar("Settings", bound=pydantic.BaseModel)
+_NO_KEY_FILE = (
+    "`headgate migrate` draws it for a new installation; on a further host, copy secrets/ from the first one."
+)
 _SHOWN = 80
 _LONGEST = 300
 
@@ -52,7 +55,8 @@ def key_file(home: Path, name: str) -> bytes:
     try:
         value = path.read_bytes()
     except OSError as error:
-        raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.") from None
+        remedy = f" {_NO_KEY_FILE}" if isinstance(error, FileNotFoundError) else ""
+        raise SettingsError(f"Cannot read the key file {path}: {error.strerror}.{remedy}") from None
     if len(value) < 32:
         raise SettingsError(f"The key file {path} is too short: 32 bytes are needed.")
     return value

@@ -92,9 +92,9 @@ async def test_a_tenant_is_suspended_resumed_archived_and_deleted(gateway, headg
 
 async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     await headgate("tenants", "create", "acme")
-    made = await read(headgate, "keys", "create", "acme", "--model", "m", "--address", "127.0.0.0/8")
+    made = await read(headgate, "keys", "create", "acme", "--model", MODEL, "--address", "127.0.0.0/8")
     shown = await read(headgate, "keys", "show", made["id"])
-    assert (shown["models"], shown["addresses"]) == (["m"], ["127.0.0.0/8"])
+    assert (shown["models"], shown["addresses"]) == ([MODEL], ["127.0.0.0/8"])
     changed = await read(headgate, "keys", "set", made["id"], "--any-model", "--running", "3", "--disable")
     assert (changed["models"], changed["max_running_requests"]) == (None, 3)
     assert changed["addresses"] == ["127.0.0.0/8"]
@@ -102,8 +102,60 @@ async def test_a_key_is_bound_changed_rotated_and_reported(gateway, headgate):
     await headgate("keys", "set", made["id"], "--enable", "--running", "none")
     rotated = await headgate("keys", "rotate", made["id"], "--overlap-s", "600")
     assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [200, 200]
-    await headgate("keys", "report-leaked", stdin=f"{rotated}\n")
+    assert await headgate("keys", "report-leaked", stdin=f"{rotated}\n") == made["id"]
     assert [await answer_of(gateway, key) for key in (made["value"], rotated)] == [401, 401]
+
+
+async def test_a_leaked_value_that_no_key_has_is_a_failure(gateway, headgate):
+    said = await headgate("keys", "report-leaked", stdin="hg_live_nonsense\n", expect=1)
+    assert said == "headgate: No key that works has this value."
+    said = await headgate("keys", "report-leaked", "--json", stdin="hg_live_nonsense\n", expect=1)
+    assert json.loads(said.splitlines()[0])["api_key_id"] is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("budgets", "add", "acme", "--limit", "5", "--period", "day", "--model"),
+        ("quotas", "set", "acme", "requests_per_day", "5", "--level", "model", "--subject"),
+        ("models-permissions", "allow", "acme"),
+        ("keys", "create", "acme", "--model"),
+    ],
+)
+async def test_a_model_that_is_not_served_is_named(headgate, command):
+    """A mistyped one would bind nothing, or shut out the tenant."""
+    await headgate("tenants", "create", "acme")
+    assert "Warning" not in await headgate(*command, MODEL)
+    assert f"headgate: Warning: nope is not served now; served are: {MODEL}." in await headgate(*command, "nope")
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "says"),
+    [
+        (
+            ("limits", "set", "acme", "--model", "nope", "--requests-per-minute", "5"),
+            1,
+            "There is no limit for the model nope, which has no price for this tenant: `headgate limits list` shows the"
+            " models that have.",
+        ),
+        (
+            ("credits", "correct", "acme", "req_nope", "1.50"),
+            1,
+            "Not found: req_nope. `headgate requests list` shows what there is.",
+        ),
+        (
+            ("tenants", "set", "acme", "--weight", "nan"),
+            2,
+            "Invalid value for '--weight': 'nan' is not a finite number.",
+        ),
+        (("upstreams", "add", "x", "https://x.example"), 2, "Missing option '--model'."),
+        (("rerate", "--period", "2026-10", "--sheet", "gold@2"), 1, "There is no price sheet gold@2."),
+    ],
+    ids=["limits", "credits", "weight", "upstreams", "rerate"],
+)
+async def test_a_refusal_says_what_is_wrong(headgate, command, status, says):
+    await headgate("tenants", "create", "acme")
+    assert (await headgate(*command, expect=status)).startswith(f"headgate: {says}")
 
 
 async def test_a_key_whose_bounds_are_refused_does_not_work(gateway, headgate):

@@ -155,13 +155,18 @@ async def test_the_last_use_of_a_key_is_known(gateway, monkeypatch):
     assert abs(used - time.time()) < 10
 
 
-async def test_a_leaked_key_ends_and_the_answer_tells_nothing(gateway):
+async def test_a_leaked_key_ends_and_the_answer_has_its_id(gateway):
     tenant, key = await gateway.new_tenant("leaky")
     answers = [
         await admin(gateway, "POST", "/admin/v1/leaked-keys", {"value": value})
         for value in (key, key, "hg_live_nonsense", key[:-7] + "A" + key[-6:])
     ]
-    assert all(answer == answers[0] for answer in answers)
+    [held] = await gateway.sql("SELECT id FROM api_key WHERE tenant_id = :t", t=tenant)
+    assert [answer["api_key_id"] for answer in answers] == [held.id, None, None, None]
+    _, other = await gateway.new_tenant("other")
+    leak = {"value": gateway.keys.admin_key}
+    async with gateway.session(other) as session, session.post("/admin/v1/leaked-keys", json=leak) as answer:
+        assert answer.status == 403, "operators alone may ask"
     assert await status(gateway, key) == 401
     rows = await gateway.sql("SELECT event FROM audit_log WHERE tenant_id = :t ORDER BY id", t=tenant)
     assert rows[-1].event == "api_key.deleted"

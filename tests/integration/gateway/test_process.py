@@ -23,10 +23,12 @@ from byte_model import write_byte_model
 from fakes import ScriptedWorker
 from gateways import MODEL, prepare_home
 
+from accounting.database import sealing
 from accounting.database.db import Database
 from accounting.requests import idempotency_store
 from gateway.base.home import Home
 from gateway.base.settings import CannotStartYet, SettingsError, load
+from gateway.cli import doctor_checks
 from gateway.cli.gateway_probes import GatewayProbes
 from gateway.cli.model import ServedModel, WantedModel
 from gateway.server import serve
@@ -296,6 +298,27 @@ async def test_a_home_that_cannot_be_served_is_named(
         assert "is on nfs4, a network file system. Use a local disk" in await sentence()
     (tmp_path / "secrets" / "pepper").write_bytes(b"short")
     assert "too short" in await sentence()
+
+
+async def test_a_master_key_of_another_installation_is_refused(tmp_path: Path, redis_url: str) -> None:
+    """A tenant's texts would be encrypted under it, and every other host would fail to read them."""
+    url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+    keys = await prepare_home(tmp_path, url)
+    place = doctor_checks.Place(Home(tmp_path), {})
+    database = Database(url)
+    async with database.write() as conn:
+        await sealing.data_key(conn, Home(tmp_path).read_secret("master.key"), keys.tenant_id, 1)
+    await database.close()
+    assert [one.state for one in await asyncio.to_thread(list, doctor_checks.database(place))] == ["ok"]
+    (tmp_path / "secrets" / "master.key").write_bytes(b"another key of thirty-two bytes.")
+    ours = {name: value for name, value in environment(tmp_path, redis_url).items() if name.startswith("HEADGATE_")}
+    with pytest.raises(SettingsError, match="not the one with which this database was written: copy secrets/"):
+        await serve(load(ours))
+    _, found = await asyncio.to_thread(list, doctor_checks.database(place))
+    assert (found.name, found.state, found.fix) == (
+        *("secrets", "failing"),
+        "Copy secrets/ from another host or the backup.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""A host that shares its database with others: the journals of its backup are put back alone, beside that database."""
+"""A host that shares its database with others: it draws no secrets of its own, and the journals of its backup are put
+back alone, beside that database."""
 
 from __future__ import annotations
 
@@ -48,6 +49,22 @@ async def replayed(home: Home) -> list[tuple[Any, ...]]:
 
 async def verified(home: Home) -> None:
     await run(main, "verify-books", "--home", home.root)
+
+
+async def test_a_further_host_draws_no_secrets_for_a_database_in_use(database_url, tmp_path):
+    """Every API key would be refused there, and what it encrypts could not be read by the others."""
+    await run(main, "migrate", "--home", tmp_path / "first")
+    await run(main, "migrate", "--home", tmp_path / "also before the first key")
+    assert len(files(tmp_path / "first" / "secrets")) == 2
+    await made_tenant(database_url)
+    await run(main, "migrate", "--home", tmp_path / "first")
+    there = tmp_path / "there"
+    for command in (("migrate",), ("up", "--port", "0")):
+        said = (await run(main, *command, "--home", there, expect=1)).output
+        assert "copy secrets/ from another host or the backup" in said
+        assert not there.exists()
+    shutil.copytree(tmp_path / "first" / "secrets", there / "secrets")
+    await run(main, "migrate", "--home", there)
 
 
 async def test_journals_are_put_back_beside_a_database_that_is_used(database_url, tmp_path):

@@ -234,6 +234,7 @@ async def test_an_operator_adds_checks_and_removes_an_upstream_and_its_key_is_ne
         add = ("upstreams", "add", "mock", url, "--model", "bought=theirs", "--input", "1", "--output", "2")
         code, output = await headgate(gateway, *add, "--key-variable", "SECRET", SECRET=KEY)
         assert code == 0, output
+        assert "Warning: standard has no price for bought (batch, interactive): " in output
         shown += output
         await price(gateway, "bought")
         status, answer, _ = await post(gateway, {"model": "bought", "messages": WORDS})

@@ -12,6 +12,7 @@ import types
 import urllib.request
 
 import pytest
+import redis.asyncio
 from byte_model import tokenizer_spec
 from fakes import generate_request
 from gateway_link import GatewayLink
@@ -21,7 +22,9 @@ from workers.engine import __main__ as worker_main
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.values.errors import CannotStartYet, StartError
 from workers.process import file_systems
+from workers.process.rounds import repeat
 from workers.process.vocabulary_digest import vocabulary_digest
+from workers.protocol import registry
 from workers.protocol.messages import Finished, Hello, SamplingParams
 
 pytestmark = pytest.mark.rest
@@ -135,6 +138,32 @@ def test_a_journal_on_a_network_file_system_is_refused(tmp_path, monkeypatch):
     told = types.SimpleNamespace(journal_dir=tmp_path / "state/worker-0/journal")
     with pytest.raises(StartError, match="is on nfs4, a network file system"):
         worker_main.run(told, None)
+
+
+async def test_a_worker_whose_slot_another_host_has_is_one_sentence_and_78(tmp_path, redis_url):
+    from tiny_models import TinyModel
+
+    model = TinyModel.make("llama", tmp_path / "tiny")
+    (model.directory / "tokenizer.json").write_text(json.dumps(tokenizer_spec()))
+    client = redis.asyncio.Redis.from_url(redis_url)
+    other = registry.Registration("worker-0", "another", "tcp:10.0.0.9:7000", "tiny", "root", 1)
+
+    async def refresh():
+        await client.set(registry.worker_key("worker-0"), registry.encode(other), ex=registry.REGISTRATION_TTL_S)
+
+    refreshing = asyncio.create_task(repeat(0.2, refresh))
+    process = await start(
+        tmp_path,
+        HEADGATE_MODEL=str(model.directory),
+        HEADGATE_WORKER_ADDRESS=f"unix:{tmp_path}/w.sock",
+        HEADGATE_REDIS_URL=redis_url,
+    )
+    _, errors = await asyncio.wait_for(process.communicate(), 50)
+    refreshing.cancel()
+    await asyncio.gather(refreshing, return_exceptions=True)
+    await client.aclose()
+    assert process.returncode == 78
+    assert errors.decode().splitlines()[-1] == "Slot 0 is in use: a worker of another host or home runs in it."
 
 
 @pytest.mark.parametrize(("error", "status"), [(CannotStartYet, 1), (StartError, 78)])

@@ -1,5 +1,4 @@
 import asyncio
-import os
 import signal
 import struct
 import sys
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import redis
 from fakes import MODEL, ROOT, Fault, ScriptedWorker, encode, expected_output, generate_request
 from gateway_link import GatewayLink, until
 from load import stretched
@@ -16,7 +14,6 @@ from load import stretched
 from cache.blocks.usage import SHARED
 from workers.engine.journal.journal import EngineJournal
 from workers.engine.service import Service
-from workers.protocol import registry
 from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.frames import MAX_FRAME_BYTES
@@ -218,40 +215,6 @@ async def test_a_gateway_that_is_heard_first_as_the_links_close_is_hung_up(tmp_p
         await asyncio.wait_for(late.closed.wait(), stretched(2))  # sooner than by silence
         assert not worker.service._links
         await late.close()
-
-
-# --- Redis ---
-
-
-async def test_a_worker_registers_with_an_expiry_and_deregisters_at_its_end(tmp_path, redis_url):
-    client = redis.Redis.from_url(redis_url)
-    async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url, slot=3) as worker:
-        key = registry.worker_key("worker-3")
-        await until(lambda: client.get(key) is not None)
-        found = registry.decode(client.get(key))
-        assert (found.address, found.model, found.root) == (worker.address, MODEL, ROOT)
-        assert found.pid == os.getpid()
-        assert 0 < client.ttl(key) <= registry.REGISTRATION_TTL_S
-    assert client.get(key) is None
-    client.close()
-
-
-@pytest.mark.timeout(60)
-async def test_a_worker_that_is_stopped_while_it_registers_ends(tmp_path, redis_url, monkeypatch):
-    """Under Python 3.11 redis-py lost a cancellation that came just as a command was sent. The worker never ended."""
-    monkeypatch.setattr(registry, "REGISTRATION_REFRESH_S", 0.0)
-    for _ in range(20):
-        async with ScriptedWorker(tmp_path / "w.sock", redis_url=redis_url):
-            await asyncio.sleep(0.01)
-
-
-async def test_a_worker_without_its_redis_serves_all_the_same(tmp_path):
-    async with (
-        ScriptedWorker(tmp_path / "w.sock", redis_url=f"unix://{tmp_path}/nobody.sock") as worker,
-        await GatewayLink.dial(worker.address) as gateway,
-    ):
-        gateway.send(generate_request("r"))
-        await gateway.of(Finished)
 
 
 # --- records ---

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from accounting.values.setting_rows import read as setting_rows
-from gateway.base.home import HomeError
+from gateway.base.home import Home, HomeError
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.base.settings import load as load_gateway
 from gateway.cli import config_commands, configuration, up
@@ -112,6 +112,7 @@ def test_settings_become_variables_and_models_tables(tmp_path):
 
 def test_a_variable_wins_over_the_file_and_a_flag_over_both(home, monkeypatch):
     write(home)
+    Home(home).prepare()  # whether it may draw its key files, the database would be asked
     given = []
 
     async def starts(options):
@@ -311,6 +312,18 @@ def test_the_check_lists_every_fault_as_json_before_and_after_the_command(home):
             ("HEADGATE_LOG_FORM", str(path), "xml"),
         ]
         assert found["problems"][0]["message"].startswith(f"Cannot use the setting port of {path}")
+
+
+def test_the_check_lists_every_fault_of_the_files_form(home):
+    path = write(
+        home, "drain_ss = 3\nlog_forms = 'xml'\n[models.a]\nreplicas = 2\n[models.b]\npath = '/x'\nalias = ['c']"
+    )
+    done = run(home, "config", "check", "--json")
+    found = json.loads(done.output)["problems"]
+    assert done.exit_code == 78
+    assert [(one["setting"], one["source"]) for one in found] == [
+        (name, str(path)) for name in ("drain_ss", "log_forms", "models.a.path", "models.b.alias")
+    ]
 
 
 def test_up_refuses_what_the_check_refuses_and_an_empty_url_is_not_set(home, monkeypatch):

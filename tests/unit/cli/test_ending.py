@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import io
 import json
 import os
@@ -13,8 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.cli import __main__ as program
 from gateway.cli import up
 from gateway.cli.api import ApiFailed
+from gateway.cli.chat_client import ChatClient
 from gateway.cli.ending import NOT_ANSWERED, ended
 from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
 from gateway.cli.main import main
@@ -62,6 +65,44 @@ def test_each_end_has_its_status_and_its_sentence(name, words, monkeypatch):
         assert told == {"message": lines[0].removeprefix("headgate: "), "code": code, "status": status}
     elif said:
         assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "says"),
+    [
+        (
+            ("upstreams", "check", "x"),
+            {"id": "x", "ok": False, "reason": "credential", "took_ms": 1, "breaker": "closed"},
+            "The upstream does not answer as it should: credential.",
+        ),
+        (
+            ("upstreams", "pull", "x"),
+            {"id": "x", "ok": False, "fault": "timeout", "num_lines": 0, "num_changed": 0},
+            "The costs could not be read: timeout.",
+        ),
+    ],
+    ids=["check", "pull"],
+)
+def test_what_did_not_come_about_is_shown_and_is_a_failure(words, answer, says, monkeypatch):
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", lambda *_, **__: answer)
+    done = run(*words, "--json")
+    assert (done.exit_code, json.loads(done.stdout)["ok"]) == (FAILED, False)
+    done = run(*words)
+    assert (done.exit_code, done.stderr) == (FAILED, f"headgate: {says}\n")
+    assert "breaker" in done.stdout or "fault" in done.stdout
+
+
+@pytest.mark.parametrize("words", [("tenants", "archive", "acme"), ("workers", "drain", "worker-0")])
+def test_a_question_is_asked_on_standard_error(words, monkeypatch):
+    """A program reads the answer on standard output."""
+    answer = {"id": "proj_1", "name": "acme", "object": "list", "data": [{"id": "proj_1", "name": "acme"}]}
+    monkeypatch.setattr("gateway.cli.api.AdminApi.call", lambda *_, **__: dict(answer))
+    done = run(*words, "--json", input="y\n")
+    assert done.exit_code == OK
+    assert "Go on? [y/N]:" in done.stderr and "Go on?" not in done.stdout
+    done = run(*words, "--json", input="n\n")
+    assert done.exit_code == FAILED and "Go on?" not in done.stdout
+    assert run(*words, "--json", "--yes").stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -143,6 +184,36 @@ def test_ctrl_c_at_a_question_is_no_answer(capsys):
     with pytest.raises(SystemExit) as ends:
         ended(asked, ())
     assert (ends.value.code, capsys.readouterr().err) == (INTERRUPTED, "")
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(monkeypatch):
+    class Interrupted(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname, path, target=None):
+            if fullname == "gateway.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "gateway.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ends:
+        program.main()
+    assert ends.value.code == INTERRUPTED
+
+
+@pytest.mark.parametrize(
+    ("prompt", "status"), [(("Hello",), INTERRUPTED), ((), OK)], ids=["one prompt", "conversation"]
+)
+def test_ctrl_c_in_an_answer_ends_a_chat_of_one_prompt_alone(prompt, status, monkeypatch, tmp_path):
+    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.of", lambda home: ChatClient("http://h", "k"))
+    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.stream", raising(KeyboardInterrupt()))
+    monkeypatch.setattr("gateway.cli.chat._with_history", lambda: None)
+    lines = iter(["Hello", "/exit"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    stdin = io.StringIO()
+    stdin.isatty = lambda: True
+    monkeypatch.setattr(sys, "stdin", stdin)
+    with pytest.raises(SystemExit) as ends:
+        main(["chat", "--model", "m", "--home", str(tmp_path), *prompt])
+    assert ends.value.code == status
 
 
 def test_streams_that_the_caller_has_closed_are_empty(monkeypatch):

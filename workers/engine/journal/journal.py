@@ -25,7 +25,7 @@ from workers.engine.values.errors import CannotStartYet, StartError
 from workers.protocol.ballast import BALLAST_BYTES, is_full
 from workers.protocol.counts import EngineRecord
 from workers.protocol.engine_journal import Begun, Counts, Ended, replay
-from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, SegmentHeader
+from workers.protocol.journal import SEGMENT_BYTES, Chain, Kind, Record, SegmentHeader
 from workers.protocol.segments import Log, SlotTaken, drop_old, recover, take_slot
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ UNWRITTEN = 2**32
 """More record numbers than a process sends in its life while its disk accepts none of them."""
 
 
+_decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -73,6 +74,8 @@ class EngineJournal:
             raise CannotStartYet(f"The journal directory {directory} cannot be used: {error.strerror}.") from None
         self._log = Log(directory, lock, left.chain, ballast_bytes=ballast_bytes, spends_ballast=True)
         self._state = replay(left)
+        self.predecessor = _process_of(left.records)
+        """The process that wrote here before, if any did."""
         self._header = SegmentHeader(worker, process, left.boot + 1)
         if left.chain.next_seq > 1 and not self._log.ballast.was_left:
             # Its disk may have been full. Then record numbers were sent that are in no segment.
@@ -231,6 +234,12 @@ def _take_slot(directory: Path) -> int:
             if time.monotonic() > until:
                 raise
             time.sleep(0.1)
+
+
+def _process_of(records: Iterable[Record]) -> str:
+    """Returns the process that wrote the last header."""
+    names = [_decode_header(record.payload).process for record in records if record.kind == Kind.HEADER]
+    return names[-1] if names else ""
 
 
 def _counts(number: int, attempt: Attempt) -> Counts:
