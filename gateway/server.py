@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+from collections.abc import Sequence
 
 from aiohttp import web
 
@@ -22,9 +23,10 @@ from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.models import MODELS
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
-from gateway.http.listeners import BACKLOG, base_socket, ops_socket
+from gateway.http.listeners import BACKLOG, ListenerMetrics, base_socket, descriptors, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
+from gateway.telemetry.metrics import METRICS
 from workers.process import file_systems, turns
 from workers.process.forked import give_back
 from workers.process.heartbeat import Heartbeat
@@ -73,17 +75,19 @@ async def serve(settings: GatewaySettings) -> None:
         await web.UnixSite(ops, str(_own_socket_path(settings))).start()
         ops_site = web.SockSite(scraped, ops_socket(settings), backlog=BACKLOG)
         await ops_site.start()
-        listener = base_socket(settings)
-        host = listener.getsockname()[0] if listener.family != socket.AF_UNIX else ""
+        opened = base_socket(settings)
+        host = opened.getsockname()[0] if opened.family != socket.AF_UNIX else ""
         if said := keys_in_the_clear(host, has_proxies=bool(settings.trusted_networks)):
             logger.warning("%s. %s", said, LIST_A_PROXY, extra={"event": "keys_in_the_clear"})
-        site = web.SockSite(runner, listener, backlog=BACKLOG)
-        await site.start()
+        app[METRICS].registry.register(ListenerMetrics(opened))
+        sites = [web.SockSite(runner, one, backlog=BACKLOG) for one in descriptors(opened)]
+        for site in sites:
+            await site.start()
         logger.info(
             "gateway_ready",
             extra={
                 "slot": settings.slot,
-                "url": site.name,
+                "url": sites[0].name,
                 "ops_url": ops_site.name,
                 "num_frozen": gc.get_freeze_count(),
                 "turn_ns": turns.turn_ns(),
@@ -94,7 +98,7 @@ async def serve(settings: GatewaySettings) -> None:
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))
-        draining = asyncio.create_task(_drain_when_asked(app, settings, site))
+        draining = asyncio.create_task(_drain_when_asked(app, settings, sites))
         await stop.wait()
         lifecycle.draining.set()
         await draining
@@ -149,13 +153,14 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _drain_when_asked(app: web.Application, settings: GatewaySettings, site: web.BaseSite) -> None:
+async def _drain_when_asked(app: web.Application, settings: GatewaySettings, sites: Sequence[web.BaseSite]) -> None:
     """Drains after a signal or `POST /drain`; returns when nothing runs any more."""
     lifecycle = app[LIFECYCLE]
     await lifecycle.draining.wait()
     logger.info("gateway_draining", extra={"slot": settings.slot})
     await asyncio.sleep(settings.drain_grace_s)
-    await site.stop()
+    for site in sites:
+        await site.stop()
     lifecycle.accepting = False
     if not await lifecycle.idle(settings.drain_s):
         lifecycle.cut()

@@ -9,6 +9,7 @@ bytes.
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Container, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeVar
@@ -222,21 +223,21 @@ def _prefix(body: Body, line_bytes: int) -> bytes:
 
 
 def split(parts: Iterable[bytes], most: int = MAX_LINE_BYTES) -> Iterator[tuple[int, bytes | None]]:
-    """Yields (offset, line) without the line's ending (LF or CRLF). The line is None if it has more than `most` bytes.
-    A last newline may be missing; a blank line counts as a line."""
+    """Yields (offset, line) without the line's ending (LF or CRLF) and without the file's byte-order mark. The line is
+    None if it has more than `most` bytes. A last newline may be missing; a blank line counts as a line."""
     start = position = 0
     line = bytearray()
     for part in parts:
         begin = 0
         while (end := part.find(b"\n", begin)) >= 0:
             _extend(line, part[begin:end], most)
-            yield start, _ended(line, most)
+            yield _ended(start, line, most)
             start, begin = position + end + 1, end + 1
             line.clear()
         _extend(line, part[begin:], most)
         position += len(part)
     if position > start:
-        yield start, _ended(line, most)
+        yield _ended(start, line, most)
 
 
 def _extend(line: bytearray, piece: bytes, most: int) -> None:
@@ -245,7 +246,8 @@ def _extend(line: bytearray, piece: bytes, most: int) -> None:
     line += piece[: most + 1 - len(line)]
 
 
-def _ended(line: bytearray, most: int) -> bytes | None:
+def _ended(start: int, line: bytearray, most: int) -> tuple[int, bytes | None]:
     if len(line) > most:
-        return None
-    return bytes(line[:-1] if line.endswith(b"\r") else line)
+        return start, None
+    first = len(BOM_UTF8) if start == 0 and line.startswith(BOM_UTF8) else 0
+    return start + first, bytes(line[first:-1] if line.endswith(b"\r") else line[first:])

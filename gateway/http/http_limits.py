@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from aiohttp import HttpVersion11, hdrs, web
+from aiohttp import HttpVersion11, WebSocketError, hdrs, web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler, _ErrInfo
@@ -152,7 +152,8 @@ class GatewayProtocol(RequestHandler):
         """The timer of the first byte, of the rest of a head if `_in_head`, or of the rest of a refused body."""
         self._in_head = False
         self._is_answered = False
-        """Whether the last answer was sent before its body ended. What still comes of the body is dropped."""
+        """Whether the last answer was sent before its body ended, or a WebSocket was closed while its client may send. What
+        still comes is dropped."""
         self._last_data_at = 0.0
         self._last_payload = EMPTY_PAYLOAD
         self._num_framed: int | None = None
@@ -242,7 +243,7 @@ class GatewayProtocol(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Runs the head's timer from its first byte until the parser has the whole head, and bounds what frames a body."""
         num_before = self._request_count
-        is_head = self._last_payload.is_eof()
+        is_head = self._last_payload.is_eof() and not self._is_answered
         super().data_received(data)
         if self._request_count > num_before:
             self._stop_timer()
@@ -309,11 +310,22 @@ class GatewayProtocol(RequestHandler):
             if held is not None:
                 held.close()
         if is_early and self.transport is not None and not request.content.is_eof():
-            self.transport.write_eof()
-            self._is_answered = True
-            self._last_data_at = self._loop.time()
-            self._watch_rest(request.content)
+            self._end_answer(self.transport, request.content)
         return finished
+
+    async def linger(self) -> None:
+        """Closes our half of a WebSocket, and drops what its client still sends. It is cancelled once the connection has
+        ended.
+        """
+        if self.transport is not None:
+            self._end_answer(self.transport, StreamReader(self, 0, loop=self._loop))
+            await asyncio.sleep(LINGERING_S)
+
+    def _end_answer(self, transport: asyncio.Transport, rest: StreamReader) -> None:
+        transport.write_eof()
+        self._is_answered = True
+        self._last_data_at = self._loop.time()
+        self._watch_rest(rest)
 
     def _watch_rest(self, rest: StreamReader) -> None:
         """Closes the connection when nothing of a refused body has come for a while."""
@@ -380,6 +392,20 @@ class _Watched:
 
     def feed_eof(self) -> None:
         self._reader.feed_eof()
+
+
+class Socket(web.WebSocketResponse):
+    """A WebSocket that leaves the connection open if its client sent what cannot be read, such as a message that is too
+    large: `GatewayProtocol.linger` closes it, so that the client sees the code.
+    """
+
+    @property
+    def was_unreadable(self) -> bool:
+        return isinstance(self.exception(), WebSocketError)
+
+    def _close_transport(self) -> None:
+        if not self.was_unreadable:
+            super()._close_transport()
 
 
 class GatewayServer(web.Server):

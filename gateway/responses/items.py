@@ -15,6 +15,8 @@ from gateway.base import errors
 Unseal = Callable[[str], str]
 """Returns the text of an encrypted content. Raises ValueError if it was not made for this tenant."""
 
+MAX_ID_CHARS = 1024
+"""The longest id of an item. It is in no prompt, but it is stored and sent back."""
 SUMMARY = "Summary of the conversation so far:\n"
 NOT_TEXT = frozenset({"input_file", "input_audio", "input_video"})
 
@@ -43,7 +45,7 @@ class Conversation:
         if not isinstance(item, dict):
             raise errors.invalid("An item must be an object.", where, "invalid_type")
         if item.get("id") is not None:
-            _string(item["id"], f"{where}.id")
+            _name(item["id"], f"{where}.id")
         kind = item.get("type") or ("message" if "role" in item else None)
         match kind:
             case "message":
@@ -200,6 +202,11 @@ def _string(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise errors.invalid(f"Invalid value for '{where}': it must be a text.", where, "invalid_type")
     return value
+
+
+def _name(value: Any, where: str) -> None:
+    if len(_string(value, where)) > MAX_ID_CHARS:
+        raise errors.invalid(f"Invalid value for '{where}': it must have at most {MAX_ID_CHARS} characters.", where)
 
 
 def _missing(where: str) -> errors.ApiError:

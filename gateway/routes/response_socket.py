@@ -22,7 +22,7 @@ from gateway.base.app_keys import LIFECYCLE, SETTINGS
 from gateway.http import inner_calls
 from gateway.http.auth import PRINCIPAL
 from gateway.http.body import MIN_BYTES_PER_S, NUM_BODY_BYTES
-from gateway.http.http_limits import GatewayProtocol
+from gateway.http.http_limits import GatewayProtocol, Socket
 from gateway.http.route_table import Route
 from gateway.intake.intake import INTAKE, Intake
 from gateway.intake.json_body import decode_object
@@ -53,7 +53,7 @@ TOLD = ("retry-after", "retry-after-ms", "x-should-retry")
 
 async def connect(request: web.Request) -> web.StreamResponse:
     """Opens a WebSocket on which responses are created one after the other."""
-    socket = web.WebSocketResponse(max_msg_size=request.app[SETTINGS].json_body_bytes, compress=False, autoping=False)
+    socket = Socket(max_msg_size=request.app[SETTINGS].json_body_bytes, compress=False, autoping=False)
     if not socket.can_prepare(request).ok:
         raise errors.invalid("This path is a WebSocket; POST creates a response without one.")
     unfinished = _watched(request)
@@ -62,6 +62,8 @@ async def connect(request: web.Request) -> web.StreamResponse:
         await _serve(request, socket)
     finally:
         unfinished.close()
+    if socket.was_unreadable:
+        await cast(GatewayProtocol, request.protocol).linger()
     return socket
 
 

@@ -8,7 +8,9 @@ A test holds the honoured ones against the fields of the bodies' structs, so tha
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 Endpoint = Literal["chat", "completions", "tokenize", "detokenize"]
 Treatment = Literal["honoured", "no effect", "refused"]
@@ -21,6 +23,9 @@ TOKENIZE: tuple[Endpoint, ...] = ("tokenize",)
 PROMPT: tuple[Endpoint, ...] = ("chat", "completions", "tokenize")
 MESSAGES: tuple[Endpoint, ...] = ("chat", "tokenize")
 ALL: tuple[Endpoint, ...] = ("chat", "completions", "tokenize", "detokenize")
+
+Name = Annotated[str, msgspec.Meta(max_length=1024)]
+"""A text that a response stores and repeats, though no prompt has it."""
 
 _EMPTY: tuple[Any, ...] = (None, False, "", [], {})
 
@@ -262,8 +267,10 @@ _TOOLS = (
 )
 _NO_EFFECT = (
     _idle("store", BOTH, "OpenAI", bool, "Answers are not stored."),
-    _idle("user", ALL, "OpenAI", str, "Names the end user for limits that the operator set."),
-    _idle("safety_identifier", BOTH, "OpenAI", str, "As 'user'."),
+    _idle(
+        "user", ALL, "OpenAI", Name, "Names the end user for limits that the operator set, in at most 1,024 characters."
+    ),
+    _idle("safety_identifier", BOTH, "OpenAI", Name, "As 'user'."),
     _idle("prediction", BOTH, "OpenAI", dict[str, Any], "It could make the answer faster, never another one."),
     _idle("prompt_cache_retention", BOTH, "OpenAI", str, "The retention depends on tier and key."),
     _idle("prompt_cache_options", BOTH, "OpenAI", dict[str, Any], "The retention depends on tier and key."),

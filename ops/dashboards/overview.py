@@ -108,6 +108,12 @@ OVERVIEW = Dashboard(
                 ),
                 quantiles("Event loop lag", "headgate_event_loop_lag_seconds", "gateway"),
                 panel(
+                    "Connections to be accepted",
+                    "short",
+                    ("max(headgate_connections_waiting)", "waiting"),
+                    text="Those that clients have opened and no gateway has accepted yet.",
+                ),
+                panel(
                     "Bodies in work",
                     "bytes",
                     ("sum(headgate_body_bytes_held)", "held"),

@@ -306,6 +306,51 @@ async def test_attack_A18_a_message_that_never_ends_is_counted_and_ended(tmp_pat
         trickle.close()
 
 
+async def test_a_message_that_is_too_large_is_closed_with_a_code_that_its_client_sees(
+    tmp_path: Path, redis_url: str
+) -> None:
+    """The connection was reset while the client still sent, so it saw no code."""
+    num_bytes = 8 * 2**20
+    async with running_gateway(tmp_path / "home", redis_url, json_body_bytes=2**20) as gateway:
+        intake = gateway.app[INTAKE]
+        reader, writer = await _raw(gateway)
+        writer.write(b"\x81\xff" + num_bytes.to_bytes(8, "big") + bytes(4))
+        for _ in range(num_bytes // 2**16):
+            writer.write(b"x" * 2**16)
+            await writer.drain()
+        head = await reader.readexactly(4)
+        assert head[0] == 0x88
+        assert int.from_bytes(head[2:], "big") == aiohttp.WSCloseCode.MESSAGE_TOO_BIG
+        assert not intake.num_held
+        writer.write_eof()
+        assert await _ends(reader, 5)
+        writer.close()
+
+
+async def _sends_on(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.01)
+
+
+async def test_attack_A18_a_client_that_sends_on_after_the_close_is_dropped(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.http_limits.LINGERING_S", 0.5)
+    async with running_gateway(tmp_path / "home", redis_url, json_body_bytes=2**20) as gateway:
+        server = gateway.runner.server
+        assert server is not None
+        _, writer = await _raw(gateway)
+        writer.write(b"\x81\xff" + (2**30).to_bytes(8, "big") + bytes(4))
+        sends = asyncio.create_task(_sends_on(writer))
+        await until(lambda: not server.connections)
+        sends.cancel()
+        with contextlib.suppress(asyncio.CancelledError, ConnectionError):
+            await sends
+        writer.close()
+
+
 async def test_attack_A18_messages_that_are_not_whole_are_held_bytes_of_their_tenant(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

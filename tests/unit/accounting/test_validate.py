@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from codecs import BOM_UTF8
 
 import pytest
 
@@ -33,6 +34,17 @@ def test_both_line_endings_and_a_missing_last_one_are_fine(ending, last):
     for placed in found.lines:
         text = content[placed.offset : placed.offset + placed.num_bytes]
         assert json.loads(text)["custom_id"] == f"c{placed.line_no}"
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("part_bytes", [1, 2, 1000])
+def test_a_byte_order_mark_in_front_of_the_file_is_no_part_of_its_first_line(ending, part_bytes):
+    """Programs of Windows write one, and the first line was no JSON."""
+    content = BOM_UTF8 + line(1) + ending + line(2)
+    assert faults(content, part_bytes) == []
+    parts = [content[i : i + part_bytes] for i in range(0, len(content), part_bytes)]
+    for placed in validate(parts, ENDPOINT, {"m"}).lines:
+        assert content[placed.offset : placed.offset + placed.num_bytes] == line(placed.line_no)
 
 
 @pytest.mark.parametrize(

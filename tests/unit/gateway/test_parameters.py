@@ -118,6 +118,14 @@ def test_what_has_no_effect_is_not_named_as_ignored(row: Parameter, endpoint: st
     raise AssertionError("nothing is accepted")
 
 
+@pytest.mark.parametrize("name", ["user", "safety_identifier"])
+def test_the_name_of_an_end_user_is_bounded(name: str) -> None:
+    """It is in no prompt, so one of megabytes was stored with a response and sent back."""
+    error = refusal("chat", **{name: "x" * 1025})
+    assert (error.param, error.code) == (name, "invalid_value")
+    read("chat", **{name: "x" * 1024})
+
+
 def test_unknown_parameters_are_named_one_level_down_too() -> None:
     _, ignored = read("chat", zebra=1, stream=True, stream_options={"lion": 1, "include_usage": True}, nothing=None)
     assert ignored == ["zebra", "stream_options.lion"]

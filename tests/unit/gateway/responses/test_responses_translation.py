@@ -42,6 +42,13 @@ def test_an_id_that_is_no_text_is_refused(name: Any) -> None:
     assert _translated(input=[{"role": "user", "content": "hi", "id": None}]).body
 
 
+def test_an_id_is_bounded() -> None:
+    """It is in no prompt, so one of megabytes was stored and sent back."""
+    found = _refused(input=[{"role": "user", "content": "hi", "id": "x" * 1025}])
+    assert (found.param, found.code) == ("input[0].id", "invalid_value")
+    _translated(input=[{"role": "user", "content": "hi", "id": "x" * 1024}])
+
+
 def test_a_text_is_one_message_of_the_users_behind_the_instructions() -> None:
     body = _translated(input="hi", instructions="be brief", max_output_tokens=5, temperature=0, stream=True).body
     assert body == {
