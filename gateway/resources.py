@@ -45,7 +45,7 @@ from gateway.base.app_keys import (
     UPSTREAM_KEY,
 )
 from gateway.base.checks import Check
-from gateway.base.home import Home
+from gateway.base.home import Home, HomeError
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
 from gateway.base.lifecycle import Lifecycle, ask_sql, report_end, uninterrupted
 from gateway.base.mail import Mailer
@@ -184,6 +184,10 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
     if not is_ours:
         await database.close()
+        try:
+            Home(app[SETTINGS].home).refuse_open_rotation("master.key")
+        except HomeError as error:
+            raise SettingsError(str(error)) from None
         raise SettingsError(master_key.FOREIGN)
     yield
     await database.close()

@@ -16,11 +16,11 @@ _KINDS = (sealing, webhooks, upstreams)
 
 
 async def fits(conn: AsyncConnection, master: bytes) -> bool:
-    """Say whether this master key opens what the database has. One of each kind is tried, because they change together.
+    """Says whether this master key opens what the database has. One of each kind is tried, because they change together.
     Any key fits a database that has none of them yet."""
     return all([await kind.is_wrapped(conn, master) for kind in _KINDS])
 
 
 async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
-    """Wrap everything with another master key. Return how many there are. Raises `SealBroken`."""
+    """Wraps everything with another master key. Returns how many there are. Raises `SealBroken`."""
     return sum([await kind.rewrap(conn, old, new) for kind in _KINDS])

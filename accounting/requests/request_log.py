@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import ColumnElement, Row, Select, and_, false, func, literal_column, select, true
+from sqlalchemy import ColumnElement, Row, Select, and_, false, func, literal, literal_column, select, true
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.database.db import among_given, given, insert_absent
@@ -163,12 +163,15 @@ async def list_requests(
     return RequestPage(items, part.down_to)
 
 
-async def count_older(conn: AsyncConnection, wanted: RequestFilter, request_id: str) -> int:
-    """Returns the number of the wanted requests that are older than that one. Without a conversation or another filter
-    with an index of its own it would count the whole log. Raises InvalidError."""
+async def count_older(conn: AsyncConnection, wanted: RequestFilter, request_id: str) -> int | None:
+    """Returns the number of the wanted requests that are older than that one, or None if they are more than are read for
+    one page: whoever names all its requests alike has one conversation of them. Raises InvalidError."""
     part = await part_of(conn, wanted, request_id, max_rows=None)
-    counts = [await conn.scalar(select(func.count()).select_from(RequestLog).where(run)) for run in part.runs]
-    return sum(count or 0 for count in counts)
+    counts = []
+    for run in part.runs:
+        older = select(literal(1)).select_from(RequestLog).where(run).limit(MAX_SCANNED_ROWS + 1).subquery()
+        counts.append(await conn.scalar(select(func.count()).select_from(older)) or 0)
+    return sum(counts) if max(counts, default=0) <= MAX_SCANNED_ROWS else None
 
 
 @dataclass(frozen=True, slots=True)

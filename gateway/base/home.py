@@ -158,11 +158,19 @@ class Home:
                 _write_secret_once(self.root / "secrets" / name)
         self.make_run()
 
+    def refuse_open_rotation(self, name: str) -> None:
+        """Refuses to go on beside a rotation that was interrupted: the file beside the key may be the only copy of the one in
+        use. Raises `HomeError`.
+        """
+        path = self.root / "secrets" / name
+        if path.with_name(name + NEXT).exists():
+            raise HomeError(f"A rotation of {path} was interrupted: run `headgate secrets rotate-master-key` again.")
+
     def read_secret(self, name: str, *, may_be_rotating: bool = False) -> bytes:
         """Reads `pepper` or `master.key`. After a rotation the older peppers follow. Raises `HomeError`."""
         path = self.root / "secrets" / name
-        if not may_be_rotating and path.with_name(name + NEXT).exists():
-            raise HomeError(f"A rotation of {path} was interrupted: run `headgate secrets rotate-master-key` again.")
+        if not may_be_rotating:
+            self.refuse_open_rotation(name)
         try:
             value = path.read_bytes()
         except OSError as error:

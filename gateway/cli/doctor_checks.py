@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
+from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import migrate
-from accounting.database.db import Database
+from accounting.database.db import Database, first_line
 from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaOlder
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
@@ -285,8 +286,11 @@ def _key_files(home: Home, url: str) -> Iterator[Finding]:
         if home.missing_secrets and not home.database.exists():
             yield _failing("secrets", str(error))
         return
-    if not asyncio.run(_fits(url, master)):
-        yield _failing("secrets", master_key.FOREIGN)
+    try:
+        if not asyncio.run(_fits(url, master)):
+            yield _failing("secrets", master_key.FOREIGN)
+    except SQLAlchemyError as error:  # the database answered a moment ago
+        yield Finding("database", "failing", first_line(error), "See that it runs.")
 
 
 async def _fits(url: str, master: bytes) -> bool:

@@ -21,10 +21,11 @@ async def list_requests(request: web.Request) -> web.Response:
     wanted = shapes.filter_of(request.query, tenant_id)
     async with reading(request) as conn:
         found = await request_log.list_requests(conn, wanted, **query.page(request.query))
-        num_older = None
+        older: dict[str, int | None] = {}
         if wanted.session_id is not None:
-            num_older = 0 if found.next_after is None else await request_log.count_older(conn, wanted, found.next_after)
-    return reply(shapes.page(found, num_older, for_operator=tenant_id is None))
+            after = found.next_after
+            older["num_older"] = 0 if after is None else await request_log.count_older(conn, wanted, after)
+    return reply(shapes.page(found, for_operator=tenant_id is None) | older)
 
 
 async def show(request: web.Request) -> web.Response:

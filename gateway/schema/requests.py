@@ -88,19 +88,18 @@ def _filter(asked: Query, tenant_id: str | None) -> RequestFilter:
     )
 
 
-def page(found: RequestPage, num_older: int | None = None, *, for_operator: bool) -> dict[str, Any]:
+def page(found: RequestPage, *, for_operator: bool) -> dict[str, Any]:
     """Returns a list in OpenAI's shape. A page may be short or empty although there is more; then `last_id` is the
-    place in the log at which the next page goes on. `num_older` is told where a conversation is asked for.
+    place in the log at which the next page goes on.
     """
     data = [summary(one, for_operator=for_operator) for one in found.items]
-    shown = {
+    return {
         "object": "list",
         "data": data,
         "first_id": data[0]["id"] if data else None,
         "last_id": found.next_after or (data[-1]["id"] if data else None),
         "has_more": found.next_after is not None,
     }
-    return shown if num_older is None else shown | {"num_older": num_older}
 
 
 def summary(one: LoggedRequest, *, for_operator: bool) -> dict[str, Any]:

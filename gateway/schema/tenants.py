@@ -75,6 +75,8 @@ class LimitsToTry(msgspec.Struct, frozen=True):
             raise errors.invalid("Limits of a minute, a limit of a day and a budget are each tried alone.")
         if (self.limit_micro_units is None) != (self.period is None):
             raise errors.invalid("A budget has both 'limit_micro_units' and 'period'.", "period")
+        if self.tier is not None and self.limit_micro_units is None:
+            raise errors.invalid("Only a budget binds one tier: 'tier' needs 'limit_micro_units'.", "tier")
         budget = None
         if self.limit_micro_units is not None and self.period is not None:
             budget = Budget(

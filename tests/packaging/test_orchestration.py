@@ -100,6 +100,14 @@ def test_values_that_are_mistyped_are_refused_by_name(values, told):
     assert told in done.stderr
 
 
+def test_migrations_run_with_the_key_files_of_the_installation():
+    """Without them `headgate migrate` refuses a database that has API keys, and with it every upgrade."""
+    (pod,) = (pod for name, pod in pods(rendered(EVERYTHING)).items() if name.endswith("migrate"))
+    (container,) = pod["spec"]["containers"]
+    assert "/var/lib/headgate/secrets" in [one["mountPath"] for one in container["volumeMounts"]]
+    assert "secrets" in [one["name"] for one in pod["spec"]["volumes"]]
+
+
 def test_every_pod_is_unprivileged_and_its_root_is_read_only():
     for name, pod in pods(rendered(EVERYTHING)).items():
         spec = pod["spec"]

@@ -290,6 +290,9 @@ async def test_a_session_is_listed_by_its_tenant_with_sums_of_the_newest_rows(
         mine = RequestFilter(tenant_id="proj_a", session_id="talk")
         assert await request_log.count_older(conn, mine, turns[2].request_id) == 2
         assert await request_log.count_older(conn, mine, turns[0].request_id) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(request_log, "MAX_SCANNED_ROWS", 1)
+            assert await request_log.count_older(conn, mine, turns[2].request_id) is None
     with pytest.raises(InvalidError):
         await pages(db, session_id="talk")
     monkeypatch.setattr(sessions, "MAX_SCANNED_ROWS", 3)

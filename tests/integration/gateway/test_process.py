@@ -304,17 +304,21 @@ async def test_a_master_key_of_another_installation_is_refused(tmp_path: Path, r
     """A tenant's texts would be encrypted under it, and every other host would fail to read them."""
     url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
     keys = await prepare_home(tmp_path, url)
-    place = doctor_checks.Place(Home(tmp_path), {})
+    installation = doctor_checks.Installation(Home(tmp_path), {})
     database = Database(url)
     async with database.write() as conn:
         await sealing.data_key(conn, Home(tmp_path).read_secret("master.key"), keys.tenant_id, 1)
     await database.close()
-    assert [one.state for one in await asyncio.to_thread(list, doctor_checks.database(place))] == ["ok"]
+    assert [one.state for one in await asyncio.to_thread(list, doctor_checks.database(installation))] == ["ok"]
     (tmp_path / "secrets" / "master.key").write_bytes(b"another key of thirty-two bytes.")
     ours = {name: value for name, value in environment(tmp_path, redis_url).items() if name.startswith("HEADGATE_")}
     with pytest.raises(SettingsError, match="not the one with which this database was written: copy secrets/"):
         await serve(load(ours))
-    _, found = await asyncio.to_thread(list, doctor_checks.database(place))
+    (tmp_path / "secrets" / "master.key.next").write_bytes(b"the key that is in use already..")
+    with pytest.raises(SettingsError, match="was interrupted: run `headgate secrets rotate-master-key` again"):
+        await serve(load(ours))
+    (tmp_path / "secrets" / "master.key.next").unlink()
+    _, found = await asyncio.to_thread(list, doctor_checks.database(installation))
     assert (found.name, found.state, found.fix) == (
         *("secrets", "failing"),
         "Copy secrets/ from another host or the backup.",

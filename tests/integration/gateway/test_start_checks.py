@@ -15,7 +15,7 @@ from accounting.database import migrate
 from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
 from gateway.cli import doctor_checks, start_checks
-from gateway.cli.doctor_checks import Place
+from gateway.cli.doctor_checks import Installation
 from workers.process import file_systems
 from workers.protocol.ballast import BALLAST_BYTES, Ballast
 
@@ -104,20 +104,20 @@ async def test_o1_what_is_waited_for_is_said_again_and_again(
 def test_the_doctor_names_a_redis_that_may_drop_keys(own_redis, tmp_path: Path, policy: str, state: str) -> None:
     with redis.Redis.from_url(own_redis.url) as client:
         client.config_set("maxmemory-policy", policy)
-    _, found = doctor_checks.redis(Place(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
+    _, found = doctor_checks.redis(Installation(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
     assert (found.state, policy in found.says) == (state, True)
 
 
 def test_the_doctor_says_that_a_provider_hides_the_policy(own_redis, tmp_path: Path) -> None:
     with redis.Redis.from_url(own_redis.url) as client:
         client.acl_setuser("default", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
-    _, found = doctor_checks.redis(Place(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
+    _, found = doctor_checks.redis(Installation(Home(tmp_path), {"HEADGATE_REDIS_URL": own_redis.url}))
     assert (found.state, found.says) == ("warning", "its maxmemory-policy could not be read")
 
 
 def test_the_doctor_names_a_postgresql_that_may_lose_what_it_confirmed(database_url: str, tmp_path: Path) -> None:
     """The test databases do not wait for their disk."""
     migrate.upgrade(database_url)
-    (found,) = doctor_checks.database(Place(Home(tmp_path), {"HEADGATE_DATABASE_URL": database_url}))
+    (found,) = doctor_checks.database(Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": database_url}))
     is_postgresql = database_url.startswith("postgresql")
     assert (found.state, "synchronous_commit" in found.says) == (("failing", True) if is_postgresql else ("ok", False))

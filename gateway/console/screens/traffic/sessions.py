@@ -44,7 +44,7 @@ async def show_session(request: web.Request, viewer: Viewer) -> web.StreamRespon
     found = await viewer.listed(viewer.own("requests"), PAGE_ROWS, **mine)
     older = found["last_id"] if found["has_more"] else None
     turns = turns_of(found["data"][::-1], found["num_older"], await _answered_before(viewer, older, mine))
-    names = [str(turn["turn"]) for turn in turns]
+    names = [str(turn["turn"] or "") for turn in turns]
     return pages.show(
         request,
         viewer,
@@ -75,15 +75,19 @@ async def _answered_before(viewer: Viewer, older: str | None, mine: Mapping[str,
 
 
 def turns_of(
-    requests: Sequence[Mapping[str, Any]], num_older: int = 0, before: Mapping[str, Any] | None = None
+    requests: Sequence[Mapping[str, Any]], num_older: int | None = 0, before: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
     """Returns the turns of a conversation from its requests, the oldest first. `num_older` turns are older than these, and
-    `before` is the last answered one of them. A turn broke the prefix if fewer tokens came from the cache than the turn
+    `before` is the last answered one of them. Without `num_older`, because they are too many to count, turns have no number. A turn broke the prefix if fewer tokens came from the cache than the turn
     before left there, and its prompt is longer, or has so many tokens and leaves what was cached."""
     turns: list[dict[str, Any]] = []
-    for number, one in enumerate(requests, num_older + 1):
+    for number, one in enumerate(requests, 1):
         usage = one["usage"]
-        turn = row_of(one) | {"turn": number, "broke": "", "cached_share": None}
+        turn = row_of(one) | {
+            "turn": None if num_older is None else num_older + number,
+            "broke": "",
+            "cached_share": None,
+        }
         if usage["prompt_tokens"] and was_computed(one):
             turn["cached_share"] = usage["cached_tokens"] / usage["prompt_tokens"]
         if one["status"] < 400:
@@ -121,7 +125,7 @@ def _tokens(turn: Mapping[str, Any]) -> Mapping[str, int]:
 
 def _label(turn: Mapping[str, Any]) -> str:
     share = "" if turn["cached_share"] is None else f", {turn['cached_share'] * 100:.1f} % of the prompt cached"
-    return f"turn {turn['turn']}: {turn['prompt_tokens']:,} tokens of prompt{share}"
+    return f"turn {turn['turn'] or 'without number'}: {turn['prompt_tokens']:,} tokens of prompt{share}"
 
 
 _TURNS = (
