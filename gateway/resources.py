@@ -173,7 +173,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         await asyncio.to_thread(migrate.check, url)
         app[DATABASE] = database = Database(url)
         async with database.read() as conn:
-            is_ours = await master_key.fits(conn, app[SETTINGS].secret("master.key"))
+            is_foreign = await master_key.is_foreign(conn, app[SETTINGS].secret("master.key"))
     except (DatabaseUnreachable, SchemaOlder) as error:
         raise CannotStartYet(str(error)) from None
     except AccountingError as error:
@@ -182,7 +182,7 @@ async def database(app: web.Application) -> AsyncIterator[None]:
         raise CannotStartYet(f"Cannot use the database: {_first_line(error)}.") from None
     except (SQLAlchemyError, ValueError, ImportError) as error:
         raise SettingsError(f"Cannot use the database: {_first_line(error)}.") from None
-    if not is_ours:
+    if is_foreign:
         await database.close()
         try:
             Home(app[SETTINGS].home).refuse_open_rotation("master.key")

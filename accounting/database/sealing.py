@@ -56,10 +56,11 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
     return len(rows)
 
 
-async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Says whether data keys are wrapped by this master key; one tells of all, because they change together."""
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool | None:
+    """Says whether data keys are wrapped by this master key; one tells of all, because they change together. None means
+    that there are none."""
     row = (await conn.execute(select(DataKey.tenant_id, DataKey.wrapped).limit(1))).first()
-    return row is None or opens(_wrapping(master), row.wrapped, _place(row.tenant_id))
+    return None if row is None else opens(_wrapping(master), row.wrapped, _place(row.tenant_id))
 
 
 def opens(key: bytes, sealed: bytes, place: bytes) -> bool:

@@ -200,10 +200,11 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
     return len(rows)
 
 
-async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Says whether secrets are sealed with this master key; one tells of all, because they change together."""
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool | None:
+    """Says whether secrets are sealed with this master key; one tells of all, because they change together. None means
+    that there are none."""
     row = (await conn.execute(select(Webhook.id, Webhook.secret).limit(1))).first()
-    return row is None or sealing.opens(_key(master), row.secret, row.id.encode())
+    return None if row is None else sealing.opens(_key(master), row.secret, row.id.encode())
 
 
 def signing_key(master: bytes, webhook_id: str, sealed: bytes) -> bytes:

@@ -18,7 +18,13 @@ _KINDS = (sealing, webhooks, upstreams)
 async def fits(conn: AsyncConnection, master: bytes) -> bool:
     """Says whether this master key opens what the database has. One of each kind is tried, because they change together.
     Any key fits a database that has none of them yet."""
-    return all([await kind.is_wrapped(conn, master) for kind in _KINDS])
+    return False not in [await kind.is_wrapped(conn, master) for kind in _KINDS]
+
+
+async def is_foreign(conn: AsyncConnection, master: bytes) -> bool:
+    """Says whether this master key opens nothing of what the database has. One damaged value makes no key foreign."""
+    found = {await kind.is_wrapped(conn, master) for kind in _KINDS}
+    return False in found and True not in found
 
 
 async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:

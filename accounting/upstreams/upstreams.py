@@ -111,15 +111,16 @@ async def rewrap(conn: AsyncConnection, old: bytes, new: bytes) -> int:
     return num_sealed
 
 
-async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool:
-    """Says whether credentials are sealed with this master key; one tells of all, because they change together."""
+async def is_wrapped(conn: AsyncConnection, master: bytes) -> bool | None:
+    """Says whether credentials are sealed with this master key; one tells of all, because they change together. None means
+    that there are none."""
     key = sealing_key(master)
     for stored in await all_stored(conn):
         if stored.sealed_key:
             return opens(key, stored.sealed_key, _place(stored.name))
         if stored.sealed_cost_key:
             return opens(key, stored.sealed_cost_key, _cost_place(stored.name))
-    return True
+    return None
 
 
 def _place(name: str) -> bytes:

@@ -281,23 +281,26 @@ def _key_files(home: Home, url: str) -> Iterator[Finding]:
     """Says whether the home has the key files that belong to its database. `secrets` tells of damaged ones."""
     try:
         refuse_new_secrets(home, url)
-        master = home.read_secret("master.key")
     except HomeError as error:
-        if home.missing_secrets and not home.database.exists():
+        if not home.database.exists():
             yield _failing("secrets", str(error))
         return
     try:
-        if not asyncio.run(_fits(url, master)):
+        master = home.read_secret("master.key")
+    except HomeError:
+        return
+    try:
+        if asyncio.run(_is_foreign(url, master)):
             yield _failing("secrets", master_key.FOREIGN)
     except SQLAlchemyError as error:  # the database answered a moment ago
         yield Finding("database", "failing", first_line(error), "See that it runs.")
 
 
-async def _fits(url: str, master: bytes) -> bool:
+async def _is_foreign(url: str, master: bytes) -> bool:
     database = Database(url)
     try:
         async with database.read() as conn:
-            return await master_key.fits(conn, master)
+            return await master_key.is_foreign(conn, master)
     finally:
         await database.close()
 

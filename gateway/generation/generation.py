@@ -403,7 +403,7 @@ class Generation:
         """Sends the cancel to the worker at once. `abandon` waits for the answer, which has the counts."""
         if self.is_over or self._state.abort_bound is not None:
             return
-        # The client owes the tokens so far and those that one step adds, but not those after a stop string.
+        # The client owes the tokens so far and those that the next message may add, but not those after a stop string.
         added = GATHERED_TOKENS if self.order.gathers else 1
         self._state.abort_bound = sum(
             choice.num_received + added if choice.finish is None else choice.text.num_tokens for choice in self._choices

@@ -28,6 +28,8 @@ from gateway.base.app_keys import DATABASE, DETACHED, FORGETS, REDIS
 from gateway.http.auth import PRINCIPAL
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
 
+READ_ONLY = "25006"
+"""PostgreSQL's code for a write to a standby, or to a server that was one until now."""
 PUBLISH_S = 0.25
 NEWS_EVERY_S = 0.25
 
@@ -115,6 +117,9 @@ def translated() -> Iterator[None]:
         if "NUL" not in str(error.orig):
             raise
         raise errors.invalid("A text must not contain a null character.") from None
-    except (exc.OperationalError, exc.InternalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
-        # InternalError: PostgreSQL takes no writes, because it is a standby, or was one until now.
+    except (exc.OperationalError, exc.InterfaceError, exc.TimeoutError, OSError) as error:
+        raise errors.unavailable("database_unavailable", "The database cannot be asked now.") from error
+    except exc.InternalError as error:
+        if getattr(error.orig, "sqlstate", "") != READ_ONLY:
+            raise
         raise errors.unavailable("database_unavailable", "The database cannot be asked now.") from error

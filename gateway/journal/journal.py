@@ -313,8 +313,8 @@ class Journal:
         with self._written:
             try:
                 self._begin_segment()
-            except OSError as failure:
-                logger.error("journal %s stays poisoned: %s", self.directory, failure)
+            except Exception as failure:  # noqa: BLE001 - it is tried again, and requests wait for that
+                logger.error("journal %s stays poisoned: %r", self.directory, failure)
                 return False
             self._failure = None
         logger.warning("journal %s goes on in a new segment", self.directory)

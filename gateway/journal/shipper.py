@@ -222,7 +222,7 @@ class Shipper:
         try:
             async with asyncio.TaskGroup() as tasks:
                 measuring = repeat(
-                    MEASURE_EVERY_S, self._measure_backlog, forgives=(OSError,), on_failure=_not_measured
+                    MEASURE_EVERY_S, self._measure_backlog, forgives=(Exception,), on_failure=_not_measured
                 )
                 measured = tasks.create_task(measuring)
                 await self._ship_on()
@@ -281,8 +281,9 @@ class Shipper:
         """Repeats a call with jitter through outages, deadlocks and unknown COMMITs. While stopping, it tries once,
         then raises `ShippingStopped`.
         """
-        backoff_s, began = EVERY_S, time.monotonic()
+        backoff_s = EVERY_S
         while True:
+            began = time.monotonic()
             try:
                 return await call()
             except (SQLAlchemyError, OSError) as failure:

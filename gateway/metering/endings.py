@@ -140,7 +140,8 @@ class Endings:
                     return await self._record_free(posting)
                 await self._record(posting)
                 return posting
-            except (SQLAlchemyError, OSError):
+            except Exception as failure:  # noqa: BLE001 - whatever it was, the reservation is held until this succeeds
+                log.warning("nothing takes an ending yet: %r", failure)
                 if self._is_closing:
                     return None
 

@@ -131,7 +131,7 @@ def _poster(database: Database, directory: Path, slot: int, offset: int) -> Post
 
 async def _revive(journal: Journal) -> None:
     """Revives the journal in a new segment after a full or failing disk."""
-    await repeat(REVIVE_EVERY_S, journal.revive, forgives=(OSError,), on_failure=_not_revived, waits_first=True)
+    await repeat(REVIVE_EVERY_S, journal.revive, forgives=(Exception,), on_failure=_not_revived, waits_first=True)
 
 
 def _not_revived(failure: Exception) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Collection
 import msgspec
 import redis.asyncio
 import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 from workers.process.rounds import heed_cancellation
 from workers.protocol import registry
@@ -34,8 +36,13 @@ async def keep_registered(registration: Registration, redis_url: str, predecesso
     key, value = registry.worker_key(registration.worker), registry.encode(registration)
     ours = {registration.process, predecessor}
     away, is_new = False, True
-    replica = [redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError]
-    client = redis.asyncio.Redis.from_url(redis_url, socket_timeout=1, socket_connect_timeout=1, retry_on_error=replica)
+    client = redis.asyncio.Redis.from_url(
+        redis_url,
+        socket_timeout=1,
+        socket_connect_timeout=1,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError],
+    )
     try:
         while True:
             try:
@@ -65,7 +72,7 @@ async def _is_kept_by_another(client: redis.asyncio.Redis, key: str, ours: Colle
     before_ms = 0
     while True:
         found, left_ms = await client.get(key), await client.pttl(key)
-        if not isinstance(found, bytes) or _process(found) in ours:
+        if not isinstance(found, bytes) or left_ms < 0 or _process(found) in ours:
             return False
         if 0 < before_ms < left_ms:
             return True

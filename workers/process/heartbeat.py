@@ -2,7 +2,7 @@
 stands still.
 
 A beat adds 1 to a descriptor that the process has inherited (eventfd(2)), so that neither side ever waits. A thread
-looks at the beats once a second. This module does not know what the loop does.
+looks at the beats every two seconds. This module does not know what the loop does.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Heartbeat:
             self._timer.cancel()
 
     def _beat(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
         self._beaten_at = time.monotonic()
         if self._fd is not None:
             os.eventfd_write(self._fd, 1)
-        self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
 
     def _watch(self, thread: int) -> None:
         wait_s = self._beat_s + self._blocked_s

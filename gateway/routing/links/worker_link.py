@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Literal
 
 from accounting.values.types import BoughtAttempt
-from gateway.base.lifecycle import uninterrupted
+from gateway.base.lifecycle import report_end, uninterrupted
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox, reads
 from workers.process.rounds import within
@@ -271,6 +271,7 @@ class WorkerLink:
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process))
         self._shipping = asyncio.create_task(self._ship_records())
+        self._shipping.add_done_callback(report_end)
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))
             try:

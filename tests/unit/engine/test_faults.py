@@ -101,10 +101,18 @@ def test_a_request_with_such_a_parameter_is_refused(name, value):
     assert faults.of_request(request, VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("fields", [{"num_choices": 2}, {"num_choices": 2, "beams": BeamParams(1.0)}], ids=repr)
+def test_tokens_of_one_choice_alone_are_gathered(fields):
+    """An attempt gathers in one place: tokens of two choices would mix there."""
+    assert faults.of_request(generate_request(gather=True, **fields), VOCAB_SIZE)
+    assert not faults.of_request(generate_request(**fields), VOCAB_SIZE)
+    assert not faults.of_request(generate_request(gather=True), VOCAB_SIZE)
+
+
 def test_every_number_of_the_wire_has_a_bound_here():
     """A new field is refused at its extremes, or is named in this file."""
     named = {name for name, _ in [*REQUEST, *SAMPLING]}
-    free = {"root", "sampling", "tier", "cache_read", "cache_write", "pinned", "ignore_eos"}
+    free = {"root", "sampling", "tier", "cache_read", "cache_write", "pinned", "ignore_eos", "gather"}
     fields = {*generate_request().__struct_fields__, *SamplingParams.__struct_fields__}
     assert fields - free == named
 

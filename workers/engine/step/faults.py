@@ -54,7 +54,7 @@ Table = dict[str, bool]
 
 def of_request(message: GenerateRequest, vocab_size: int) -> str:
     """Returns what is wrong with the request, or "" if nothing is."""
-    tables = (_of_names, _of_numbers, _of_cache, _of_handed_over)
+    tables = (_of_names, _of_numbers, _of_cache, _of_handed_over, _of_gathering)
     for table in tables:
         if fault := _first(table(message)):
             return fault
@@ -112,6 +112,11 @@ def _first(table: Table) -> str:
 
 
 # --- the parts of a request ---
+
+
+def _of_gathering(message: GenerateRequest) -> Table:
+    is_plain = message.num_choices == 1 and message.beams is None and message.pooling is None
+    return {"tokens to gather of more than one plain choice": message.gather and not is_plain}
 
 
 def _of_names(message: GenerateRequest) -> Table:

@@ -9,6 +9,8 @@ from typing import cast
 
 import redis
 import redis.exceptions
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from workers.engine.tiers.shared_cache.store import Bounds, StoreAway
 from workers.protocol import registry
@@ -25,6 +27,7 @@ class RedisStore:
             url,
             socket_timeout=TIMEOUT_S,
             socket_connect_timeout=TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
             # A server that has become a replica is left for the one that a new connection leads to.
             retry_on_error=[redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError],
         )
