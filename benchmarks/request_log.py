@@ -28,7 +28,7 @@ from accounting.requests import request_log, request_log_pruning, request_volume
 from accounting.requests.request_log import LoggedRequest, RequestFilter
 from accounting.tables.request_models import RequestLog
 from accounting.values import timelines
-from accounting.values.timelines import Event
+from accounting.values.timelines import entry
 
 START_MS = 1_790_000_000_000
 BATCH = 200
@@ -45,13 +45,13 @@ MARKS = (
     "last_byte",
 )
 TIMELINE = timelines.pack(
-    [Event(name, number * 7_001) for number, name in enumerate(MARKS)],
+    [entry(name, number * 7_001) for number, name in enumerate(MARKS)],
     [
-        Event("queued", 11),
-        Event("matched", 812, 9_001, 512),
-        *(Event("chunk", 12_000 * n, 9_001 + n, 2_048) for n in range(1, 5)),
-        Event("first_token", 48_001, 9_005),
-        Event("finished", 912_345, 9_105),
+        entry("queued", 11),
+        entry("matched", 812, 9_001, 512),
+        *(entry("chunk", 12_000 * n, 9_001 + n, 2_048) for n in range(1, 5)),
+        entry("first_token", 48_001, 9_005),
+        entry("finished", 912_345, 9_105),
     ],
 )
 

@@ -21,7 +21,7 @@ from accounting.requests.request_log import LoggedRequest
 from accounting.tenants import tenants
 from accounting.terms import profiles
 from accounting.values import periods, timelines
-from accounting.values.timelines import Event
+from accounting.values.timelines import entry
 from accounting.values.types import Posting, Rates, Usage
 
 DAY_MS = 86_400_000
@@ -182,13 +182,13 @@ def _timeline(first_us: int, end_us: int, num_computed: int) -> str:
     }
     half = num_computed // 2
     return timelines.pack(
-        [Event(name, at) for name, at in {**marks, **ends}.items()],
+        [entry(name, at) for name, at in {**marks, **ends}.items()],
         [
-            Event("queued", 11),
-            Event("matched", first_us // 4, 9_001, 512),
-            Event("chunk", first_us // 2, 9_001, half),
-            Event("chunk", first_us - 4_400, 9_002, num_computed - half),
-            Event("first_token", first_us - 4_300, 9_005),
-            Event("finished", end_us - 4_300, 9_105),
+            entry("queued", 11),
+            entry("matched", first_us // 4, 9_001, 512),
+            entry("chunk", first_us // 2, 9_001, half),
+            entry("chunk", first_us - 4_400, 9_002, num_computed - half),
+            entry("first_token", first_us - 4_300, 9_005),
+            entry("finished", end_us - 4_300, 9_105),
         ],
     )

@@ -16,11 +16,11 @@ from accounting.requests.request_log_figures import Queued, Refused
 from accounting.tables.models import RollupMinute
 from accounting.tables.residency_models import ResidencyCharge, ResidencyReading
 from accounting.values import timelines
-from accounting.values.timelines import Event
+from accounting.values.timelines import entry
 from accounting.values.types import OPERATOR_TENANT, Usage
 
 NOW_MS = 1_700_000_000_000
-MARKS = [Event("accepted", 0), Event("dispatched", 1_000), Event("finished", 90_000)]
+MARKS = [entry("accepted", 0), entry("dispatched", 1_000), entry("finished", 90_000)]
 
 
 def minute(bucket: int, tenant_id: str, tier: str = "interactive", **sums: int) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def minute(bucket: int, tenant_id: str, tier: str = "interactive", **sums: int) 
 
 
 def logged(number: int, tenant_id: str, at_ms: int = NOW_MS, wait_ms: int = 0, **fields: Any) -> LoggedRequest:
-    worker = [Event("queued", 0), Event("matched", wait_ms * 1000), Event("finished", 80_000)]
+    worker = [entry("queued", 0), entry("matched", wait_ms * 1000), entry("finished", 80_000)]
     defaults = {
         "request_id": f"{request_log.id_at(at_ms)}{number:020x}",
         "is_tail": fields.get("outcome", "ok") != "ok",

@@ -204,7 +204,7 @@ async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
         (("keys", "show", "key_x"), {}, "Not found: key_x. `headgate keys list` shows what there is."),
         (("prices", "show", "none@1"), {}, "Not found: none@1. `headgate prices list` shows what there is."),
         (("keys", "list", "proj_x"), {}, "No tenant has the id 'proj_x'; `headgate tenants list` shows the ids."),
-        (("credits", "correct", "default", "req_x", "0.0012"), {}, "Not found: req_x. `headgate credits list` shows"),
+        (("credits", "correct", "default", "req_x", "0.0012"), {}, "Not found: req_x. `headgate requests list` shows"),
         (("limits", "spend"), {}, "headgate: No spend limit is set."),
         (("limits", "spend", "default"), {}, "headgate: No spend limit is set."),
         (

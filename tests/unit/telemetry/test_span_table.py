@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 from accounting.values import timelines
-from accounting.values.timelines import Event
 from gateway.routing.placement import Placement
 from gateway.telemetry import spans
 from gateway.telemetry.record import LeaseMark, RequestRecord
@@ -72,10 +71,10 @@ def test_the_table_of_events_is_what_is_made() -> None:
 
 
 def test_every_event_of_a_worker_can_be_packed_by_its_number() -> None:
-    events = [Event(event.name, event.offset_us) for event in whole().worker_timeline]
+    events = [timelines.entry(event.name, event.offset_us) for event in whole().worker_timeline]
     assert '"' not in timelines.pack([], events)
 
 
 def test_every_mark_of_a_gateway_can_be_packed_by_its_number() -> None:
-    marks = [Event(name, at // 1000) for name, at in whole().marks]
-    assert '"' not in timelines.pack([*marks, Event("lease", 0)], [])
+    marks = [timelines.entry(name, at // 1000) for name, at in whole().marks]
+    assert '"' not in timelines.pack([*marks, timelines.entry("lease", 0)], [])

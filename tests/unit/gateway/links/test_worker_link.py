@@ -15,7 +15,7 @@ from load import stretched
 
 from gateway.routing.links import worker_link
 from gateway.routing.links.link import Lost, Mailbox
-from gateway.routing.links.worker_link import LinkDown, WorkerCall, WorkerLink
+from gateway.routing.links.worker_link import WorkerCall, WorkerLink
 from workers.engine.journal.shipping import Shipper
 from workers.protocol.connection import Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords, ResidencyReport, TokenUsage
@@ -356,11 +356,9 @@ async def test_a_mailbox_tells_a_failure_before_what_is_in_it() -> None:
     assert await mailbox.take() == [(0, Lost("x"))]
 
 
-async def test_a_linked_worker_is_asked_to_drain(pair: tuple[HandWorker, WorkerLink]) -> None:
+async def test_a_linked_worker_reports_and_is_asked_to_drain(pair: tuple[HandWorker, WorkerLink]) -> None:
     worker, link = pair
-    with pytest.raises(LinkDown):
-        link.drain()
-    worker.say(Hello(1, "process", model="m"), EngineReport(wait_ms=7))
+    worker.say(EngineReport(wait_ms=7))
     await until(lambda: link.report.wait_ms == 7)
     link.drain()
     assert await worker.hears(DrainCommand) == [DrainCommand()]
