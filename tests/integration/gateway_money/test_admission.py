@@ -394,7 +394,7 @@ async def test_I11_a_charge_of_such_an_ending_that_the_ledger_got_first_is_taken
     metered: Metering, sqlite_books, ask, monkeypatch
 ) -> None:
     """The journal that failed had its SETTLE nevertheless, and was shipped before the next try."""
-    refusing = await untaken(metered, ask, monkeypatch, late_s=10.0)
+    refusing = await untaken(metered, ask, monkeypatch, late_s=3.0)
     refusing.num_syncs = refusing.num_transactions = 0
     assert await metered.journal.revive()
     await metered.shipper.caught_up(soon=True)
