@@ -25,7 +25,7 @@ import redis.asyncio
 import uvloop
 from aiohttp import web
 
-from gateway.cli.model_workers import Place
+from gateway.cli.model_workers import WorkerSlot
 from gateway.cli.supervisor import Spec
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
@@ -61,8 +61,8 @@ UPSTREAM = "UPSTREAM"
 
 
 class CheapWorkers(mock_server.MockWorkers):
-    def spec(self, place: Place) -> Spec:
-        return dataclasses.replace(super().spec(place), command=[sys.executable, __file__, WORKER])
+    def spec(self, slot: WorkerSlot) -> Spec:
+        return dataclasses.replace(super().spec(slot), command=[sys.executable, __file__, WORKER])
 
 
 class UpWithCheapWorkers(mock_server.UpWithMock):

@@ -24,7 +24,7 @@ from fakes import ScriptedRunner, ScriptedWorker
 
 from gateway.base.home import Home
 from gateway.cli.model import WantedModel
-from gateway.cli.model_workers import ModelWorkers, Place
+from gateway.cli.model_workers import ModelWorkers, WorkerSlot
 from gateway.cli.supervisor import Spec
 from gateway.cli.up import Options, Up
 
@@ -37,8 +37,8 @@ STEP_S = "MOCK_STEP_S"
 class MockWorkers(ModelWorkers):
     """Workers that are this script's."""
 
-    def spec(self, place: Place) -> Spec:
-        return dataclasses.replace(super().spec(place), command=[sys.executable, __file__, WORKER])
+    def spec(self, slot: WorkerSlot) -> Spec:
+        return dataclasses.replace(super().spec(slot), command=[sys.executable, __file__, WORKER])
 
 
 class UpWithMock(Up):

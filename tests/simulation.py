@@ -136,7 +136,7 @@ class Trace:
             num_choices=arrival["num_choices"],
             cache_write=arrival["cache_write"],
             lease_bound=min(total, arrival["first_lease"]) if total else 0,
-            gather=arrival["num_choices"] == 1 and number % 3 == 0,
+            gather=arrival["num_choices"] == 1 and arrival.get("gather", number % 3 == 0),
         )
 
     def play(self, max_steps=4000):
@@ -410,6 +410,7 @@ def _arrival(rng):
         "link": rng.randint(1, 2),
         "first_lease": rng.randint(1, 30),
         "cancel_after": rng.choice([None, None, None, rng.randint(0, 12)]),
+        "gather": rng.choice([0, 0, 0, rng.randint(1, 800)]) > 0,  # drawn so that a seed is still the history it was
     }
 
 
