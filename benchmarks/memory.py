@@ -245,7 +245,7 @@ def slopes(readings: list[dict[str, Any]], part: int) -> dict[str, dict[str, flo
 
 
 async def measure(ready: dict[str, Any], home: Path, told: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
-    """The figures until now, after each part: what a long run has seen is kept when it is stopped."""
+    """Yields the figures until now, after each part: what a long run has seen is kept when it is stopped."""
     keys = await tenants(ready)
     rates = [await send(ready, keys, told.warm_up, told.concurrency)]
     readings = [await at_rest(ready, home, until_few_keys=not told.hurry)]

@@ -233,15 +233,13 @@ def time_of(request_id: str) -> int:
 
 def _columns(wanted: RequestFilter) -> list[tuple[Any, str]]:
     """Returns the columns with an index that the filter names, the narrowest first."""
+    of_tenant = wanted.end_user if wanted.tenant_id is not None else None  # that index begins with the tenant
     columns = (
         (RequestLog.request_id, wanted.request_id),
         (RequestLog.trace_id, wanted.trace_id),
         (RequestLog.session_id, wanted.session_id),
         (RequestLog.batch_id, wanted.batch_id),
-        (
-            RequestLog.end_user,
-            wanted.end_user if wanted.tenant_id is not None else None,
-        ),  # its index begins with the tenant
+        (RequestLog.end_user, of_tenant),
         (RequestLog.key_id, wanted.key_id),
         (RequestLog.tenant_id, wanted.tenant_id),
         (RequestLog.model, wanted.model),

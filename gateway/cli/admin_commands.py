@@ -204,12 +204,12 @@ def group(name: str, help: str, *commands: click.Command) -> click.Group:
 
 
 def not_served(api: AdminApi, models: Sequence[str]) -> str | None:
-    """Returns a sentence about the models that the gateway does not serve. An older gateway does not say which it does."""
+    """Returns a sentence about the models that the gateway does not serve."""
     if not models:
         return None
     with suppress(ApiFailed):
-        served = api.call("GET", "/admin/v1/settings").get("models")
-        if served is not None and (unknown := [model for model in models if model not in served]):
+        served = api.call("GET", "/admin/v1/settings")["models"]
+        if unknown := [model for model in models if model not in served]:
             are = "is not" if len(unknown) == 1 else "are not"
             return f"{', '.join(unknown)} {are} served now; served are: {', '.join(served) or 'none'}."
     return None

@@ -30,7 +30,7 @@ from accounting.database.db import Database, first_line
 from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaOlder
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
-from gateway.base.home import SECRET_BYTES, Home, HomeError
+from gateway.base.home import SECRET_BYTES, SECRETS, Home, HomeError
 from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
@@ -114,7 +114,7 @@ def home(installation: Installation) -> Iterator[Finding]:
 
 
 def secrets(installation: Installation) -> Iterator[Finding]:
-    for name in ("pepper", "master.key"):
+    for name in SECRETS:
         path = installation.home.root / "secrets" / name
         if not installation.home.database.exists() and not path.exists():
             continue

@@ -4,7 +4,8 @@ Children run in a session of their own (a Ctrl-C in the terminal reaches only th
 and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
 the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
 healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
-back-off. Nor does the one that a child gets from here once its loop stands still. The watch over a child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
+back-off. Nor does the one that a child gets from here once its loop stands still. The watch over a
+child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
 """
 
 from __future__ import annotations

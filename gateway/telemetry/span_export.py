@@ -149,7 +149,7 @@ class _Counted(SpanExporter):
         """Returns a tree's spans. One that cannot be planned is lost alone."""
         try:
             return list(tree.made())
-        except Exception:
+        except Exception:  # a fault of ours in one plan: the other trees are still sent
             logger.exception("spans_not_planned")
             self.num_lost += 1
             return []

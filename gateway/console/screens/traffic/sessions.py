@@ -77,9 +77,11 @@ async def _answered_before(viewer: Viewer, older: str | None, mine: Mapping[str,
 def turns_of(
     requests: Sequence[Mapping[str, Any]], num_older: int | None = 0, before: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Returns the turns of a conversation from its requests, the oldest first. `num_older` turns are older than these, and
-    `before` is the last answered one of them. Without `num_older`, because they are too many to count, turns have no number. A turn broke the prefix if fewer tokens came from the cache than the turn
-    before left there, and its prompt is longer, or has so many tokens and leaves what was cached."""
+    """Returns the turns of a conversation from its requests, the oldest first. `num_older` turns are older than these,
+    and `before` is the last answered one of them. Without `num_older`, because they are too many to count, turns have no
+    number. A turn broke the prefix if fewer tokens came from the cache than the turn before left there, and its prompt is
+    longer, or has so many tokens and leaves what was cached.
+    """
     turns: list[dict[str, Any]] = []
     for number, one in enumerate(requests, 1):
         usage = one["usage"]
