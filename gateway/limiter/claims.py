@@ -19,6 +19,7 @@ from accounting.limits import limiter_state
 from accounting.values import clock
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.redis_keys import CLAIMS_KEY
+from workers.process.rounds import within
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class Claims:
         self._database = database
         self._slot = slot
         self._keeping: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def take(self, epochs: Mapping[str, int]) -> dict[str, int]:
         """Claims tenants. Returns those that nobody else has claimed in Redis. What SQL keeps has to be read after
@@ -62,7 +64,10 @@ class Claims:
             self._keeping = asyncio.create_task(self._keep())
 
     async def close(self) -> None:
-        """Ends the work. A transaction under way is not cut off, unless it takes too long."""
+        """Brings what is in Redis into SQL at once, and ends. A transaction under way is not cut off, unless it takes
+        too long.
+        """
+        self._closing.set()
         if self._keeping is not None:
             await asyncio.wait([self._keeping], timeout=CLOSE_S)
             self._keeping.cancel()
@@ -70,7 +75,7 @@ class Claims:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(PAUSE_S)
+            await within(self._closing, PAUSE_S)
             try:
                 names = await self._link.command("HKEYS", CLAIMS_KEY)
                 if not names:
@@ -79,7 +84,8 @@ class Claims:
                     await self._keep_some(names[start : start + CHUNK])
             except (LimiterUnavailable, SQLAlchemyError, OSError) as reason:
                 log.info("claims of limiter states are not in SQL yet: %s", reason)
-                await asyncio.sleep(RETRY_S)
+                if await within(self._closing, RETRY_S):
+                    return
 
     async def _keep_some(self, names: list[bytes]) -> None:
         claims = [name.decode().rpartition("@") for name in names]

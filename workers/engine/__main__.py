@@ -92,6 +92,7 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
+    logger.info("collections are seldom", extra={"event": "collector_set", "num_frozen": gc.get_freeze_count()})
     try:
         asyncio.run(serve(service, OpsServer(service, metrics.registry), told, grammars))
     except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import queue
@@ -160,14 +159,7 @@ class Service:
                 if self.identity.redis_url:
                     helpers.append(tasks.create_task(self._keep_registered()))
                 self.ready = True
-                logger.info(
-                    "worker serves",
-                    extra={
-                        "event": "worker_ready",
-                        "address": self.identity.address,
-                        "num_frozen": gc.get_freeze_count(),
-                    },
-                )
+                logger.info("worker serves", extra={"event": "worker_ready", "address": self.identity.address})
                 await self._until_drained()
                 for helper in helpers:
                     helper.cancel()
