@@ -4,7 +4,7 @@ Children run in a session of their own (a Ctrl-C in the terminal reaches only th
 and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
 the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
 healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
-back-off. Nor does the one that a child gets from here once its loop stands still. The watch over a
+back-off. Nor does the one that a child gets from here once it stands still. The watch over a
 child outlives what fails around it, such as a full disk, a deleted log or a closed terminal.
 """
 
@@ -72,7 +72,7 @@ class Spec:
     has loaded; a restart is always an exec of `command`.
     """
     beats: bool = False
-    """Whether its loop beats each second (`workers/process/heartbeat.py`), so that it is killed once it is hung."""
+    """Whether it beats each second (`workers/process/heartbeat.py`), so that it is killed once it is hung."""
     answers_promptly: bool = False
     """Whether it is given short turns on a core (`workers/process/turns.py`). Our own processes ask for them themselves."""
 
@@ -87,7 +87,7 @@ class Child:
     """The child's sentence why it could not start, if its last end was that."""
     heartbeats: Heartbeats | None = None
     is_hung: bool = False
-    """Whether the present process was killed because its loop stood still."""
+    """Whether the present process was killed because it stood still."""
     failure: str = ""
     """The sentence about its last end, if it has ended."""
     log_start: int = 0
@@ -254,7 +254,7 @@ class Supervisor:
             _say(f"The ready file names an older process until the next change: {error}")
 
     def _end_hung(self) -> None:
-        """Kills the children whose loops stand still, so that they are restarted. A late look tells nothing: this process
+        """Kills the children that stand still, so that they are restarted. A late look tells nothing: this process
         had no core, so they may have had none, or all of them were stopped together.
         """
         now = time.monotonic()
@@ -278,7 +278,7 @@ class Supervisor:
         if code == -signal.SIGKILL:
             end = f"{ending(code)}, as the kernel ends a process where memory is short"
             if child.is_hung:
-                end = f"{ending(code)}, because its loop stood still"
+                end = f"{ending(code)}, because it stood still"
             child.failure = f"{name} ended with {end}: {told}"
             return None
         child.failure = f"{name} ended with {ending(code)}: {told}"

@@ -226,7 +226,7 @@ async def serve(service: Service, ops: OpsServer, told: WorkerSettings, grammars
     else:
         server = await ops.listen(told.ops_bind, told.slot)
     warming = asyncio.create_task(warm_when_idle(service, grammars)) if grammars else None
-    heartbeat = Heartbeat(told.heartbeat_fd)
+    heartbeat = Heartbeat(told.heartbeat_fd, service.look_at_engine)
     heartbeat.begin()
     try:
         await service.run()

@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -29,6 +30,7 @@ from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
 from workers.process import turns
+from workers.process.heartbeat import places
 from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
@@ -112,6 +114,8 @@ class Service:
         """Time of the engine thread's last beat. That thread writes it itself, so that a loop that stood still does not
         take the engine for stuck."""
         self._silent = SilentTime(2 * HEARTBEAT_S)
+        self._thread: threading.Thread | None = None
+        self._was_stuck = False
         self._accepting_ended = False
         self._draining = asyncio.Event()
         self._stopped = asyncio.Event()
@@ -120,6 +124,15 @@ class Service:
     @property
     def alive(self) -> bool:
         return self.engine_error is None and self._silent.look(self._beat_at) < STUCK_S
+
+    def look_at_engine(self) -> bool:
+        """Returns `alive`. The first time that it is not, the log says where the engine thread stands."""
+        is_stuck, was_stuck = not self.alive, self._was_stuck
+        self._was_stuck = is_stuck
+        if is_stuck and not was_stuck and self._thread is not None:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            logger.error("the engine stands still", extra={"event": "engine_stuck", "at": places(frame)})
+        return not is_stuck
 
     @property
     def idle(self) -> bool:
@@ -147,7 +160,7 @@ class Service:
     async def run(self) -> None:
         """Serves. Raises `OSError` if the address cannot be listened on. If the engine broke, `engine_error` is set."""
         loop = asyncio.get_running_loop()
-        thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
+        self._thread = thread = threading.Thread(target=self._run_engine, args=(loop,), name="engine", daemon=True)
         thread.start()
         turns.shorten()  # after the engine thread's start: it computes, and what it starts has long turns, too
         try:

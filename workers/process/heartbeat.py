@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 
 logger = logging.getLogger(__name__)
@@ -29,9 +30,19 @@ MAX_FRAMES = 16
 class Heartbeat:
     """The beats of the loop that runs when `begin` is called, until `end`."""
 
-    def __init__(self, fd: int | None = None, *, beat_s: float = BEAT_S, blocked_s: float = BLOCKED_S) -> None:
-        """`fd` is the descriptor of the supervisor; without one the loop is only watched for the log."""
+    def __init__(
+        self,
+        fd: int | None = None,
+        is_well: Callable[[], bool] = lambda: True,
+        *,
+        beat_s: float = BEAT_S,
+        blocked_s: float = BLOCKED_S,
+    ) -> None:
+        """`fd` is the descriptor of the supervisor; without one the loop is only watched for the log. `is_well` says
+        whether the process does its work: while it does not, there are no beats although the loop turns.
+        """
         self._fd = fd
+        self._is_well = is_well
         self._beat_s = beat_s
         self._blocked_s = blocked_s
         self._timer: asyncio.TimerHandle | None = None
@@ -52,7 +63,7 @@ class Heartbeat:
     def _beat(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._beat_s, self._beat)
         self._beaten_at = time.monotonic()
-        if self._fd is not None:
+        if self._is_well() and self._fd is not None:
             os.eventfd_write(self._fd, 1)
 
     def _watch(self, thread: int) -> None:
@@ -70,15 +81,15 @@ class Heartbeat:
                 wait_s = self._blocked_s
             else:
                 frame = sys._current_frames().get(thread)
-                logger.warning("loop_blocked", extra={"late_s": round(late_s, 1), "at": _places(frame)})
+                logger.warning("loop_blocked", extra={"late_s": round(late_s, 1), "at": places(frame)})
                 wait_s = LOG_EVERY_S
             due = now + wait_s
 
 
-def _places(frame: FrameType | None) -> list[str]:
+def places(frame: FrameType | None) -> list[str]:
     """Returns the innermost places of a stack, outermost first. Source lines and locals may hold a prompt."""
-    places: list[str] = []
-    while frame is not None and len(places) < MAX_FRAMES:
-        places.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+    found: list[str] = []
+    while frame is not None and len(found) < MAX_FRAMES:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
         frame = frame.f_back
-    return places[::-1]
+    return found[::-1]

@@ -391,6 +391,23 @@ async def test_a_hang_shows_in_the_age_of_the_last_round_and_idleness_does_not(t
         await link.until(lambda heard: any(isinstance(m, WorkerStatus) and m.last_step_age_ms > 1500 for m in heard))
 
 
+async def test_a_stuck_engine_is_logged_once_with_the_place_where_it_stands(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("workers.engine.service.STUCK_S", 0.5)
+    fault = Fault("hang", after_tokens=3)
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100, fault=fault) as worker,
+        await GatewayLink.dial(worker.address) as link,
+    ):
+        assert worker.service.look_at_engine()
+        link.send(generate_request("a", list(range(40)), 50))
+        async with asyncio.timeout(30):
+            while worker.service.look_at_engine():  # noqa: ASYNC110 - the engine is another thread
+                await asyncio.sleep(0.1)
+        assert not worker.service.look_at_engine()
+    [told] = [record for record in caplog.records if getattr(record, "event", "") == "engine_stuck"]
+    assert any("fakes.py" in place for place in told.at)
+
+
 async def test_scripted_speed_is_about_what_was_asked_for(tmp_path):
     async with (
         ScriptedWorker(tmp_path / "w.sock", tokens_per_s=100) as worker,

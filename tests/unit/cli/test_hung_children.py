@@ -90,8 +90,21 @@ async def test_a_child_whose_loop_stands_still_is_killed_and_restarted(superviso
     await until(lambda: supervisor.changes)
     assert supervisor.pids("worker") != [pid]
     assert "worker-0 has stood still for" in capfd.readouterr().err
-    assert "worker-0 ended with signal SIGKILL, because its loop stood still: " in supervisor.refusal("worker-0")
+    assert "worker-0 ended with signal SIGKILL, because it stood still: " in supervisor.refusal("worker-0")
     await until(lambda: has_beaten(supervisor))  # it has a descriptor of its own
+
+
+async def test_a_child_whose_loop_turns_but_that_is_not_well_is_killed(supervisor):
+    """A worker whose engine thread hangs."""
+    not_well = BEATS.replace('"]), beat_s', '"]), lambda: next(well), beat_s')
+    await supervisor.start(
+        spec(f"import itertools; well = itertools.chain([True], itertools.repeat(False))\n{not_well}")
+    )
+    await until(lambda: has_beaten(supervisor))
+    look(supervisor, MAX_SILENT)
+    assert not supervisor._children[0].is_hung
+    look(supervisor, 1)
+    assert supervisor._children[0].is_hung
 
 
 async def test_a_child_that_beats_is_left_alone(supervisor):
