@@ -450,12 +450,12 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
 class _background:
     """Runs a coroutine for the length of a block. If it ends earlier, that is an error of ours."""
 
-    def __init__(self, work: Awaitable[None]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
         self._work = work
 
     async def __aenter__(self) -> None:
-        self._task = asyncio.ensure_future(self._work)
-        self._task.add_done_callback(report_end)
+        self._task = asyncio.create_task(self._work)
+        report_end(self._task)
 
     async def __aexit__(self, *_: object) -> None:
         # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.base.checks import Check, Report, report
-from workers.process.rounds import repeat, within
+from workers.process.rounds import name_of, num_failed, repeat, within
 
 logger = logging.getLogger(__name__)
 
@@ -97,14 +97,23 @@ async def ask_sql(
     """Does a round of work in SQL every `every_s` seconds, each one uninterrupted. While SQL does not answer, what the
     last round brought stays in force.
     """
-    forgiven = (SQLAlchemyError, OSError)
-    await repeat(every_s, lambda: uninterrupted(work()), forgives=forgiven, waits_first=waits_first)
+    round = update_wrapper(lambda: uninterrupted(work()), work)  # under the work's own name
+    await repeat(every_s, round, forgives=(SQLAlchemyError, OSError), waits_first=waits_first)
 
 
-def report_end(task: asyncio.Future[None]) -> None:
-    """Logs the error that ended a background task, when it ends. It is not begun again before the next start."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.error("background_task_failed", exc_info=error)
+def report_end(task: asyncio.Task[None]) -> None:
+    """Counts and logs the error that ends a background task, when it ends. The task is not begun again before the next
+    start.
+    """
+    name = name_of(task.get_coro())
+    num_failed[name] += 0
+
+    def report(task: asyncio.Future[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            num_failed[name] += 1
+            logger.error("background_task_failed", exc_info=error, extra={"work": name})
+
+    task.add_done_callback(report)
 
 
 class Detached:

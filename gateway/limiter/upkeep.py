@@ -52,7 +52,7 @@ class Upkeep:
             log.warning("reservations of an earlier process are not given back yet: %s", reason)
         self._limiter.rebuilder.keep_claims()
         self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(report_end)
+        report_end(self._task)
 
     async def close(self) -> None:
         """Ends the task. A transaction under way is not cut off, unless it takes too long."""

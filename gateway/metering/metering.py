@@ -103,7 +103,7 @@ async def metering(
     await shipper.start()
     await upkeep.start()
     reviver = asyncio.create_task(_revive(journal))
-    reviver.add_done_callback(report_end)
+    report_end(reviver)
     try:
         yield Metering(admission, shipper, poster, journal, limiter, link, prices, owner)
     finally:

@@ -18,6 +18,7 @@ from gateway.telemetry.exposition import Labelled
 from gateway.telemetry.labels import OTHER, FirstSeen, Series
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
+from workers.process import rounds
 from workers.process.metrics_text import Page, expose
 from workers.protocol.trace_context import exemplar
 
@@ -84,6 +85,7 @@ class Metrics:
             ("tier",),
             buckets=WAIT_BUCKETS,
         )
+        self.registry.register(BackgroundMetrics())
         self._reasons = FirstSeen(MAX_REASONS)
         self._series = Series()
 
@@ -141,6 +143,18 @@ def _route(record: RequestRecord) -> str:
     return (
         record.route if record.is_answer or record.route not in names.OPERATIONS else f"{record.method} {record.route}"
     )
+
+
+class BackgroundMetrics(Collector):
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "headgate_background_failures",
+            "Failures of background work that nobody foresaw. Work that is done in rounds goes on with the next one.",
+            labels=["work"],
+        )
+        for work, count in rounds.num_failed.items():
+            family.add_metric([work], count)
+        yield family
 
 
 class TracingMetrics(Collector):

@@ -114,6 +114,12 @@ OVERVIEW = Dashboard(
                     text="Those that clients have opened and no gateway has accepted yet.",
                 ),
                 panel(
+                    "Background work that failed",
+                    "short",
+                    ("sum by (work) (increase(headgate_background_failures_total[1h]))", "{{work}}"),
+                    text="In the last hour, in ways that nobody foresaw.",
+                ),
+                panel(
                     "Bodies in work",
                     "bytes",
                     ("sum(headgate_body_bytes_held)", "held"),

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+
+logger = logging.getLogger(__name__)
+
+LOG_EVERY_S = 60.0
+num_failed: Counter[str] = Counter()
+"""Failures of this process' background work that nobody foresaw, by the function that was called. 0 before the first one."""
 
 
 async def repeat(
@@ -14,10 +23,12 @@ async def repeat(
     on_failure: Callable[[Exception], None] | None = None,
     waits_first: bool = False,
 ) -> None:
-    """Does a round of work, waits `every_s` seconds, and so on until the task is cancelled. A round that raises an error
-    of `forgives` is left to the next one; every other error ends the task. A cancellation ends it even if the round
-    swallowed it (`heed_cancellation`).
+    """Does a round of work, waits `every_s` seconds, and so on until the task is cancelled. A round that fails is left to
+    the next one: an error of `forgives` is told to `on_failure`, any other one is a fault of ours, which is counted and
+    logged. A cancellation ends the task even if the round swallowed it (`heed_cancellation`).
     """
+    name, logged_at = name_of(work), -LOG_EVERY_S
+    num_failed[name] += 0
     if waits_first:
         await asyncio.sleep(every_s)
     while True:
@@ -27,6 +38,11 @@ async def repeat(
         except forgives as failure:
             if on_failure is not None:
                 on_failure(failure)
+        except Exception as failure:  # one failed round must not be the last one
+            num_failed[name] += 1
+            if time.monotonic() - logged_at >= LOG_EVERY_S:
+                logged_at = time.monotonic()
+                logger.error("background_work_failed", exc_info=failure, extra={"work": name})
         heed_cancellation()
         await asyncio.sleep(every_s)
 
@@ -47,3 +63,10 @@ def heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def name_of(work: object) -> str:
+    """Returns the name of a function or coroutine, for a log line or a label. What is made within a function has that
+    function's name.
+    """
+    return str(getattr(work, "__qualname__", type(work).__qualname__)).partition(".<locals>")[0]

@@ -271,7 +271,7 @@ class WorkerLink:
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process))
         self._shipping = asyncio.create_task(self._ship_records())
-        self._shipping.add_done_callback(report_end)
+        report_end(self._shipping)
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))
             try:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from gateway.base.lifecycle import Detached, report_end
+from gateway.telemetry.metrics import Metrics
 
 
 async def test_tasks_that_begin_while_others_are_awaited_are_awaited_too() -> None:
@@ -32,15 +33,17 @@ async def test_tasks_that_take_too_long_are_cancelled() -> None:
     assert task.cancelled()
 
 
-async def test_the_error_that_ends_a_background_task_is_logged_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_error_that_ends_a_background_task_is_logged_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     """The journal's reviver and the limiter's upkeep ended without a word."""
 
     async def fault() -> None:
         raise RuntimeError("a fault")
 
     task = asyncio.create_task(fault())
-    task.add_done_callback(report_end)
+    report_end(task)
     await asyncio.wait([task])
     await asyncio.sleep(0)
     assert "background_task_failed" in caplog.text
     assert "a fault" in caplog.text
+    name = "test_the_error_that_ends_a_background_task_is_logged_and_counted"
+    assert f'headgate_background_failures_total{{gateway="0",work="{name}"}} 1.0' in Metrics(0).page("").body.decode()

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from workers.process.rounds import repeat
+from workers.process.rounds import num_failed, repeat
 
 
 class Work:
@@ -35,11 +35,14 @@ async def test_a_failed_round_is_told_and_the_next_one_comes() -> None:
     assert work.num_rounds > 4
 
 
-async def test_an_error_of_ours_ends_the_work() -> None:
-    work = Work(ValueError("a bug"))
-    with pytest.raises(ValueError, match="a bug"):
-        await repeat(0.01, work.round, forgives=(OSError,))
-    assert work.num_rounds == 1
+async def test_an_error_of_ours_is_counted_and_logged_once_a_minute_and_the_next_round_comes(caplog) -> None:
+    work, before = Work(ValueError("a bug"), KeyError("another")), num_failed["Work.round"]
+    await run_for(0.3, 0.01, work.round, forgives=(OSError,))
+    assert work.num_rounds > 4
+    assert num_failed["Work.round"] == before + 2
+    [line] = caplog.records
+    assert (line.getMessage(), line.work) == ("background_work_failed", "Work.round")
+    assert "a bug" in str(line.exc_info[1])
 
 
 async def test_a_plain_call_is_a_round_and_a_pause_comes_first_or_last() -> None:
