@@ -47,7 +47,7 @@ from gateway.base.app_keys import (
 from gateway.base.checks import Check
 from gateway.base.home import Home, HomeError
 from gateway.base.jobs_notifier import JOBS_NOTIFIER, JobsNotifier
-from gateway.base.lifecycle import Lifecycle, ask_sql, report_end, uninterrupted
+from gateway.base.lifecycle import Lifecycle, ask_sql, background, uninterrupted
 from gateway.base.mail import Mailer
 from gateway.base.settings import CannotStartYet, SettingsError
 from gateway.books import journal_watch, spending
@@ -107,7 +107,6 @@ LAG_EVERY_S, LAG_REST_S = 0.1, 1.0
 """The seconds between two measurements of the loop's delay: while a request runs, and while none does."""
 TRACE_EVERY_S = 5.0
 PREFIX_EVERY_S = 0.5
-CANCEL_AGAIN_S = 1.0
 PRUNE_EVERY_S = 60.0
 T = TypeVar("T")
 
@@ -123,8 +122,8 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     for observer in (metrics.observe, traces.observe):
         app[OBSERVERS].of_each(observer)
     async with (
-        _background(_watch_loop(metrics, app[LIFECYCLE])),
-        _background(repeat(TRACE_EVERY_S, traces.export_slowest)),
+        background(_watch_loop(metrics, app[LIFECYCLE])),
+        background(repeat(TRACE_EVERY_S, traces.export_slowest)),
     ):
         yield
     await traces.close()
@@ -203,7 +202,7 @@ async def request_log(app: web.Application) -> AsyncIterator[None]:
         bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}
         return request_log_pruning.prune(database, clock.now_ms(), **bounds)
 
-    async with _background(repeat(EVERY_S, writer.write, waits_first=True)), _background(ask_sql(PRUNE_EVERY_S, prune)):
+    async with background(repeat(EVERY_S, writer.write, waits_first=True)), background(ask_sql(PRUNE_EVERY_S, prune)):
         yield
     await writer.close()
 
@@ -266,8 +265,8 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[LAST_USE] = used = LastUse()
     app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
-        _background(changes.pull_epoch(database, epoch, auth, prices, app[RUNNING])),
-        _background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
+        background(changes.pull_epoch(database, epoch, auth, prices, app[RUNNING])),
+        background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
     ):
         yield
 
@@ -283,7 +282,7 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
         app[COST_PULLER] = puller = CostPuller(market, app[DATABASE])
         app[METRICS].registry.register(CostMetrics(puller))
         pulling = repeat(LOOK_EVERY_S, puller.look, forgives=(SQLAlchemyError, OSError), waits_first=True)
-        async with _background(app[AUTH_EPOCH].follow(serve)), _background(pulling):
+        async with background(app[AUTH_EPOCH].follow(serve)), background(pulling):
             yield
 
 
@@ -328,7 +327,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             Capacity(fleet, app[MARKET], router, settings.overflow_after_s),
         )
         hearers = {REVOKED_CHANNEL: app[FORGETS], registry.NEWS: [fleet.look_soon]}
-        async with _background(changes.hear_changes(app[REDIS], hearers)), _background(fleet.run()):
+        async with background(changes.hear_changes(app[REDIS], hearers)), background(fleet.run()):
             lifecycle.started = True
             yield
             await app[DETACHED].join(10.0)
@@ -350,7 +349,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
 
     app[LIFECYCLE].checks = checks
     app[METRICS].registry.register(ReadinessMetrics(checks))
-    async with _background(probe.run()):
+    async with background(probe.run()):
         yield
 
 
@@ -361,8 +360,8 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
     async with (
-        _background(spending.watch_limit(database, app[AUTH_EPOCH], limit)),
-        _background(spending.watch_alerts(database, mailer)),
+        background(spending.watch_limit(database, app[AUTH_EPOCH], limit)),
+        background(spending.watch_alerts(database, mailer)),
     ):
         yield
 
@@ -373,8 +372,8 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
-        _background(changes.pull_prefixes(app[DATABASE], app[AUTH_EPOCH], known)),
-        _background(repeat(PREFIX_EVERY_S, lambda: filler.look(served.fleet.links))),
+        background(changes.pull_prefixes(app[DATABASE], app[AUTH_EPOCH], known)),
+        background(repeat(PREFIX_EVERY_S, lambda: filler.look(served.fleet.links))),
     ):
         yield
     filler.close()
@@ -387,8 +386,8 @@ async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
         return idempotency.sweep(database, slot, keyed)
 
     async with (
-        _background(ask_sql(idempotency.SWEEP_EVERY_S, sweep, waits_first=True)),
-        _background(ask_sql(MOVE_EVERY_S, app[RETRIES].move, waits_first=True)),
+        background(ask_sql(idempotency.SWEEP_EVERY_S, sweep, waits_first=True)),
+        background(ask_sql(MOVE_EVERY_S, app[RETRIES].move, waits_first=True)),
     ):
         yield
 
@@ -398,8 +397,8 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
     async with (
-        _background(changes.pull_adapters(app[DATABASE], app[AUTH_EPOCH], keeper)),
-        _background(repeat(PREFIX_EVERY_S, lambda: keeper.look(fleet.links))),
+        background(changes.pull_adapters(app[DATABASE], app[AUTH_EPOCH], keeper)),
+        background(repeat(PREFIX_EVERY_S, lambda: keeper.look(fleet.links))),
     ):
         yield
 
@@ -413,7 +412,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         return await limiter_equals_books(database, app[METERING].link, journals)
 
     app[BOOKKEEPING] = keeper = Bookkeeping(database, app[METRICS].registry, settings.invoice_automatic, limiter_truth)
-    async with _background(keeper.run()):
+    async with background(keeper.run()):
         yield
 
 
@@ -422,7 +421,7 @@ async def journals(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     Home(settings.home).make_run()
     watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
-    async with _background(ask_sql(journal_watch.EVERY_S, watch.look)):
+    async with background(ask_sql(journal_watch.EVERY_S, watch.look)):
         yield
 
 
@@ -445,23 +444,6 @@ ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     bookkeeping,
     journals,
 ]
-
-
-class _background:
-    """Runs a coroutine for the length of a block. If it ends earlier, that is an error of ours."""
-
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = work
-
-    async def __aenter__(self) -> None:
-        self._task = asyncio.create_task(self._work)
-        report_end(self._task)
-
-    async def __aexit__(self, *_: object) -> None:
-        # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
-        while not self._task.done():
-            self._task.cancel()
-            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
 
 async def _watch_loop(metrics: Metrics, lifecycle: Lifecycle) -> None:

@@ -18,6 +18,7 @@ from workers.process.rounds import name_of, num_failed, repeat, within
 logger = logging.getLogger(__name__)
 
 UNINTERRUPTED_S = 5.0
+CANCEL_AGAIN_S = 1.0
 
 T = TypeVar("T")
 
@@ -114,6 +115,23 @@ def report_end(task: asyncio.Task[None]) -> None:
             logger.error("background_task_failed", exc_info=error, extra={"work": name})
 
     task.add_done_callback(report)
+
+
+class background:
+    """Runs a coroutine for the length of a block. If it ends earlier, that is an error of ours."""
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._work)
+        report_end(self._task)
+
+    async def __aexit__(self, *_: object) -> None:
+        # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
+        while not self._task.done():
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=CANCEL_AGAIN_S)
 
 
 class Detached:
