@@ -18,7 +18,7 @@ BEGIN = "<!-- errors: begin (made by `make errors`) -->"
 END = "<!-- errors: end -->"
 AFTER = {408, 429, 500, 503}
 """Statuses after which the same request may succeed."""
-AGAIN = {"idempotency_in_progress": "later"}
+AGAIN = {"idempotency_in_progress": "later", "request_quarantined": "no"}
 """Codes of which their status does not say whether the same request may succeed."""
 
 

@@ -134,7 +134,10 @@ class GatewaySettings(pydantic.BaseModel):
     """Servers of others that answer for models (docs/upstreams.md): JSON like
     `{"name": {"url": "https://host/v1", "key_env": "KEY", "models": {"served": {"name": "theirs"}}}}`.
     """
-
+    quarantine_s: float = pydantic.Field(default=600.0, ge=0, le=86_400)
+    """The seconds for which a request is refused after two worker processes ended in its first steps, with
+    `request_quarantined`. With 0 every request is run again.
+    """
     overflow_after_s: float = pydantic.Field(default=5.0, gt=0, le=600)
     """The promised time to the first token. Beyond it, tenants that buy overflow are answered by upstreams of the model."""
 

@@ -6,7 +6,9 @@ never under a quote, which names the price of our own. It then has its own model
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -15,15 +17,21 @@ import msgspec
 
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
+from gateway.routing.links import failures
 from gateway.routing.links.fleet import Fleet
 from gateway.routing.links.link import Link, reads
-from gateway.routing.router import Prompt, Router
+from gateway.routing.links.quarantine import fingerprint
+from gateway.routing.router import Pick, Prompt, Router
 from gateway.upstreams.market import Market, UpstreamLink
 from workers.protocol.messages import Hello
 
 logger = logging.getLogger(__name__)
 
 SUFFIX = ":overflow"
+INLINE_TOKENS = 16_384
+"""A prompt of this many tokens is hashed in about 0.3 ms."""
+APART_S, APART_LOOK_S = 10.0, 0.05
+"""How long a suspect waits for a worker without another one, and the time between two looks."""
 Why = Literal["own", "no_worker", "slow"]
 
 
@@ -100,6 +108,38 @@ class Capacity:
             return orders
         self.market.num_overflows[why] += 1
         return [_bought(one) for one in orders]
+
+    async def choose(self, order: EngineRequest, prompt: Prompt) -> Pick:
+        """Chooses a worker. A long prompt is hashed in a thread first. Raises `ApiError` 503 when no worker takes work."""
+        router, links = self.router, self.links(order)
+        if len(prompt.tokens) > INLINE_TOKENS:
+            await asyncio.to_thread(router.prepare, links, prompt)
+        if self.fleet.quarantine.is_empty or order.is_bought:
+            return router.choose(links, prompt)
+        return await self._choose_apart(
+            prompt, fingerprint(order.facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
+        )
+
+    async def _choose_apart(self, prompt: Prompt, request: bytes) -> Pick:
+        """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
+        some seconds. Raises `ApiError` 500 for a request that is quarantined.
+        """
+        quarantine, until = self.fleet.quarantine, time.monotonic() + APART_S
+        while True:
+            if quarantine.is_guilty(request):
+                raise failures.quarantined()
+            avoid = self.fleet.with_suspects() if quarantine.is_suspect(request) else set()
+            try:
+                pick = self.router.choose(self.fleet.links, prompt, avoid)
+            except errors.ApiError:
+                self.router.check(self.fleet.links, prompt)  # raises if there is no worker at all
+                if time.monotonic() > until:
+                    raise errors.overloaded(1000) from None
+                await asyncio.sleep(APART_LOOK_S)
+                continue
+            if not quarantine.is_suspect(request):
+                return pick
+            return msgspec.structs.replace(pick, apart=quarantine.reserved(pick.link.registration.worker))
 
     def _may_buy(self, orders: Sequence[EngineRequest], link: UpstreamLink) -> bool:
         may = orders[0].principal.buys_overflow and orders[0].facts.tier == "interactive"

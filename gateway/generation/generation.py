@@ -26,7 +26,7 @@ from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.links import failures
 from gateway.routing.links.link import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
-from gateway.routing.links.worker_link import LinkDown
+from gateway.routing.links.worker_link import LinkDown, RequestQuarantined
 from gateway.routing.router import Pick
 from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
@@ -117,6 +117,8 @@ class Generation:
             self.call = link.start_call(request, self._mailbox, self._number, num_uncached, ask)
         except LinkDown:
             raise failures.upstream_lost() from None
+        except RequestQuarantined:
+            raise failures.quarantined() from None
         except FrameError:
             raise errors.too_large("The prompt is too large.") from None
         if admitted.lease_bound < self.order.num_choices:
@@ -164,7 +166,7 @@ class Generation:
                 raise failures.of_failed(event, len(self.order.prompt))
             case Lost():
                 self._state.lost = True
-                raise failures.upstream_lost()
+                raise failures.quarantined() if event.is_quarantined else failures.upstream_lost()
             case Refused():
                 self._state.lost = True
                 raise replace(event.error)  # a copy: the event, which this frame holds, would hold the frame

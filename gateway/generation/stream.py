@@ -33,7 +33,7 @@ from gateway.metering.endings import Settled
 from gateway.metering.settlement import unstored
 from gateway.routing.links.fleet import Fleet
 from gateway.routing.links.link import Event, Mailbox
-from gateway.routing.router import Pick, Prompt, Router
+from gateway.routing.router import Prompt, Router
 from gateway.telemetry.record import Cut, RequestRecord
 from workers.protocol.messages import Finished
 from workers.protocol.patience import TICKS
@@ -41,8 +41,6 @@ from workers.protocol.patience import TICKS
 logger = logging.getLogger(__name__)
 
 PING_S = 15.0
-INLINE_TOKENS = 16_384
-"""A prompt of this many tokens is hashed in about 0.3 ms."""
 
 Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
 """Called after the settlement with the engine requests that were charged, and whether their client had left before it.
@@ -50,6 +48,7 @@ Ended = Callable[[Sequence[str], bool], Coroutine[Any, Any, None]]
 
 _OUTCOMES: dict[str, Outcome] = {
     "upstream_lost": "worker_lost",
+    "request_quarantined": "worker_lost",
     "lease_lost": "lease_lost",
     "server_draining": "drain",
     "invalid_api_key": "client_gone",
@@ -333,10 +332,10 @@ class GenerationGroup:
         """Chooses a worker and sends it the request. It is chosen once: OPEN names the version of its weights, so the
         request goes to this worker or fails.
         """
-        pick = await self._choose(order, prompt)
+        pick = await self._engine.capacity.choose(order, prompt)
         self._record.mark("routed")
         self._engine.router.sent(pick)
-        with pick.link.promised(pick.num_uncached):
+        with pick.link.promised(pick.num_uncached), pick.apart:
             admitted = await self._reserved.popleft().open(pick.root)
             generation = Generation(order, admitted, self._mailbox, len(self.generations), pick)
             self.generations.append(generation)
@@ -352,13 +351,6 @@ class GenerationGroup:
             self._record.model = model
             self._record.facts = msgspec.structs.replace(placed[0].facts, prompt_tokens=num_tokens)
         self._engine.router.check(self._engine.capacity.links(self._orders[0]), self._prompts[0])
-
-    async def _choose(self, order: EngineRequest, prompt: Prompt) -> Pick:
-        """Chooses a worker. A long prompt is hashed in a thread first."""
-        router, links = self._engine.router, self._engine.capacity.links(order)
-        if len(prompt.tokens) > INLINE_TOKENS:
-            await asyncio.to_thread(router.prepare, links, prompt)
-        return router.choose(links, prompt)
 
     def _cut(self) -> None:
         self._mailbox.fail(errors.unavailable("server_draining", "The server is shutting down."))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import msgspec
@@ -74,6 +75,8 @@ class Pick(msgspec.Struct, frozen=True):
     prompt: Prompt
     root: str
     """The worker's root when it was chosen."""
+    apart: AbstractContextManager[None] = nullcontext()
+    """Keeps suspects from the worker until this request, which is one, has been sent to it."""
 
     @property
     def num_uncached(self) -> int:

@@ -50,6 +50,18 @@ class RouterMetrics(Collector):
             "headgate_worker_links_lost", "Links to workers that ended.", value=self._fleet.num_lost
         )
 
+        num_suspects, num_refused = self._fleet.quarantine.counts()
+        yield GaugeMetricFamily(
+            "headgate_suspected_requests",
+            "Requests in whose first steps a worker ended, and which have not got through these since.",
+            value=num_suspects,
+        )
+        yield GaugeMetricFamily(
+            "headgate_quarantined_requests",
+            "Suspected requests that are refused, because two or three workers ended.",
+            value=num_refused,
+        )
+
     def _of_choices(self) -> Iterator[Metric]:
         counts = self._router.counts
         choices = CounterMetricFamily(

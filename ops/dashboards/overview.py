@@ -142,6 +142,12 @@ OVERVIEW = Dashboard(
                     ("sum(increase(headgate_request_log_rows_dropped_total[$rate]))", "rows dropped"),
                 ),
                 panel(
+                    "Requests under which workers ended",
+                    "short",
+                    ("sum(headgate_suspected_requests)", "suspected"),
+                    ("sum(headgate_quarantined_requests)", "refused"),
+                ),
+                panel(
                     "Lost links and dropped spans",
                     "short",
                     ("sum(increase(headgate_worker_links_lost_total[$rate]))", "links"),

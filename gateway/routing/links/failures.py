@@ -14,6 +14,16 @@ def upstream_lost() -> errors.ApiError:
     return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
 
 
+def quarantined() -> errors.ApiError:
+    return errors.ApiError(
+        500,
+        "Workers ended while they ran this request, so it is not run for some minutes.",
+        type="server_error",
+        code="request_quarantined",
+        headers=errors.retry_headers(None),
+    )
+
+
 def of_failed(failed: Failed, num_prompt: int) -> errors.ApiError:
     logger.warning("attempt_failed", extra={"code": failed.code, "why": failed.message})
     match failed.code:

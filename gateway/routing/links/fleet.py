@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from gateway.base.lifecycle import uninterrupted
+from gateway.routing.links.quarantine import Quarantine
 from gateway.routing.links.worker_link import KeepRecords, LinkDown, WorkerLink, new_process_id
 from workers.process.rounds import heed_cancellation, within
 from workers.protocol import registry
@@ -36,7 +37,10 @@ Look = Callable[[], Awaitable[list[Registration] | None]]
 
 
 class Fleet:
-    def __init__(self, look: Look, keep_records: KeepRecords, group_key: bytes = b"") -> None:
+    def __init__(
+        self, look: Look, keep_records: KeepRecords, group_key: bytes = b"", quarantine: Quarantine | None = None
+    ) -> None:
+        self.quarantine = quarantine or Quarantine()
         self._group_key = group_key
         self._look = look
         self._keep_records = keep_records
@@ -70,6 +74,11 @@ class Fleet:
         """The linked workers that take nothing new."""
         return sorted(link.registration.worker for link in self.links if link.status.draining)
 
+    def with_suspects(self) -> set[str]:
+        """Returns the workers on which a suspect is in its first steps, or will be."""
+        workers = {link.registration.worker: link.has_suspect for link in self.links}
+        return {worker for worker, has_one in workers.items() if has_one or self.quarantine.is_reserved(worker)}
+
     def look_soon(self) -> None:
         """Looks at once, because a worker has registered or a link has ended."""
         self._news.set()
@@ -92,7 +101,9 @@ class Fleet:
                     if link is not None and link.registration != registration and not link.is_up:
                         link.abort()  # what is dialled under a registration that is over may never be up
                     if registration.worker not in self._links:
-                        link = WorkerLink(registration, self._process, self._keep_records, self._group_key)
+                        link = WorkerLink(
+                            registration, self._process, self._keep_records, self._group_key, self.quarantine
+                        )
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
                 is_whole = self._known and not self.unreachable

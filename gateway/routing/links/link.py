@@ -26,6 +26,8 @@ class Lost:
     """The attempt ended without a message of the worker: its link broke, or it sent something impossible."""
 
     why: str
+    is_quarantined: bool = False
+    """Workers have ended under this request too often: it is refused for some minutes."""
 
 
 @dataclass(frozen=True, slots=True)

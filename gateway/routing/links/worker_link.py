@@ -19,6 +19,7 @@ from accounting.values.types import BoughtAttempt
 from gateway.base.lifecycle import report_end, uninterrupted
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox, reads
+from gateway.routing.links.quarantine import FIRST_TOKENS, Quarantine, fingerprint
 from workers.process.rounds import within
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
@@ -76,9 +77,15 @@ class LinkDown(Exception):
     """The worker cannot be reached."""
 
 
+class RequestQuarantined(Exception):
+    """The request has ended workers before."""
+
+
 class WorkerCall:
     bought: Sequence[BoughtAttempt] = ()
     num_reasoning: int | None = None
+    is_suspect = False
+    """Whether a worker ended under the same request before."""
 
     def __init__(self, link: WorkerLink, request: GenerateRequest, mailbox: Mailbox, number: int) -> None:
         self.worker = link.registration.worker
@@ -94,6 +101,14 @@ class WorkerCall:
     def key(self) -> tuple[str, int]:
         return self._request.request_id, self._request.attempt
 
+    @property
+    def request(self) -> GenerateRequest:
+        return self._request
+
+    @property
+    def is_in_first_steps(self) -> bool:
+        return max(self._num_tokens) < FIRST_TOKENS
+
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
         """Extends the lease. Each message has its own number on the wire, so a repeated bound restarts the parking
         clock.
@@ -106,10 +121,14 @@ class WorkerCall:
 
     def close(self) -> None:
         self._link.forget(self)
+        if self.is_suspect and not self.is_in_first_steps:
+            self._link.clear(self)
 
     def deliver(self, event: Finished | Failed | Lost) -> None:
         """Delivers an end."""
         self.close()
+        if self.is_suspect and not isinstance(event, Lost):
+            self._link.clear(self)
         self._mailbox.put(self._number, event)
 
     def deliver_delta(self, delta: TokenDelta) -> None:
@@ -134,7 +153,12 @@ class WorkerLink:
     """One connection to a worker, from dialling to its end."""
 
     def __init__(
-        self, registration: registry.Registration, process: str, keep_records: KeepRecords, group_key: bytes = b""
+        self,
+        registration: registry.Registration,
+        process: str,
+        keep_records: KeepRecords,
+        group_key: bytes = b"",
+        quarantine: Quarantine | None = None,
     ) -> None:
         """A `group_key` that is not empty makes the link ask the worker what its cache holds."""
         self.registration = registration
@@ -146,6 +170,7 @@ class WorkerLink:
         self.adapters: dict[str, AdapterState] = {}
         """The adapters by name, as the worker last reported them."""
         self._group_key = group_key
+        self._quarantine = quarantine or Quarantine()
         self._asked_at = 0.0
         self._unreported: dict[tuple[str, int], int] = {}
         """Calls sent since the worker's last status → how many of their tokens wait for a prefill."""
@@ -214,11 +239,16 @@ class WorkerLink:
         self, request: GenerateRequest, mailbox: Mailbox, number: int, num_uncached: int = 0, ask: Any = None
     ) -> WorkerCall:
         """Sends a request. `num_uncached` is the number of prompt tokens that the worker is expected to compute. Raises
-        `LinkDown`, and `FrameError` for a request that fits no frame.
+        `LinkDown`, `RequestQuarantined`, and `FrameError` for a request that fits no frame.
         """
         if not self.is_up:
             raise LinkDown
         call = WorkerCall(self, request, mailbox, number)
+        if not self._quarantine.is_empty:
+            same = _same(request)
+            if self._quarantine.is_guilty(same):
+                raise RequestQuarantined
+            call.is_suspect = self._quarantine.is_suspect(same)
         self.send(request)
         self._calls[call.key] = call
         self._unreported[call.key] = num_uncached
@@ -259,6 +289,15 @@ class WorkerLink:
     def forget(self, call: WorkerCall) -> None:
         self._calls.pop(call.key, None)
 
+    def clear(self, call: WorkerCall) -> None:
+        """Notes that the worker has survived the first steps of a suspect."""
+        self._quarantine.passed(_same(call.request))
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether a suspect is in its first steps here."""
+        return any(call.is_suspect and call.is_in_first_steps for call in self._calls.values())
+
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
         which may take seconds: `until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at all.
@@ -293,12 +332,24 @@ class WorkerLink:
             self._connection.abort()
 
     def _lose_calls(self) -> None:
+        guilty = self._suspect_first() if self.hello is not None else frozenset()
         self.hello = None
         for call in list(self._calls.values()):
-            call.deliver(Lost("the worker was lost"))
+            call.deliver(Lost("the worker was lost", is_quarantined=call.key in guilty))
         for answer in self._probes.values():
             if not answer.done():
                 answer.set_exception(LinkDown())
+
+    def _suspect_first(self) -> frozenset[tuple[str, int]]:
+        """Suspects the requests that are in their first steps. Returns the calls of those that are quarantined now."""
+        assert self.hello is not None
+        first = {key: _same(call.request) for key, call in self._calls.items() if call.is_in_first_steps}
+        self._quarantine.process_ended(self.hello.process, set(first.values()))
+        guilty = frozenset(key for key, same in first.items() if self._quarantine.is_guilty(same))
+        for key in guilty:
+            words = {"request_id": key[0], "tenant": self._calls[key].request.tenant}
+            logger.error("request_quarantined", extra={**words, "worker": self.registration.worker})
+        return guilty
 
     async def _beat(self, connection: Connection) -> None:
         while True:
@@ -384,6 +435,7 @@ class WorkerLink:
             logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
         self.hello = hello
+        self._quarantine.process_lives(hello.process)
         self._ask_snapshot()
         logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})
 
@@ -420,6 +472,10 @@ class WorkerLink:
             if not (self._is_keeping or self._records.qsize() or now < self._answered_at + NO_MORE_S):
                 return
             await asyncio.sleep(NO_MORE_S / 5)
+
+
+def _same(request: GenerateRequest) -> bytes:
+    return fingerprint(request.tenant, request.model, request.adapter, request.prompt)
 
 
 def new_process_id() -> str:

@@ -1,0 +1,113 @@
+"""Requests that may have killed a worker, and those that have (security.md F24).
+
+When a worker's process ends, each request that was in its first steps there is a suspect. A suspect that is sent again
+runs where no other suspect is in its first steps; one that gets through these is a suspect no more. A request under
+which a second process ended is refused for some minutes, or after the third if others began beside it each time: then
+one of them may have been the cause. Only the same tenant's same prompt is the same request, so nobody's request is
+refused for somebody else's.
+
+Nothing here is kept when the gateway ends. While no worker has died, a request costs one look at an empty table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+FIRST_TOKENS = 16
+"""A request of which a choice has so many tokens is past its first steps."""
+ENOUGH, ENOUGH_BESIDE_OTHERS = 2, 3
+MAX_SUSPECTS = 10_000
+
+
+@dataclass
+class _Suspect:
+    until: float
+    ended: dict[str, bool] = field(default_factory=dict)
+    """The processes that ended under the request → whether it was the only one in its first steps."""
+
+    @property
+    def is_guilty(self) -> bool:
+        return len(self.ended) >= (ENOUGH if any(self.ended.values()) else ENOUGH_BESIDE_OTHERS)
+
+
+class Quarantine:
+    """The memory that one gateway has of requests and the workers that ended under them."""
+
+    def __init__(self, hold_s: float = 600.0, clock: Callable[[], float] = time.monotonic) -> None:
+        """A suspect is forgotten `hold_s` seconds after the last process that ended under it. With 0 nobody is suspected."""
+        self._hold_s = hold_s
+        self._clock = clock
+        self._suspects: dict[bytes, _Suspect] = {}
+        self._reserved: Counter[str] = Counter()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._suspects
+
+    def counts(self) -> tuple[int, int]:
+        """Returns how many requests are suspects, and how many of these are refused."""
+        now = self._clock()
+        in_force = [suspect for suspect in self._suspects.values() if suspect.until > now]
+        return len(in_force), sum(suspect.is_guilty for suspect in in_force)
+
+    def is_suspect(self, request: bytes) -> bool:
+        return self._suspect(request) is not None
+
+    def is_guilty(self, request: bytes) -> bool:
+        suspect = self._suspect(request)
+        return suspect is not None and suspect.is_guilty
+
+    def process_ended(self, process: str, first: Collection[bytes]) -> None:
+        """Notes the requests that were in their first steps on a worker whose process ended."""
+        if not self._hold_s:
+            return
+        until = self._clock() + self._hold_s
+        for request in first:
+            suspect = self._suspects.pop(request, None) or _Suspect(until)
+            suspect.until = until
+            suspect.ended[process] = len(first) == 1
+            self._suspects[request] = suspect  # the newest is the last
+        for request in list(self._suspects)[: -MAX_SUSPECTS or None]:
+            del self._suspects[request]
+
+    def process_lives(self, process: str) -> None:
+        """Takes back what was noted when only the link to this process had ended."""
+        for request, suspect in list(self._suspects.items()):
+            if suspect.ended.pop(process, None) is not None and not suspect.ended:
+                del self._suspects[request]
+
+    def passed(self, request: bytes) -> None:
+        """Clears a request that has got through its first steps."""
+        self._suspects.pop(request, None)
+
+    @contextmanager
+    def reserved(self, worker: str) -> Iterator[None]:
+        """Keeps other suspects from a worker until this one has been sent to it."""
+        self._reserved[worker] += 1
+        try:
+            yield
+        finally:
+            self._reserved[worker] -= 1
+
+    def is_reserved(self, worker: str) -> bool:
+        return self._reserved[worker] > 0
+
+    def _suspect(self, request: bytes) -> _Suspect | None:
+        suspect = self._suspects.get(request)
+        if suspect is not None and suspect.until <= self._clock():
+            del self._suspects[request]
+            return None
+        return suspect
+
+
+def fingerprint(tenant: str, model: str, adapter: str, prompt: array[int]) -> bytes:
+    """Returns what tells whether a request is the same as an earlier one. O(tokens)."""
+    digest = hashlib.blake2b("\0".join((tenant, model, adapter)).encode(), digest_size=16)
+    digest.update(prompt)
+    return digest.digest()
