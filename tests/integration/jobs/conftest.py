@@ -369,14 +369,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @shared
-async def jobs(stopped_jobs: Jobs) -> Jobs:
-    stopped_jobs.start()
-    return stopped_jobs
-
-
-@shared
-async def stopped_jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
-    """The jobs process, for tests that start it themselves."""
+async def jobs(home: Home, one_gateway: TestGateway, broker: Path) -> AsyncIterator[Jobs]:
     env = {
         **os.environ,
         "HEADGATE_HOME": str(home.path),
@@ -388,6 +381,7 @@ async def stopped_jobs(home: Home, one_gateway: TestGateway, broker: Path) -> As
         "AUTOSCALE_KEEPALIVE": "2",  # Celery's seconds from the last work to the end of a child
     }
     made = Jobs(home.path, env)
+    made.start()
     yield made
     if made.process is not None and made.process.poll() is None:
         await asyncio.to_thread(made.stop)

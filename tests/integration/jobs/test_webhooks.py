@@ -269,9 +269,9 @@ async def test_a_forbidden_place_is_refused_at_the_try_and_tells_nothing(home, s
     assert (await rows(home, tenant_id))[0].last_error == "refused"
 
 
-async def test_o6_a_host_without_an_address_is_one_line_of_json_and_no_traceback(home, stopped_jobs):
+async def test_o6_a_host_without_an_address_is_one_line_of_json_and_no_traceback(home, jobs):
     """However many events wait for it, and however often they are tried."""
-    jobs = stopped_jobs
+    jobs.stop()
     (home.path / "jobs.log").unlink(missing_ok=True)
     jobs.env["HEADGATE_WEBHOOK_ALLOWED_NETWORKS"] = LOOPBACK
     jobs.env["HEADGATE_TEST_TIME_SCALE"] = "0.01"
@@ -298,9 +298,9 @@ async def test_o6_a_host_without_an_address_is_one_line_of_json_and_no_traceback
     assert "Traceback" not in jobs.log()
 
 
-async def test_the_jobs_process_sends(home, stopped_jobs):
+async def test_the_jobs_process_sends(home, jobs):
     """The whole process, which `headgate up` starts."""
-    jobs = stopped_jobs
+    jobs.stop()
     jobs.env["HEADGATE_WEBHOOK_ALLOWED_NETWORKS"] = LOOPBACK
     jobs.env["HEADGATE_TEST_TIME_SCALE"] = "0.2"
     jobs.start()
