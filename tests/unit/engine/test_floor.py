@@ -117,7 +117,7 @@ def test_batch_comes_to_its_floor_where_chats_fill_all_places():
 
 def test_a_wide_batch_request_without_places_does_not_keep_other_tenants_below_the_floor():
     jobs = [f"job{i}" for i in range(5)]
-    drive = crowd([("wide", "wide", 32), *((job, "batch", 1) for job in jobs)], num_chats=50, num_steps=700, until=jobs)
+    drive = crowd([("wide", "wide", 32), *((job, "batch", 1) for job in jobs)], num_chats=50, num_steps=700)
     assert all((LINK, job) in drive.endings for job in jobs), "batch was kept out"
     assert (LINK, "wide") not in drive.endings
 
