@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from cache.blocks.block_pool import NULL_BLOCK
 from cache.blocks.eviction import Entry, Leaves, Standing
@@ -24,8 +25,29 @@ from cache.prefix_cache import PrefixCache
 from cache.tree.handle import Handle
 from cache.tree.radix import Node
 
-Live = list[Handle] | None
-"""All handles that are not released. None stands for not known."""
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The cache as the laws look at it. The tree is walked once for all of them."""
+
+    cache: PrefixCache
+    handles: list[Handle] | None
+    """All handles that are not released. None stands for not known."""
+    tree: list[Node]
+    """The nodes of the tree, parents first."""
+    nodes: list[Node]
+    """These, and the ones that a drop unlinked while somebody used them."""
+
+    @property
+    def owners(self) -> Ownership:
+        return self.cache.owners
+
+
+def see(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> Seen:
+    """Returns what the laws look at, which holds until the cache changes."""
+    live = None if handles is None else [handle for handle in handles if not handle.released]
+    tree = list(cache.owners.tree.nodes())
+    return Seen(cache, live, tree, [*tree, *cache.owners.protection.doomed])
 
 
 class InvariantBroken(AssertionError):
@@ -35,9 +57,9 @@ class InvariantBroken(AssertionError):
 def check(cache: PrefixCache, handles: Iterable[Handle] | None = None) -> None:
     """Raises InvariantBroken unless every law holds. With all live handles given, protectors are checked exactly,
     otherwise only for a minimum."""
-    live = None if handles is None else [handle for handle in handles if not handle.released]
+    seen = see(cache, handles)
     # The other laws are read off the tables.
-    broken = list(_side_tables(cache, live)) or [sentence for law in LAWS for sentence in law(cache, live)]
+    broken = list(_side_tables(seen)) or [sentence for law in LAWS[:-1] for sentence in law(seen)]
     if broken:
         raise InvariantBroken("\n".join([*broken, dump(cache)]))
 
@@ -68,30 +90,27 @@ def _described(owners: Ownership, node: Node) -> str:
     return f"{node!r}, {standing!r}, guests={owners.guests.num_at(node)}{pinned}"
 
 
-def _all_nodes(owners: Ownership) -> list[Node]:
-    return [*owners.tree.nodes(), *owners.protection.doomed]
-
-
-def _blocks_in_one_place(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
-    free = Counter(owners.pool.free_ids())
-    tree = Counter(block for node in _all_nodes(owners) for block in node.block_ids)
-    if repeated := [block for block, n in (free + tree).items() if n > 1]:
-        yield f"(1) blocks in two places, free stack or tree: {repeated}"
+def _blocks_in_one_place(seen: Seen) -> Iterator[str]:
+    """Compares sets of blocks, because a loop over the pool takes most of a check's time."""
+    owners, nodes = seen.owners, seen.nodes
+    counts, guests = owners.pool.counts(), owners.guests.counts()[0]
+    named = [*owners.pool.free_ids(), *(block for node in nodes for block in node.block_ids)]
+    free, tree = set(owners.pool.free_ids()), {block for node in nodes for block in node.block_ids}
+    if len(named) != len(free | tree):
+        yield f"(1) blocks in two places, free stack or tree: {[b for b, n in Counter(named).items() if n > 1]}"
     if NULL_BLOCK in free or NULL_BLOCK in tree:
         yield "(1) the null block was handed out"
-    for block in range(1, owners.pool.num_blocks):
-        owned = owners.pool.refcount(block)
-        if (owned == 0) != (block in free):
-            yield f"(1) block {block} has {owned} owners and is {'' if block in free else 'not '}free"
-        if bool(owners.in_tree[block]) != (block in tree):
-            yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
-        if block in tree and (owned > 1) != (block in owners.guests):
-            yield f"(1) tree block {block} has {owned} owners, guest: {block in owners.guests}"
+    unowned = {block for block, owned in enumerate(counts) if not owned} - {NULL_BLOCK}
+    for block in (unowned ^ free) - {NULL_BLOCK}:
+        yield f"(1) block {block} has {counts[block]} owners and is {'' if block in free else 'not '}free"
+    for block in ({block for block, marked in enumerate(owners.in_tree) if marked} ^ tree) - {NULL_BLOCK}:
+        yield f"(1) block {block}: the in_tree mark says {owners.in_tree[block]}"
+    for block in {block for block in tree if counts[block] > 1} ^ (tree & guests.keys()):
+        yield f"(1) tree block {block} has {counts[block]} owners, guest: {block in guests}"
     for block in owners.moving:
-        if block in free or block in tree or owners.pool.refcount(block) != 1:
-            yield f"(1) block {block} is moving and has {owners.pool.refcount(block)} owners"
-    evictable = sum(len(node.block_ids) for node in owners.tree.nodes() if not _protectors_of(owners, node))
+        if block in free or block in tree or counts[block] != 1:
+            yield f"(1) block {block} is moving and has {counts[block]} owners"
+    evictable = sum(len(node.block_ids) for node in seen.tree if not _protectors_of(owners, node))
     if evictable != owners.usage.num_evictable:
         yield f"(1) {evictable} blocks are evictable, the count says {owners.usage.num_evictable}"
 
@@ -100,10 +119,10 @@ def _protectors_of(owners: Ownership, node: Node) -> int:
     return owners.protection.of(node).num_protectors
 
 
-def _protectors(cache: PrefixCache, handles: Live) -> Iterator[str]:
-    owners = cache.owners
-    held = Counter(handle.node for handle in handles or [])
-    nodes = _all_nodes(owners)
+def _protectors(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
+    held = Counter(handle.node for handle in seen.handles or [])
+    nodes = seen.nodes
     children = Counter(node.parent for node in nodes if node.parent and _protectors_of(owners, node))
     guests, counts = owners.guests.counts()
     if counts != Counter(guests.values()):
@@ -111,15 +130,15 @@ def _protectors(cache: PrefixCache, handles: Live) -> Iterator[str]:
     for node in nodes:
         number = _protectors_of(owners, node)
         least = children[node] + (node in owners.pins) + bool(owners.guests.num_at(node)) + held[node]
-        if number < least or (handles is not None and number != least):
+        if number < least or (seen.handles is not None and number != least):
             yield f"(2) {_described(owners, node)} should have {least} protectors"
     for node in owners.protection.doomed:
         if not _protectors_of(owners, node):
             yield f"(2) {node!r} was dropped, nobody holds it, and it is still here"
 
 
-def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
+def _heap_entries(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
     protection = owners.protection
     live: dict[bool, dict[Node, Entry]] = {False: {}, True: {}}
     for recent, leaves in ((False, protection.cold), (True, protection.recent)):
@@ -130,7 +149,7 @@ def _heap_entries(cache: PrefixCache, _: Live) -> Iterator[str]:
                 return  # the coldest leaf of such a heap cannot be found
             live[recent].update((entry[3], entry) for entry in heap.live())
         yield from _tops(leaves)
-    for node in _all_nodes(owners):
+    for node in seen.nodes:
         standing = protection.of(node)
         evictable_leaf = not (standing.num_protectors or node.children or node.parent is None)
         entry = live[node in protection.recent_by_use].pop(node, None)
@@ -149,12 +168,12 @@ def _tops(leaves: Leaves) -> Iterator[str]:
         yield f"(3) {first} is first among tenants, it should be {min(heads, default=None)}"
 
 
-def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
+def _tenants(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
     held: Counter[str] = Counter()
     retained: Counter[str] = Counter()
     recent: Counter[str] = Counter()
-    for node in _all_nodes(owners):
+    for node in seen.nodes:
         (held if _protectors_of(owners, node) else retained)[node.tenant] += len(node.block_ids)
         recent[node.tenant] += len(node.block_ids) if node in owners.protection.recent_by_use else 0
     usage = owners.usage
@@ -174,30 +193,30 @@ def _tenants(cache: PrefixCache, _: Live) -> Iterator[str]:
             yield f"(7) {num_blocks} blocks are within {reach}, the count says {usage.available(reach)}"
 
 
-def _order(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
+def _order(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
     protection = owners.protection
-    for node in owners.tree.nodes():
+    for node in seen.tree:
         for child in node.children.values():
             if node.parent is not None and protection.priority(node) < protection.priority(child):
                 yield f"(9) {_described(owners, node)} is worth less than {_described(owners, child)}"
-    seen: set[Node] = set()
+    earlier: set[Node] = set()
     last_ms = 0
     for node in protection.by_use:
         used_ms = protection.of(node).used_ms
-        if not seen.issuperset(node.children.values()) or used_ms < last_ms:
+        if not earlier.issuperset(node.children.values()) or used_ms < last_ms:
             yield f"(9) {node!r} comes too early in the order of use"
         last_ms = used_ms
-        seen.add(node)
-    evictable = {n for n in owners.tree.nodes() if not _protectors_of(owners, n) and n.parent is not None}
-    if evictable != seen:
-        yield f"(9) evictable nodes {evictable}, in the order of use {seen}"
+        earlier.add(node)
+    evictable = {n for n in seen.tree if not _protectors_of(owners, n) and n.parent is not None}
+    if evictable != earlier:
+        yield f"(9) evictable nodes {evictable}, in the order of use {earlier}"
     if list(protection.recent_by_use) != [node for node in protection.by_use if node in protection.recent_by_use]:
         yield "(9) the order of use of recent nodes has others"
 
 
-def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
-    pins, limit, nodes = cache.owners.pins, cache.retention.pin_limit, _all_nodes(cache.owners)
+def _pins(seen: Seen) -> Iterator[str]:
+    pins, limit, nodes = seen.owners.pins, seen.cache.retention.pin_limit, seen.nodes
     below = Counter(node.parent for node in nodes if pins.covers(node))
     for node in nodes:
         should = (node in pins) + below[node]
@@ -209,16 +228,16 @@ def _pins(cache: PrefixCache, _: Live) -> Iterator[str]:
     by_tenant = Counter[str]()
     for node in nodes:
         by_tenant[node.tenant] += len(node.block_ids) if pins.covers(node) else 0
-    usage = cache.owners.usage
+    usage = seen.owners.usage
     for tenant in {*by_tenant, *usage.tenants()}:
         if usage.num_pinned(tenant) != by_tenant[tenant]:
             yield f"(10) {by_tenant[tenant]} blocks of {tenant} are under pins, not {usage.num_pinned(tenant)}"
 
 
-def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
+def _lengths_and_links(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
     size = owners.tree.block_size
-    for node in owners.tree.nodes():
+    for node in seen.tree:
         if len(node.tokens) != size * len(node.block_ids) or len(node.hashes) != len(node.block_ids):
             yield f"(4) {node!r}: {len(node.tokens)} tokens, {len(node.hashes)} hashes"
         if not node.block_ids and node.parent is not None:
@@ -228,18 +247,18 @@ def _lengths_and_links(cache: PrefixCache, _: Live) -> Iterator[str]:
                 yield f"(4) {child!r} hangs in the wrong place"
 
 
-def _regions(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
+def _regions(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
     left: dict[Node, frozenset[bytes]] = {owners.tree.root: frozenset()}
-    for node in owners.tree.nodes():
+    for node in seen.tree:
         for child in node.children.values():
             left[child] = left[node] if child.region == node.region else left[node] | {node.region}
             if child.region in left[child]:
                 yield f"(5) {child!r} returns to a region that its path had left"
 
 
-def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
-    for handle in handles or []:
+def _handle_ends(seen: Seen) -> Iterator[str]:
+    for handle in seen.handles or []:
         depth, node = 0, handle.node
         while node.parent is not None:
             depth, node = depth + len(node.block_ids), node.parent
@@ -247,28 +266,28 @@ def _handle_ends(cache: PrefixCache, handles: Live) -> Iterator[str]:
             yield f"(6) {handle!r} ends {depth} blocks deep"
 
 
-def _host(cache: PrefixCache, _: Live) -> Iterator[str]:
-    if cache.host is not None:
-        yield from cache.host.broken()
-        for node in _all_nodes(cache.owners):
-            if cache.owners.offers is not None and cache.owners.offers.num_offered(node) > len(node.block_ids):
+def _host(seen: Seen) -> Iterator[str]:
+    if seen.cache.host is not None:
+        yield from seen.cache.host.broken()
+        for node in seen.nodes:
+            if seen.owners.offers is not None and seen.owners.offers.num_offered(node) > len(node.block_ids):
                 yield f"(11) {node!r} offered more blocks to the host than it has"
 
 
-def _side_tables(cache: PrefixCache, _: Live) -> Iterator[str]:
-    owners = cache.owners
-    here = set(_all_nodes(owners))
+def _side_tables(seen: Seen) -> Iterator[str]:
+    owners = seen.owners
+    here = set(seen.nodes)
     for table in (owners.protection, owners.guests, owners.pins, owners.offers):
         for gone in set() if table is None else set(table.named()) - here:
             yield f"(12) {type(table).__name__} names {gone!r}, which is gone"
     for node in here - set(owners.protection.named()):
         yield f"(12) {node!r} has no standing"
     watch = owners.tree.watch
-    if watch is not None and (wrong := set(watch.named()) ^ {n for n in owners.tree.nodes() if n.parent is not None}):
+    if watch is not None and (wrong := set(watch.named()) ^ {n for n in seen.tree if n.parent is not None}):
         yield f"(12) the watch of groups and the tree differ by {wrong}"
 
 
-LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
+LAWS: tuple[Callable[[Seen], Iterator[str]], ...] = (
     _blocks_in_one_place,
     _protectors,
     _heap_entries,
@@ -281,4 +300,4 @@ LAWS: tuple[Callable[[PrefixCache, Live], Iterator[str]], ...] = (
     _host,
     _side_tables,
 )
-"""The laws. Each yields a sentence for everything it finds broken."""
+"""The laws. Each yields a sentence for everything it finds broken. `check` asks the last one first."""

@@ -11,6 +11,7 @@ Nor on how busy the machine is: gateways wait longer for the limiter's Redis and
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -190,8 +191,15 @@ def postgres_base_url() -> str | None:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """An empty database of each dialect, dropped afterwards."""
-    if request.param == "sqlite":
-        yield f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
+    with empty_database(request.param, tmp_path) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def empty_database(dialect: str, folder: Path) -> Iterator[str]:
+    """Yields the URL of a database that is dropped afterwards; SQLite's lies in the folder."""
+    if dialect == "sqlite":
+        yield f"sqlite+aiosqlite:///{folder / 'headgate.db'}"
         return
     base = postgres_base_url()
     if base is None:

@@ -6,7 +6,7 @@ Block 0 is the null block, the target of padding rows: it is never handed out. E
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 NULL_BLOCK = 0
 
@@ -55,6 +55,10 @@ class BlockPool:
 
     def refcount(self, block: int) -> int:
         return self._counts[block]
+
+    def counts(self) -> Sequence[int]:
+        """Returns the number of owners of each block (for invariants.py)."""
+        return self._counts
 
     def free_ids(self) -> Iterable[int]:
         """Returns the free stack, bottom first (for invariants.py and dumps)."""

@@ -4,6 +4,7 @@ against the same row among others, and a row of several tokens against as many o
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -101,9 +102,9 @@ class Case:
         """What was never written may hold anything."""
         kv = torch.full(shape, float("nan"))
         for table, length, new in zip(self.tables, self.lens, self.news, strict=True):
-            for place in range(length - new):
-                slot = kv[table[place // self.block_size], :, :, place % self.block_size]
-                slot.copy_(self._normal(*slot.shape))
+            places = torch.arange(length - new)
+            written = self._normal(length - new, 2, self.kv_heads, self.head_dim)
+            kv[table[places // self.block_size], :, :, places % self.block_size] = written
         return kv.to(self.dtype)
 
     def _layer(self) -> dict[str, Any]:
@@ -130,6 +131,11 @@ class Case:
         for name in ("norm_query", "norm_key"):
             made[name] = 1 + self._normal(self.head_dim) / 4 if self.normed else None
         return made
+
+    @functools.cached_property
+    def _layers(self) -> list[LayerWeights]:
+        """The weights as the first call finds them."""
+        return [self._packed(index) for index in range(self.num_layers)]
 
     def _packed(self, index: int) -> LayerWeights:
         layer = self.weights[index]
@@ -160,9 +166,8 @@ class Case:
 
     def call(self, parts: list[tuple[int, int, int]], kv: list[torch.Tensor]) -> torch.Tensor:
         """Of rows, each with some of its new tokens."""
-        weights = [self._packed(index) for index in range(self.num_layers)]
-        assert all(layers.fits(layer, kv[0]) for layer in weights)
-        decode = DecoderLayers(weights, self.heads)
+        assert all(layers.fits(layer, kv[0]) for layer in self._layers)
+        decode = DecoderLayers(self._layers, self.heads)
         states = torch.cat([self.states[row][first:end] for row, first, end in parts])
         positions = torch.cat([self.positions[row][first:end] for row, first, end in parts])
         starts = [0, *accumulate(end - first for _, first, end in parts)]
@@ -203,12 +208,12 @@ class Case:
             old = kv[table].double().permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : length - new]
             own = torch.stack((key, value)).transpose(1, 2).to(self.dtype).double()
             keys, values = torch.cat((old, own), dim=2)
-            asking = query.view(new, self.kv_heads, -1, self.head_dim) * self.head_dim**-0.5
-            scores = asking @ keys.mT
+            asking = query.view(new, self.kv_heads, -1, self.head_dim).transpose(0, 1) * self.head_dim**-0.5
+            scores = asking.flatten(1, 2) @ keys.mT  # [kv_heads, new * heads of each, length]
             if self.softcap:
                 scores = self.softcap * torch.tanh(scores / self.softcap)
-            scores = scores.masked_fill(hidden[:, None, None], float("-inf"))
-            attended = (scores.softmax(-1) @ values).flatten(1)
+            scores = scores.masked_fill(hidden.repeat_interleave(asking.shape[2], 0), float("-inf"))
+            attended = (scores.softmax(-1) @ values).view_as(asking).transpose(0, 1).flatten(1)
             added = linear("output", attended)
             x = x + (F.rms_norm(added, (HIDDEN,), wide["norm_attended"], 1e-3) if self.normed_behind else added)
             if self.experts:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -127,7 +129,7 @@ class TestFormats:
         assert torch.equal(own, scale)
         # The interpreter's cast to 8-bit floats is wrong where rounding raises the exponent.
         assert dtype != torch.int8 or torch.equal(out, found)
-        assert "div.full" not in ahead_of_time(dtype)
+        assert "div.full" not in ahead_of_time()["int8" if dtype == torch.int8 else "fp8"]
 
     def test_words_of_8_bits_come_back_and_are_sorted_by_group(self):
         numbers = torch.arange(64 * 5).view(64, 5).to(torch.int32) * 7 % 256
@@ -139,16 +141,18 @@ class TestFormats:
         assert torch.equal(formats.unpack_words(sorted_, 8), numbers[order])
 
 
-def ahead_of_time(dtype: torch.dtype) -> str:
-    """The PTX of the kernel that rounds tokens, compiled in a process without the interpreter."""
-    index = ["int8", "fp8"].index("int8" if dtype == torch.int8 else "fp8")
+@functools.cache
+def ahead_of_time() -> dict[str, str]:
+    """The PTX of the kernels that round tokens, compiled in a process without the interpreter, by the dtype."""
     code = (
-        "from kernels import ahead; from kernels.triton.products.linear_quant import specimens; ahead._pretend(90);"
-        f"one = [s for s in specimens(90) if s.name.startswith('tokens')][{index}];"
-        "print(one.kernel.warmup(*one.args, grid=(1,), **one.options, **one.constants).asm['ptx'])"
+        "import json; from kernels import ahead; from kernels.triton.products.linear_quant import specimens;"
+        "ahead._pretend(90); found = [s for s in specimens(90) if s.name.startswith('tokens')];"
+        "warm = [one.kernel.warmup(*one.args, grid=(1,), **one.options, **one.constants) for one in found[:2]];"
+        "print(json.dumps(dict(zip(('int8', 'fp8'), (kernel.asm['ptx'] for kernel in warm)))))"
     )
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def run(ops, name: str, x: torch.Tensor, columns: int, *told, **options) -> torch.Tensor:

@@ -60,10 +60,13 @@ def postgresql_url() -> Iterator[str]:
 
 
 class Emptied:
-    """Takes a database back to what the migrations wrote. Triggers refuse DELETE, so they step aside for a moment."""
+    """Takes a database back to what the migrations wrote. Triggers refuse DELETE, so they step aside for a moment: all
+    together for a superuser, table by table for others."""
 
     def __init__(self, url: str) -> None:
         self._engine = create_engine(url)
+        with self._engine.connect() as conn:
+            self._is_superuser = conn.scalar(text("SELECT rolsuper FROM pg_roles WHERE rolname = current_user"))
         rows = {
             table.name: f'"{table.name}"' + (" WHERE id <> 'operator'" if table.name == "tenant" else "")
             for table in reversed(Base.metadata.sorted_tables)
@@ -77,7 +80,14 @@ class Emptied:
     def empty(self) -> None:
         with self._engine.begin() as conn:
             written = set(conn.scalars(self._written))
-            for name in (name for name in self._rows if name in written):
+            names = [name for name in self._rows if name in written]
+            if not names:
+                return
+            if self._is_superuser:
+                deletes = "; ".join(f"DELETE FROM {self._rows[name]}" for name in names)
+                conn.exec_driver_sql(f"SET LOCAL session_replication_role = replica; {deletes}")
+                return
+            for name in names:
                 conn.execute(text(f'ALTER TABLE "{name}" DISABLE TRIGGER USER'))
                 conn.execute(text(f"DELETE FROM {self._rows[name]}"))
                 conn.execute(text(f'ALTER TABLE "{name}" ENABLE TRIGGER USER'))

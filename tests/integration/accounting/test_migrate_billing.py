@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from conftest import empty_database
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import DBAPIError
 
@@ -17,6 +18,22 @@ ROLLUP = "INSERT INTO rollup_day VALUES ({day}, '{tenant}', 'k', 'm', 'interacti
 @pytest.fixture
 def seeded(database_url):
     """(engine, url) at the older revision."""
+    engine = seed(database_url)
+    yield engine, database_url
+    engine.dispose()
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def with_billing(request, tmp_path_factory):
+    """An engine at the revision of billing, for tests that leave its rows as they are."""
+    with empty_database(request.param, tmp_path_factory.mktemp("billing")) as url:
+        engine = seed(url)
+        migrate.upgrade(url, BILLING)
+        yield engine
+        engine.dispose()
+
+
+def seed(database_url):
     migrate.upgrade(database_url, BEFORE)
     engine = create_engine(database_url.replace("+aiosqlite", ""))
     with engine.begin() as conn:
@@ -27,8 +44,7 @@ def seeded(database_url):
         for day in (SEPTEMBER, SEPTEMBER + 29 * DAY, OCTOBER):
             conn.execute(text(ROLLUP.format(day=day, tenant="proj_a")))
         conn.execute(text(ROLLUP.format(day=OCTOBER, tenant="proj_b")))
-    yield engine, database_url
-    engine.dispose()
+    return engine
 
 
 def rows(engine, statement):
@@ -62,22 +78,19 @@ def test_an_assignment_from_before_is_guarded_and_kept(seeded):
 
 
 @pytest.mark.parametrize("interval", ["150, NULL", "50, 101", "199, 300", "50, NULL", "120, 130"])
-def test_overlapping_intervals_are_refused_by_the_database_itself(seeded, interval):
-    engine, url = seeded
-    migrate.upgrade(url, BILLING)
-    assert refused(engine, f"INSERT INTO price_assignment VALUES ('proj_a', {interval}, 's')")
-    assert refused(engine, f"INSERT INTO price_sheet_version VALUES ('s', 2, {interval}, 1)")
+def test_overlapping_intervals_are_refused_by_the_database_itself(with_billing, interval):
+    assert refused(with_billing, f"INSERT INTO price_assignment VALUES ('proj_a', {interval}, 's')")
+    assert refused(with_billing, f"INSERT INTO price_sheet_version VALUES ('s', 2, {interval}, 1)")
 
 
 @pytest.mark.parametrize("interval", ["200, NULL", "50, 100"])
-def test_intervals_that_meet_are_not_refused(seeded, interval):
-    engine, url = seeded
-    migrate.upgrade(url, BILLING)
-    with engine.begin() as conn:
+def test_intervals_that_meet_are_not_refused(with_billing, interval):
+    with with_billing.connect() as conn:
         conn.execute(text(f"INSERT INTO price_assignment VALUES ('proj_a', {interval}, 's')"))
         conn.execute(text(f"INSERT INTO price_sheet_version VALUES ('s', 2, {interval}, 1)"))
         # Another tenant's intervals are its own.
         conn.execute(text("INSERT INTO price_assignment VALUES ('operator', 150, NULL, 's')"))
+        conn.rollback()
 
 
 TABLES = {

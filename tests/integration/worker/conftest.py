@@ -8,6 +8,12 @@ import pytest
 
 
 @pytest.fixture
+def quick_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that wait for a worker's heartbeat. It comes each second otherwise."""
+    monkeypatch.setattr("workers.engine.service.HEARTBEAT_S", 0.1)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     import torch
 

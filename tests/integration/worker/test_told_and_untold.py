@@ -15,7 +15,7 @@ ASK = CacheCommand("snapshot", key=b"k" * 32)
 
 
 @pytest.fixture
-async def worker(tmp_path):
+async def worker(tmp_path, quick_beats):
     async with ScriptedWorker(tmp_path / "w.sock") as worker:
         yield worker
 

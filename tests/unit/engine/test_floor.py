@@ -88,9 +88,9 @@ def test_batch_inputs_are_computed_beside_a_trickle_of_interactive_ones(num_batc
     assert sum((LINK, f"chat{number}") in drive.endings for number in range(1, 401)) >= 395
 
 
-def crowd(jobs, num_chats, num_steps, **options):
-    """Runs batch jobs (name, tenant, number of choices) beside chats of which `num_chats` are always there. Returns the
-    driver."""
+def crowd(jobs, num_chats, num_steps, until=(), **options):
+    """Runs batch jobs (name, tenant, number of choices) beside chats of which `num_chats` are always there, for so many
+    steps, or until the jobs named last have ended. Returns the driver."""
     runner = BlindRunner((0.005, 0.00001, 0.0), num_blocks=4000, block_size=16)
     drive = paced_driver(runner, **{"max_batch_tokens": 256, "max_running": 64} | options)
     drive._check_running = lambda: None
@@ -104,12 +104,14 @@ def crowd(jobs, num_chats, num_steps, **options):
             for name, tenant, num_choices in jobs:
                 drive.send(generate_request(name, [5] * 40, 4, tenant=tenant, tier="batch", num_choices=num_choices))
         drive.step()
+        if until and all((LINK, name) in drive.endings for name in until):
+            break
     return drive
 
 
 def test_batch_comes_to_its_floor_where_chats_fill_all_places():
     jobs = [f"job{i}" for i in range(5)]
-    drive = crowd([(job, "batch", 1) for job in jobs], num_chats=70, num_steps=700)
+    drive = crowd([(job, "batch", 1) for job in jobs], num_chats=70, num_steps=700, until=jobs)
     assert all((LINK, job) in drive.endings for job in jobs), "batch was kept out"
 
 

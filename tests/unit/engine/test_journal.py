@@ -103,7 +103,8 @@ def test_counts_lie_in_the_file_before_the_step_gives_its_frame_away(tmp_path):
     journal.close()
 
 
-def test_a_second_process_in_a_slot_does_not_start(tmp_path):
+def test_a_second_process_in_a_slot_does_not_start(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_module, "TAKEN_S", 0.2)
     journal = open_journal(tmp_path)
     with pytest.raises(StartError, match="Another process"):
         open_journal(tmp_path)

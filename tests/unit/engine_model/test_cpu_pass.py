@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from itertools import pairwise
@@ -45,6 +46,20 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
                 tensor += 0.2 * torch.randn(tensor.shape, generator=generator)
         model.reference.save_pretrained(model.directory)
         return model
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def compiled_runner(tiny_model: TinyModels) -> Callable[[str, str], ModelRunner]:
+    """Makes a runner with compiled layers, with inputs in float32, whichever CPU this is. Tests share the one of a model
+    and dtype, as they write the KV that they read."""
+
+    @functools.cache
+    def make(name: str, dtype: str) -> ModelRunner:
+        with pytest.MonkeyPatch.context() as patch:
+            needs_panels(patch)
+            return tiny_model(name).runner(dtype=dtype)
 
     return make
 
@@ -128,10 +143,10 @@ def test_a_row_has_the_same_bits_alone_and_beside_others(
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_take_the_compiled_layers_whoever_is_beside_them(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+    compiled_runner: Callable[[str, str], ModelRunner], monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
     needs_panels(monkeypatch)
-    runner = tiny_model(name).runner(dtype=dtype)
+    runner = compiled_runner(name, dtype)
     assert runner.loaded.hidden_states.is_compiled
     others = [PROMPT[3:9], PROMPT[::-1]]
     tables = [[1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15, 16, 17, 18]]
@@ -153,10 +168,10 @@ def test_rows_take_the_compiled_layers_whoever_is_beside_them(
 @pytest.mark.parametrize("name", COMPILED)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
+    compiled_runner: Callable[[str, str], ModelRunner], monkeypatch: pytest.MonkeyPatch, name: str, dtype: str
 ) -> None:
     needs_panels(monkeypatch)
-    runner = tiny_model(name).runner(dtype=dtype)
+    runner = compiled_runner(name, dtype)
     start, end = 5, 23
     first, num_guesses = PROMPT[:start], end - start - 1
     table, others = [[*range(at, at + 7)] for at in (1, 10)], [[9], PROMPT[:3], PROMPT]
@@ -175,10 +190,10 @@ def test_guesses_are_proved_with_the_bits_of_single_steps_whoever_is_beside_them
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cuts", [[1], [24], [3, 4, 21], [16, 17], [*range(1, 25)]], ids=str)
 def test_a_prompt_has_the_same_bits_however_it_is_cut(
-    tiny_model: TinyModels, monkeypatch: pytest.MonkeyPatch, dtype: str, cuts: list[int]
+    compiled_runner: Callable[[str, str], ModelRunner], monkeypatch: pytest.MonkeyPatch, dtype: str, cuts: list[int]
 ) -> None:
     needs_panels(monkeypatch)
-    runner = tiny_model("qwen3").runner(dtype=dtype)
+    runner = compiled_runner("qwen3", dtype)
     whole = last_logits(runner)
     with torch.inference_mode():
         kv = runner.store.layer(0)[0][1:8].clone()

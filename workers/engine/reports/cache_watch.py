@@ -77,7 +77,7 @@ class CacheWatch:
         law = invariants.LAWS[self._next_law]
         self._next_law = (self._next_law + 1) % len(invariants.LAWS)
         try:
-            broken = list(law(self._cache, None))
+            broken = list(law(invariants.see(self._cache)))
         except Exception:
             # A state for which the check itself fails is broken too. Serving goes on, and a person must look into it.
             logger.exception("a law of the cache cannot be checked", extra={"event": "cache_law"})
