@@ -21,11 +21,11 @@ import aiohttp
 import openai
 from aiohttp import web
 from byte_model import TEMPLATE, write_byte_model
+from migrated import migrated, migrated_database
 from sqlalchemy import text
 
 from accounting.access import api_keys
 from accounting.books import books
-from accounting.database import migrate
 from accounting.lifecycle.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
 from accounting.tenants import tenants
 from gateway.app import create_app
@@ -60,6 +60,12 @@ class RunningGateway:
     def client(self, api_key: str | None = None, **options: Any) -> openai.AsyncOpenAI:
         options = {"max_retries": 0, "timeout": 20} | options
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key or self.keys.api_key, **options)
+
+    def operator(self) -> openai.AsyncOpenAI:
+        """The official client with the operator's key, for `client.admin`."""
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key="", admin_api_key=self.keys.admin_key, max_retries=0
+        )
 
     def session(self, api_key: str | None = None) -> aiohttp.ClientSession:
         """A plain client; `api_key` "" for none. A request that is never answered fails before the test's own limit."""
@@ -153,7 +159,7 @@ async def prepare_home(home: Path, url: str) -> Credentials:
     (secrets / "master.key").write_bytes(b"m" * 32)
     database = Path(url.removeprefix("sqlite+aiosqlite:///"))
     if not url.startswith("sqlite") or database.exists():
-        await asyncio.to_thread(migrate.upgrade, url)
+        await migrated_database(url)
         return await bootstrap(url, PEPPER, {MODEL: EXAMPLE_RATES}, None)
     template, keys = await asyncio.to_thread(_template)
     shutil.copy(template, database)
@@ -166,7 +172,7 @@ def _template() -> tuple[Path, Credentials]:
     directory = Path(tempfile.mkdtemp(prefix="headgate-test-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     url = f"sqlite+aiosqlite:///{directory / 'headgate.db'}"
-    migrate.upgrade(url)
+    migrated(url)
     keys = asyncio.run(bootstrap(url, PEPPER, {MODEL: EXAMPLE_RATES}, None))
     with sqlite3.connect(directory / "headgate.db") as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
@@ -56,7 +55,5 @@ async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 async def organization(gateway: RunningGateway) -> AsyncIterator[Any]:
     """`client.admin.organization`, with the operator's key."""
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:
+    async with gateway.operator() as client:
         yield client.admin.organization

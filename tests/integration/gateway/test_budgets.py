@@ -195,6 +195,7 @@ async def test_an_adjustment_raises_the_limit_for_its_time_only(gateway):
     assert answer.status == 200
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -207,10 +208,10 @@ async def test_an_adjustment_raises_the_limit_for_its_time_only(gateway):
         ({"api_key_id": "key_of_nobody"}, "api_key_id"),
     ],
 )
-async def test_what_is_no_budget_is_refused_by_name(bare_gateway, fields, param):
-    tenant, _ = await bare_gateway.new_tenant("anna")
+async def test_what_is_no_budget_is_refused_by_name(shared_gateway, fields, param):
+    tenant, _ = await shared_gateway.new_tenant("anna")
     body = {"project_id": tenant, "period": "day", "limit_micro_units": 5} | fields
-    status, answer = await call(bare_gateway, "POST", BUDGETS, body)
+    status, answer = await call(shared_gateway, "POST", BUDGETS, body)
     assert (status, answer["error"]["param"]) == (400, param)
 
 

@@ -129,10 +129,11 @@ async def test_attack_C15_two_tenants_may_use_the_same_key(gateway: RunningGatew
     assert await endings(gateway) == [("settle", "ok")] * 2
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("key", ["", "x" * 256, "batch:batch_00:1", "ü"])
-async def test_attack_D15_a_key_of_no_use_is_refused(gateway: RunningGateway, key: str) -> None:
-    assert (await ask(gateway, key=key))[0] == 400
-    assert await gateway.sql("SELECT 1 FROM idempotent_reply") == []
+async def test_attack_D15_a_key_of_no_use_is_refused(shared_gateway: RunningGateway, key: str) -> None:
+    assert (await ask(shared_gateway, key=key))[0] == 400
+    assert await shared_gateway.sql("SELECT 1 FROM idempotent_reply") == []
 
 
 async def test_two_keys_in_one_request_are_none(gateway: RunningGateway) -> None:

@@ -26,6 +26,7 @@ async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -
         return answer.status, await answer.read()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -45,12 +46,12 @@ async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -
     ],
 )
 async def test_attack_C01_every_bad_credential_gets_the_same_401(
-    bare_gateway: RunningGateway, headers: dict[str, str]
+    shared_gateway: RunningGateway, headers: dict[str, str]
 ) -> None:
-    status, body = await ask(bare_gateway, headers)
+    status, body = await ask(shared_gateway, headers)
     assert status == 401
-    assert body == (await ask(bare_gateway, {}))[1]
-    assert await bare_gateway.sql("SELECT count(*) FROM api_key") != []
+    assert body == (await ask(shared_gateway, {}))[1]
+    assert await shared_gateway.sql("SELECT count(*) FROM api_key") != []
 
 
 async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(gateway: RunningGateway) -> None:
