@@ -417,6 +417,7 @@ async def test_if_the_gateway_ends_before_sql_answers_the_next_start_ends_the_re
     home, body = tmp_path / "home", chat()
     join = Detached.join
     monkeypatch.setattr(Detached, "join", lambda self, _: join(self, 0.3))
+    monkeypatch.setattr("gateway.base.lifecycle.UNINTERRUPTED_S", 1.0)
     async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"):
         with monkeypatch.context() as patched:
             patched.setattr(ClaimedKey, "store", failing)
