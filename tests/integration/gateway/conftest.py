@@ -14,9 +14,12 @@ from gateways import RunningGateway, running_gateway
 
 @pytest.fixture(autouse=True, scope="session")
 def rows_are_written_soon() -> Iterator[None]:
-    """Many tests look for what they sent in the request log."""
+    """Many tests look for what they sent in the request log, or for what a worker counted of it, or for a prompt that they
+    published."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.resources.EVERY_S", 0.2)
+        patch.setattr("gateway.resources.PREFIX_EVERY_S", 0.1)
+        patch.setattr("gateway.routing.links.worker_link.RECORDS_EVERY_S", 0.05)
         yield
 
 
