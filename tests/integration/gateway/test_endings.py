@@ -183,8 +183,9 @@ async def test_without_a_worker_the_answer_is_503_and_nothing_is_taken(bare_gate
 
 
 async def test_an_engine_that_shows_no_step_is_named(
-    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway
+    tmp_path: Path, redis_url: str, bare_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("gateway.routing.links.worker_link.SUSPECT_STEP_AGE_MS", 500)
     async with slow(tmp_path, redis_url) as worker, bare_gateway.session() as session:
         await bare_gateway.workers(1)
         [link] = bare_gateway.app[GENERATION].fleet.links

@@ -126,7 +126,7 @@ async def test_attack_C04_a_revoked_key_is_refused_within_five_seconds(
 
 async def test_attack_C04_suspended_archived_and_expired_are_told_apart(bare_gateway: RunningGateway) -> None:
     now = int(time.time())
-    tenant, key = await bare_gateway.new_tenant("late", expires_at=now + 1)
+    tenant, key = await bare_gateway.new_tenant("late", expires_at=now)
     suspended, suspended_key = await bare_gateway.new_tenant("suspended")
     archived, archived_key = await bare_gateway.new_tenant("archived")
     async with bare_gateway.app[DATABASE].write() as conn:
@@ -135,7 +135,6 @@ async def test_attack_C04_suspended_archived_and_expired_are_told_apart(bare_gat
     assert (await ask(bare_gateway, {"x-api-key": suspended_key}))[0] == 403
     status, body = await ask(bare_gateway, {"x-api-key": archived_key})
     assert (status, b"project_archived" in body) == (403, True)
-    await asyncio.sleep(1.1)
     assert (await ask(bare_gateway, {"x-api-key": key}))[0] == 401
     assert tenant
 
