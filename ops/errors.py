@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ def helpers() -> dict[str, Helper]:
     return found
 
 
+@cache
 def errors() -> list[Error]:
     """Returns every error of the gateway, by status and code, with the shortest of its messages."""
     known = helpers()

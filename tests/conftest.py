@@ -30,6 +30,7 @@ from typing import Any
 import httpcore2
 import hypothesis
 import pytest
+import redis.utils
 
 from kernels.cpu import instructions
 
@@ -52,6 +53,9 @@ if os.environ.get("HEADGATE_TEST_GPU") != "1":
 
 # Every client would read all certificates of the system again, for servers on loopback that have none.
 httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
+
+# Every connection to Redis would read the metadata of the installed package again.
+redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 
 compiled_sql = importlib.import_module("compiled_sql")
 compiled_sql.share()

@@ -11,10 +11,10 @@ from typing import Any
 from click.testing import CliRunner, Result
 from engine_driver import Driver
 from fakes import ROOT, ScriptedRunner, encode, generate_request
+from migrated import migrated_database
 from money import RATES, posting
 
 from accounting.access import api_keys
-from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
@@ -81,7 +81,7 @@ class Scene:
 
 async def made_tenant(url: str) -> dict[str, str]:
     """Makes the tables, a price and a tenant with a key. Returns the ids of the two."""
-    await asyncio.to_thread(migrate.upgrade, url)
+    await migrated_database(url)
     database = Database(url)
     async with database.write() as conn:
         await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 0)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 import pytest_asyncio
 from fakes import ScriptedWorker
@@ -15,9 +14,12 @@ from gateways import RunningGateway, running_gateway
 
 @pytest.fixture(autouse=True, scope="session")
 def rows_are_written_soon() -> Iterator[None]:
-    """Many tests look for what they sent in the request log."""
+    """Many tests look for what they sent in the request log, or for what a worker counted of it, or for a prompt that they
+    published."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.resources.EVERY_S", 0.2)
+        patch.setattr("gateway.resources.PREFIX_EVERY_S", 0.1)
+        patch.setattr("gateway.routing.links.worker_link.RECORDS_EVERY_S", 0.05)
         yield
 
 
@@ -56,7 +58,5 @@ async def shared_gateway(redis_socket: Path, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 async def organization(gateway: RunningGateway) -> AsyncIterator[Any]:
     """`client.admin.organization`, with the operator's key."""
-    async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="", admin_api_key=gateway.keys.admin_key, max_retries=0
-    ) as client:
+    async with gateway.operator() as client:
         yield client.admin.organization

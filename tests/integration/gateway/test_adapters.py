@@ -118,6 +118,7 @@ async def test_files_that_are_not_there_are_said_and_nothing_is_registered(gatew
     assert (await complete(gateway, MODEL))[0] == 200, "the worker goes on"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("change", "status", "param"),
     [
@@ -127,9 +128,9 @@ async def test_files_that_are_not_there_are_said_and_nothing_is_registered(gatew
         ({"tenant": "proj_unknown"}, 404, None),
     ],
 )
-async def test_what_cannot_be_registered_is_refused(gateway, folder, change, status, param):
+async def test_what_cannot_be_registered_is_refused(shared_gateway, folder, change, status, param):
     body = {"model": MODEL, "name": "poet", "path": folder("poet"), **change}
-    found, answer = await call(gateway, "POST", body=body)
+    found, answer = await call(shared_gateway, "POST", body=body)
     assert (found, answer["error"]["param"]) == (status, param)
 
 

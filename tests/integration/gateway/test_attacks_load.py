@@ -89,13 +89,14 @@ async def test_attack_D06_a_hundred_keys_of_one_tenant_have_its_limit_together(g
 HOSTILE = ("' OR 1=1 --", "%", "*", "_", "-1", "1e9", "0x10", "99999999999999999999", "desc;drop table file", "\0", "é")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/requests", "/v1/models", "/v1/messages/batches"])
 @pytest.mark.parametrize("name", ["limit", "order", "after", "after_id"])
 async def test_attack_E03_what_lists_are_asked_with_is_taken_or_refused(
-    gateway: RunningGateway, path: str, name: str
+    shared_gateway: RunningGateway, path: str, name: str
 ) -> None:
-    _, stranger = await gateway.new_tenant("stranger")
-    async with gateway.session(stranger) as session:
+    _, stranger = await shared_gateway.new_tenant("stranger")
+    async with shared_gateway.session(stranger) as session:
         async with session.get(path) as answer:
             plain = (await answer.json())["data"]
         for value in HOSTILE:
@@ -105,6 +106,7 @@ async def test_attack_E03_what_lists_are_asked_with_is_taken_or_refused(
                     assert (await answer.json())["data"] == plain
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "name",
     [
@@ -118,7 +120,9 @@ async def test_attack_E03_what_lists_are_asked_with_is_taken_or_refused(
         "*",
     ],
 )
-async def test_attack_E08_a_model_that_looks_like_a_place_is_no_model(gateway: RunningGateway, name: str) -> None:
+async def test_attack_E08_a_model_that_looks_like_a_place_is_no_model(
+    shared_gateway: RunningGateway, name: str
+) -> None:
     bodies = {
         CHAT: chat(model=name),
         "/v1/completions": {"model": name, "prompt": "x"},
@@ -126,7 +130,7 @@ async def test_attack_E08_a_model_that_looks_like_a_place_is_no_model(gateway: R
         "/v1/responses": {"model": name, "input": "x"},
         "/tokenize": {"model": name, "prompt": "x"},
     }
-    async with gateway.session() as session:
+    async with shared_gateway.session() as session:
         for path, body in bodies.items():
             async with session.post(path, json=body) as answer:
                 assert (answer.status, (await answer.json())["error"]["code"]) == (404, "model_not_found"), path

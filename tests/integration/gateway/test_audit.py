@@ -286,12 +286,13 @@ async def test_an_entry_has_the_clients_fields_and_no_secret(gateway, organizati
         assert not any(secret in str(row) for row in rows)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "asked", ["effective_at[gt]=x", "after=nothing", "limit=0", "actor_emails[]=a@b.c", "before=key_1"]
 )
-async def test_what_cannot_be_asked_of_the_log_is_a_400(gateway, asked):
+async def test_what_cannot_be_asked_of_the_log_is_a_400(shared_gateway, asked):
     async with (
-        gateway.session(gateway.keys.admin_key) as session,
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
         session.get(f"/v1/organization/audit_logs?{asked}") as answer,
     ):
         assert answer.status == 400

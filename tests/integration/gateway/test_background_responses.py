@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ from workers.process.logs import HANDLED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 ENDED = ("completed", "incomplete", "failed", "cancelled")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def events_are_stored_and_found_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.responses.background.FLUSH_S", 0.1)
+        patch.setattr("gateway.routes.background_responses.POLL_S", 0.02)
+        patch.setattr("gateway.routes.background_responses.MAX_POLL_S", 0.1)
+        yield
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -125,7 +134,7 @@ async def test_a_cancelled_run_ends_and_bills_what_it_computed(slow_gateway: Run
         with pytest.raises(openai.BadRequestError):
             await client.responses.cancel(plain.id)
     await slow_gateway.settled()
-    rows = await slow_gateway.sql("SELECT kind, output FROM ledger_entry WHERE output > 20 ORDER BY request_id DESC")
+    rows = await slow_gateway.sql("SELECT kind, output FROM ledger_entry WHERE output > 0 ORDER BY request_id DESC")
     assert ("settle", cancelled.usage.output_tokens) in [tuple(row) for row in rows]
     await slow_gateway.balanced()
 
@@ -141,9 +150,12 @@ async def test_a_deleted_response_stops(slow_gateway: RunningGateway) -> None:
     await slow_gateway.balanced()
 
 
-async def test_a_response_that_is_deleted_before_its_end_is_stored_is_paid_for(slow_gateway: RunningGateway) -> None:
+async def test_a_response_that_is_deleted_before_its_end_is_stored_is_paid_for(
+    slow_gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its run ends before it hears of the deletion. Otherwise short responses, whose events are read meanwhile, would be
     free."""
+    monkeypatch.setattr("gateway.responses.background.FLUSH_S", 5.0)
     _, key = await slow_gateway.new_tenant("deletes", ("chat",))
     async with slow_gateway.client(key) as client:
         made = await client.responses.create(model=MODEL, input="hello", max_output_tokens=12, background=True)

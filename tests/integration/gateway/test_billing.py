@@ -75,6 +75,7 @@ async def test_a_sheet_gets_versions_that_cannot_overlap(admin, gateway):
     assert (await call(admin, "GET", "/admin/v1/price-sheets/gold/9"))[0] == 404
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -90,9 +91,10 @@ async def test_a_sheet_gets_versions_that_cannot_overlap(admin, gateway):
         ({"rates": [{"model": "m", **RATES}] * 2}, "rates"),
     ],
 )
-async def test_a_sheet_that_cannot_be_is_refused(admin, change, param):
+async def test_a_sheet_that_cannot_be_is_refused(shared_gateway, change, param):
     sheet = {"sheet": "gold", "from": 1_000, "rates": [{"model": "m", **RATES}]}
-    status, body = await call(admin, "POST", "/admin/v1/price-sheets", {**sheet, **change})
+    async with shared_gateway.session(shared_gateway.keys.admin_key) as session:
+        status, body = await call(session, "POST", "/admin/v1/price-sheets", {**sheet, **change})
     assert (status, body["error"]["param"]) == (400, param)
 
 

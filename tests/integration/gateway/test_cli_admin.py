@@ -189,6 +189,7 @@ async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
     assert (status, "This API key may not do this." in output) == (1, True)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("arguments", "environment", "sentence"),
     [
@@ -214,8 +215,10 @@ async def test_an_admin_key_for_finance_reads_and_changes_nothing(gateway):
         ),
     ],
 )
-async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(gateway, arguments, environment, sentence):
-    status, output = await headgate(gateway, *arguments, **environment)
+async def test_what_cannot_be_done_is_one_sentence_and_a_non_zero_exit(
+    shared_gateway, arguments, environment, sentence
+):
+    status, output = await headgate(shared_gateway, *arguments, **environment)
     assert status != 0
     assert sentence in output
     assert "Traceback" not in output
@@ -244,17 +247,22 @@ async def test_a_limit_is_previewed_and_unusual_keys_are_listed(gateway):
     assert json.loads(output) == [], "the key was made a moment ago"
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("body", [{}, {"model": MODEL}, {"max_requests_per_1_minute": None}])
-async def test_a_preview_without_a_limit_is_a_400_that_names_one(gateway, body):
+async def test_a_preview_without_a_limit_is_a_400_that_names_one(shared_gateway, body):
     """It said that 0 requests would be refused."""
     path = "/admin/v1/tenants/default/limits/preview"
-    async with gateway.session(gateway.keys.admin_key) as session, session.post(path, json=body) as answer:
+    async with (
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
+        session.post(path, json=body) as answer,
+    ):
         assert answer.status == 400
         error = (await answer.json())["error"]
     assert (error["code"], error["param"]) == ("missing_required_parameter", "max_requests_per_1_minute")
     assert "max_tokens_per_1_minute" in error["message"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -264,7 +272,10 @@ async def test_a_preview_without_a_limit_is_a_400_that_names_one(gateway, body):
         ({"max_tokens_per_1_minute": 1, "period": "day"}, "period"),
     ],
 )
-async def test_a_preview_of_several_kinds_or_of_half_a_budget_is_a_400(gateway, body, param):
+async def test_a_preview_of_several_kinds_or_of_half_a_budget_is_a_400(shared_gateway, body, param):
     path = "/admin/v1/tenants/default/limits/preview"
-    async with gateway.session(gateway.keys.admin_key) as session, session.post(path, json=body) as answer:
+    async with (
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
+        session.post(path, json=body) as answer,
+    ):
         assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from billing_world import CLOSED_MS, PERIOD, START, month_of_traffic, tenants_with_keys
 from click.testing import CliRunner
+from migrated import migrated_database
 from sqlalchemy import insert, select, text
 
 from accounting.billing import invoices
 from accounting.billing.residency_sums import HOUR_MS
-from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.exports import exports, focus
 from accounting.prices import prices
@@ -30,7 +30,7 @@ MONTH = ("--from", "2025-09-01", "--to", "2025-10-01")
 
 @pytest.fixture
 async def url(database_url):
-    await asyncio.to_thread(migrate.upgrade, database_url)
+    await migrated_database(database_url)
     database = Database(database_url)
     owners = await tenants_with_keys(database, 3)
     await month_of_traffic(database, owners, 30)

@@ -129,10 +129,11 @@ async def test_attack_C15_two_tenants_may_use_the_same_key(gateway: RunningGatew
     assert await endings(gateway) == [("settle", "ok")] * 2
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("key", ["", "x" * 256, "batch:batch_00:1", "ü"])
-async def test_attack_D15_a_key_of_no_use_is_refused(gateway: RunningGateway, key: str) -> None:
-    assert (await ask(gateway, key=key))[0] == 400
-    assert await gateway.sql("SELECT 1 FROM idempotent_reply") == []
+async def test_attack_D15_a_key_of_no_use_is_refused(shared_gateway: RunningGateway, key: str) -> None:
+    assert (await ask(shared_gateway, key=key))[0] == 400
+    assert await shared_gateway.sql("SELECT 1 FROM idempotent_reply") == []
 
 
 async def test_two_keys_in_one_request_are_none(gateway: RunningGateway) -> None:
@@ -416,6 +417,7 @@ async def test_if_the_gateway_ends_before_sql_answers_the_next_start_ends_the_re
     home, body = tmp_path / "home", chat()
     join = Detached.join
     monkeypatch.setattr(Detached, "join", lambda self, _: join(self, 0.3))
+    monkeypatch.setattr("gateway.base.lifecycle.UNINTERRUPTED_S", 1.0)
     async with ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0"):
         with monkeypatch.context() as patched:
             patched.setattr(ClaimedKey, "store", failing)

@@ -6,9 +6,9 @@ import asyncio
 import time
 
 from load import stretched
+from migrated import migrated_database
 from sqlalchemy import text
 
-from accounting.database import migrate
 from accounting.database.db import Database
 from gateway.base.app_keys import DATABASE
 from gateway.journal.journal_truth import shipped_whole
@@ -16,7 +16,7 @@ from workers.protocol.journal import Chain, Kind, segment_name
 
 
 async def test_a_large_segment_holds_up_no_request(sqlite_url, tmp_path):
-    await asyncio.to_thread(migrate.upgrade, sqlite_url)
+    await migrated_database(sqlite_url)
     database, directory = Database(sqlite_url), tmp_path / "journal"
     directory.mkdir()
     chain, payload = Chain(), bytes(100)
@@ -40,7 +40,7 @@ async def test_a_large_segment_holds_up_no_request(sqlite_url, tmp_path):
 
 
 async def test_damage_in_a_segment_is_named_however_long_it_is(sqlite_url, tmp_path):
-    await asyncio.to_thread(migrate.upgrade, sqlite_url)
+    await migrated_database(sqlite_url)
     database, directory = Database(sqlite_url), tmp_path / "journal"
     directory.mkdir()
     chain = Chain()
@@ -64,7 +64,7 @@ async def test_what_was_shipped_is_in_the_ledger_and_missed_where_it_is_not(gate
     assert (found.num_checked, found.failures) == (1, ())
     # A ledger that knows the offset and not the row has lost it.
     url = f"sqlite+aiosqlite:///{tmp_path}/lost.db"
-    await asyncio.to_thread(migrate.upgrade, url)
+    await migrated_database(url)
     lost = Database(url)
     async with lost.write() as conn:
         await conn.execute(text(f"INSERT INTO journal_offset VALUES (0, {offset}, 1)"))

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from migrated import migrated_database
 from money import NOON_MS, posting
 from prometheus_client import CollectorRegistry
 
-from accounting.database import migrate
 from accounting.database.db import Database
 from accounting.requests import request_postings
 from accounting.values.types import Opened
@@ -20,7 +20,7 @@ from gateway.journal.journal import open_journal
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    await asyncio.to_thread(migrate.upgrade, database_url)
+    await migrated_database(database_url)
     database = Database(database_url)
     yield database
     await database.close()

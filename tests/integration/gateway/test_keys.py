@@ -26,6 +26,7 @@ async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -
         return answer.status, await answer.read()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "headers",
     [
@@ -45,12 +46,12 @@ async def ask(gateway: RunningGateway, headers: Any, path: str = "/v1/models") -
     ],
 )
 async def test_attack_C01_every_bad_credential_gets_the_same_401(
-    bare_gateway: RunningGateway, headers: dict[str, str]
+    shared_gateway: RunningGateway, headers: dict[str, str]
 ) -> None:
-    status, body = await ask(bare_gateway, headers)
+    status, body = await ask(shared_gateway, headers)
     assert status == 401
-    assert body == (await ask(bare_gateway, {}))[1]
-    assert await bare_gateway.sql("SELECT count(*) FROM api_key") != []
+    assert body == (await ask(shared_gateway, {}))[1]
+    assert await shared_gateway.sql("SELECT count(*) FROM api_key") != []
 
 
 async def test_a_key_is_taken_from_any_of_three_headers_but_only_one_key(gateway: RunningGateway) -> None:
@@ -125,7 +126,7 @@ async def test_attack_C04_a_revoked_key_is_refused_within_five_seconds(
 
 async def test_attack_C04_suspended_archived_and_expired_are_told_apart(bare_gateway: RunningGateway) -> None:
     now = int(time.time())
-    tenant, key = await bare_gateway.new_tenant("late", expires_at=now + 1)
+    tenant, key = await bare_gateway.new_tenant("late", expires_at=now)
     suspended, suspended_key = await bare_gateway.new_tenant("suspended")
     archived, archived_key = await bare_gateway.new_tenant("archived")
     async with bare_gateway.app[DATABASE].write() as conn:
@@ -134,7 +135,6 @@ async def test_attack_C04_suspended_archived_and_expired_are_told_apart(bare_gat
     assert (await ask(bare_gateway, {"x-api-key": suspended_key}))[0] == 403
     status, body = await ask(bare_gateway, {"x-api-key": archived_key})
     assert (status, b"project_archived" in body) == (403, True)
-    await asyncio.sleep(1.1)
     assert (await ask(bare_gateway, {"x-api-key": key}))[0] == 401
     assert tenant
 

@@ -185,6 +185,7 @@ async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(g
     assert len(bodies) == 1
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -195,9 +196,9 @@ async def test_the_404_for_a_foreign_object_is_that_for_one_that_never_existed(g
         ({"name": "   "}, "invalid_value", "name"),
     ],
 )
-async def test_a_faulty_body_is_a_400_that_names_the_field(gateway, body, code, param):
+async def test_a_faulty_body_is_a_400_that_names_the_field(shared_gateway, body, code, param):
     async with (
-        gateway.session(gateway.keys.admin_key) as session,
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
         session.post("/v1/organization/projects", json=body) as answer,
     ):
         error = (await answer.json())["error"]

@@ -10,7 +10,8 @@ import pytest
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway
 
-from gateway.intake.throttle import JITTER, OPEN_S
+from gateway.intake import throttle
+from gateway.intake.throttle import JITTER
 
 RETRY_S = 5.0
 
@@ -68,7 +69,8 @@ async def test_it_opens_when_the_worker_has_refused_nobody_for_a_while(
         for n in range(100):
             await ask(session, f"flood {n}")
         monkeypatch.setattr(worker.engine.scheduler, "refuse", lambda attempt, now: 0.0)
-        await asyncio.sleep(OPEN_S + 0.1)
+        monkeypatch.setattr(throttle, "OPEN_S", 0.3)
+        await asyncio.sleep(0.4)
         started = time.monotonic()
         answers = [await ask(session, f"calm {n}") for n in range(10)]
         assert {status for status, _, _ in answers} == {200}, time.monotonic() - started

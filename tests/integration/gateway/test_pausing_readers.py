@@ -132,12 +132,12 @@ async def test_a_client_that_pauses_for_less_than_the_write_timeout_gets_all_and
 async def test_a_client_that_never_reads_on_is_dropped_after_the_write_timeout(
     tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    async with serving(tmp_path, redis_url, monkeypatch, write_timeout_s=1.0) as (gateway, worker):
+    async with serving(tmp_path, redis_url, monkeypatch, write_timeout_s=0.5) as (gateway, worker):
         request, end = await asked(gateway, kind)
         client = await unread(gateway, request)
         started = asyncio.get_running_loop().time()
         await until(lambda: not worker.engine.attempts)
-        assert asyncio.get_running_loop().time() - started > 0.8
+        assert asyncio.get_running_loop().time() - started > 0.4
         await gateway.settled()
         [(outcome,)] = await gateway.sql("SELECT outcome FROM ledger_entry WHERE kind = 'settle'")
         assert outcome == "client_gone"

@@ -139,6 +139,7 @@ async def test_a_prefix_that_does_not_fit_the_pins_says_so(gateway, worker):
     assert "no room" in found["workers"][0]["reason"]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -153,8 +154,8 @@ async def test_a_prefix_that_does_not_fit_the_pins_says_so(gateway, worker):
         ({"text": "x" * 100}, "model"),
     ],
 )
-async def test_what_cannot_be_published_is_refused_with_its_field(gateway, body, param):
-    status, answer = await call(gateway, "POST", body=body)
+async def test_what_cannot_be_published_is_refused_with_its_field(shared_gateway, body, param):
+    status, answer = await call(shared_gateway, "POST", body=body)
     assert status == 400, answer
     assert answer["error"]["param"] == param
 

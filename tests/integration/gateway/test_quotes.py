@@ -17,6 +17,7 @@ from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values.types import Limits
 from gateway.base.app_keys import DATABASE
+from gateway.metering import price_cache
 
 CHAT = "/v1/chat/completions"
 LONG = "The quick brown fox jumps over the lazy dog, and then it sleeps for a while in the sun. " * 2
@@ -84,7 +85,9 @@ async def test_several_prompts_and_choices_are_added_up(gateway: RunningGateway)
     assert sum(charge for charge, _ in await charged(gateway)) <= made["max_charge_micro_units"]
 
 
-async def test_a_quote_binds_the_price_of_its_moment(gateway: RunningGateway) -> None:
+async def test_a_quote_binds_the_price_of_its_moment(gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(price_cache, "MAX_AGE_S", 0.1)
+    monkeypatch.setattr(price_cache, "CONFIRMED_S", 0.1)
     made = await quote(gateway, chat())
     async with gateway.app[DATABASE].write() as conn:
         dearer = {
@@ -93,7 +96,7 @@ async def test_a_quote_binds_the_price_of_its_moment(gateway: RunningGateway) ->
         }
         version = await prices.add_version(conn, "standard", dearer, int(time.time() * 1000))
     assert version != made["price_version"]
-    await asyncio.sleep(2.1)  # prices are remembered for so long
+    await asyncio.sleep(0.2)  # prices are remembered for half of it
     assert (await quote(gateway, chat()))["price_version"] == version
     status, _ = await post(gateway, CHAT, chat(), x_headgate_quote=made["id"])
     assert status == 200

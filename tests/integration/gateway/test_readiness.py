@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,13 @@ from gateway.limiter.limits import limiter_link
 from gateway.metering.metering import METERING
 from gateway.metering.slot_owner import SlotOwner
 from workers.process.vocabulary_digest import vocabulary_digest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def checks_are_soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readiness, "EVERY_S", 0.1)
+        yield
 
 
 async def probe(gateway: RunningGateway) -> tuple[int, str, dict[str, str]]:

@@ -225,7 +225,7 @@ async def test_a_gateway_that_stops_answers_and_closes(gateway: RunningGateway) 
 async def test_attack_A07_a_socket_whose_client_does_not_read_holds_up_nobody(tmp_path: Path, redis_url: str) -> None:
     """The gateway's loop turned for ever in the wait for such a client, and every tenant's requests stood still."""
     async with (
-        running_gateway(tmp_path / "home", redis_url, write_timeout_s=1.0) as gateway,
+        running_gateway(tmp_path / "home", redis_url, write_timeout_s=0.4) as gateway,
         ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, journal_dir=tmp_path / "w0") as worker,
     ):
         await gateway.workers(1)
@@ -285,7 +285,7 @@ async def _ends(reader: asyncio.StreamReader, limit_s: float) -> bool:
 async def test_attack_A18_a_message_that_never_ends_is_counted_and_ended(tmp_path: Path, redis_url: str) -> None:
     """All but one byte of a message lay in the gateway for as long as its client liked, and counted nowhere."""
     num_bytes = 3 * 2**20
-    async with running_gateway(tmp_path / "home", redis_url, body_s=1.0) as gateway:
+    async with running_gateway(tmp_path / "home", redis_url, body_s=0.5) as gateway:
         intake = gateway.app[INTAKE]
         _, writer = await _raw(gateway)
         writer.write(b"\x81\xff" + (num_bytes + 1).to_bytes(8, "big") + bytes(4) + b"x" * num_bytes)
@@ -293,15 +293,15 @@ async def test_attack_A18_a_message_that_never_ends_is_counted_and_ended(tmp_pat
         slow, trickle = await _raw(gateway)
         trickle.write(b"\x81\xff" + (num_bytes).to_bytes(8, "big") + bytes(4) + b"x")
         started = asyncio.get_running_loop().time()
-        assert await _ends(slow, 3)
-        assert asyncio.get_running_loop().time() - started > 0.7
+        assert await _ends(slow, 10)
+        assert asyncio.get_running_loop().time() - started > 0.35
         await until(lambda: intake.num_held == num_bytes)  # it has kept a rate until now
         writer.close()
         await until(lambda: not intake.num_held)
         idle, other = await _raw(gateway)
         other.write(b"\x89\x80" + bytes(4))
         assert await idle.readexactly(2) == b"\x8a\x00"
-        assert not await _ends(idle, 2), "nothing of a message has come"
+        assert not await _ends(idle, 1), "nothing of a message has come"
         other.close()
         trickle.close()
 

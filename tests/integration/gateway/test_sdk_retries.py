@@ -107,8 +107,9 @@ def client_of(gateway: RunningGateway, port: int, max_retries: int = 2) -> opena
 
 @pytest.mark.parametrize("num_cut", [1, 2])
 async def test_a_connection_cut_before_the_first_byte_is_billed_once(
-    bare_gateway: RunningGateway, slow_worker: ScriptedWorker, num_cut: int
+    bare_gateway: RunningGateway, slow_worker: ScriptedWorker, num_cut: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.05)
     gateway = bare_gateway
     await gateway.workers(1)
     async with cutting_proxy(gateway, slow_worker, num_cut) as proxy:

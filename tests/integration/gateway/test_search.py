@@ -80,6 +80,7 @@ async def test_a_search_behind_each_prompt_with_logprobs_and_echo(gateway: Runni
         assert all(1 <= len(top) <= 2 for top in choice.logprobs.top_logprobs[1:])
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -105,10 +106,10 @@ async def test_a_search_behind_each_prompt_with_logprobs_and_echo(gateway: Runni
     ],
 )
 async def test_what_does_not_go_together_is_refused_by_name(
-    gateway: RunningGateway, path: str, fields: dict[str, Any], param: str
+    shared_gateway: RunningGateway, path: str, fields: dict[str, Any], param: str
 ) -> None:
     base = {"model": MODEL} | ({"messages": MESSAGES} if path == CHAT else {"prompt": "x"})
-    async with gateway.session() as session, session.post(path, json=base | fields) as answer:
+    async with shared_gateway.session() as session, session.post(path, json=base | fields) as answer:
         assert answer.status == 400
         error = (await answer.json())["error"]
     assert error["type"] == "invalid_request_error"

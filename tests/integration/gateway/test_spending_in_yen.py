@@ -7,6 +7,7 @@ import time
 
 import openai
 import pytest
+import pytest_asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 from money import posting
@@ -35,9 +36,8 @@ async def gateway(tmp_path, redis_url):
         yield running
 
 
-@pytest.fixture
-async def payer(gateway: RunningGateway) -> tuple[str, str]:
-    """A tenant that pays one yen for each token of an answer, with its key."""
+async def made_payer(gateway: RunningGateway) -> tuple[str, str]:
+    """Returns a tenant that pays one yen for each token of an answer, with its key."""
     tenant, key = await gateway.new_tenant("payer")
     async with gateway.app[DATABASE].write() as conn:
         await prices.create_sheet(conn, "yen", "JPY", 1)
@@ -45,6 +45,18 @@ async def payer(gateway: RunningGateway) -> tuple[str, str]:
         await prices.add_version(conn, "yen", {(MODEL, tier): A_YEN_PER_TOKEN for tier in tiers}, 1000)
         await prices.assign(conn, tenant, "yen", 1000)
     return tenant, key
+
+
+@pytest.fixture
+async def payer(gateway: RunningGateway) -> tuple[str, str]:
+    return await made_payer(gateway)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_payer(shared_gateway: RunningGateway) -> str:
+    """One for all that are refused."""
+    tenant, _ = await made_payer(shared_gateway)
+    return tenant
 
 
 async def spend(gateway: RunningGateway, tenant: str, micro_units: int, **changes) -> None:
@@ -89,6 +101,7 @@ async def test_a_limit_of_1000_yen_refuses_the_token_after_the_thousandth(gatewa
     assert f"hard budget of project {tenant}: 1000 JPY." in refused.value.message
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("what", ["spend_limit", "spend_alerts"])
 @pytest.mark.parametrize(
     ("given", "says", "param"),
@@ -103,9 +116,11 @@ async def test_a_limit_of_1000_yen_refuses_the_token_after_the_thousandth(gatewa
         ({"amount": "999999999999"}, "At most", "amount"),
     ],
 )
-async def test_another_currency_and_amounts_that_nobody_pays_are_refused(gateway, payer, what, given, says, param):
+async def test_another_currency_and_amounts_that_nobody_pays_are_refused(
+    shared_gateway, shared_payer, what, given, says, param
+):
     body = {**given, **MONTHLY} | ({"notification_channel": CHANNEL} if what == "spend_alerts" else {})
-    status, answer = await call(gateway, "POST", project(payer[0], what), body)
+    status, answer = await call(shared_gateway, "POST", project(shared_payer, what), body)
     assert status == 400, answer
     assert says in answer["error"]["message"]
     assert answer["error"]["param"] == param

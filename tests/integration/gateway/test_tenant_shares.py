@@ -99,6 +99,7 @@ async def test_what_is_absent_stays_and_null_is_the_default(gateway):
     assert (found["weight"], found["cache_quota_blocks"], found["cache_read"]) == (1.0, None, True)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -111,9 +112,9 @@ async def test_what_is_absent_stays_and_null_is_the_default(gateway):
         {"cache_write": "no"},
     ],
 )
-async def test_a_share_that_makes_no_sense_is_refused(gateway, fields):
-    anna, _ = await gateway.new_tenant("anna")
-    assert (await call(gateway, "PATCH", f"{PATH}/{anna}", fields))[0] == 400
+async def test_a_share_that_makes_no_sense_is_refused(shared_gateway, fields):
+    anna, _ = await shared_gateway.new_tenant("anna")
+    assert (await call(shared_gateway, "PATCH", f"{PATH}/{anna}", fields))[0] == 400
 
 
 async def test_without_a_worker_no_floor_can_be_promised(bare_gateway):

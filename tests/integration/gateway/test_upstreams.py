@@ -8,6 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import pytest_asyncio
 from gateways import MODEL, RunningGateway, running_gateway
 from provider import KEY, TEXT, Provider, Script, declared, price, running_provider
 
@@ -29,6 +30,20 @@ async def bought(
     async with running_gateway(tmp_path / "home", redis_url, upstreams={"mock": declared(provider)}) as gateway:
         await price(gateway, "bought", "vectors")
         yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_bought(redis_socket: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RunningGateway]:
+    """With a provider of its own, for tests that look at the answer alone."""
+    home = tmp_path_factory.mktemp("bought")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PROVIDER_KEY", KEY)
+        async with (
+            running_provider() as provider,
+            running_gateway(home, f"unix://{redis_socket}?db=3", upstreams={"mock": declared(provider)}) as gateway,
+        ):
+            await price(gateway, "bought")
+            yield gateway
 
 
 @pytest.fixture
@@ -138,6 +153,7 @@ async def test_a_field_that_no_upstream_is_asked_for_is_refused_with_its_name(bo
         assert (found.status, error["param"]) == (400, name), error
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("path", "name", "value", "status"),
     [
@@ -155,11 +171,11 @@ async def test_a_field_that_no_upstream_is_asked_for_is_refused_with_its_name(bo
     ],
 )
 async def test_a_false_or_zero_that_asks_for_something_is_not_dropped(
-    bought: RunningGateway, path: str, name: str, value: object, status: int
+    shared_bought: RunningGateway, path: str, name: str, value: object, status: int
 ) -> None:
     asked: dict[str, object] = {"prompt": "Once"} if path == "completions" else {"messages": MESSAGES}
     asked |= {"model": "bought", name: value}
-    async with bought.session() as session, session.post(f"/v1/{path}", json=asked) as found:
+    async with shared_bought.session() as session, session.post(f"/v1/{path}", json=asked) as found:
         body = await found.json()
     assert (found.status, body.get("error", {}).get("param")) == (status, name if status == 400 else None), body
 

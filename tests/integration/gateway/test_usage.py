@@ -157,6 +157,7 @@ async def test_a_key_without_the_scope_is_refused(gateway):
         assert (answer.status, (await answer.json())["error"]["code"]) == (403, "insufficient_scope")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("params", "param"),
     [
@@ -172,9 +173,9 @@ async def test_a_key_without_the_scope_is_refused(gateway):
         ({"start_time": 10**17}, "start_time"),
     ],
 )
-async def test_what_cannot_be_asked_is_a_400(gateway, params, param):
+async def test_what_cannot_be_asked_is_a_400(shared_gateway, params, param):
     async with (
-        gateway.session(gateway.keys.admin_key) as session,
+        shared_gateway.session(shared_gateway.keys.admin_key) as session,
         session.get("/v1/organization/usage/completions", params=params) as answer,
     ):
         assert (answer.status, (await answer.json())["error"]["param"]) == (400, param)

@@ -89,6 +89,7 @@ async def test_the_secret_is_shown_once_and_lies_nowhere(gateway):
         assert (status, error["error"]["type"]) == (404, "invalid_request_error")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -101,8 +102,8 @@ async def test_the_secret_is_shown_once_and_lies_nowhere(gateway):
         ({"url": "https://example.com/", "events": ["all"]}, "events"),
     ],
 )
-async def test_what_cannot_be_is_refused_with_its_name(gateway, body, param):
-    status, error = await call(gateway, "POST", body=body)
+async def test_what_cannot_be_is_refused_with_its_name(shared_gateway, body, param):
+    status, error = await call(shared_gateway, "POST", body=body)
     assert (status, error["error"]["param"]) == (400, param)
     assert "10.0.0.1" not in error["error"]["message"]
 
@@ -166,12 +167,13 @@ async def test_few_tests_of_a_webhook_wait_at_once(gateway):
     assert (await call(gateway, "POST", path, key=key))[0] == 409
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     "bound", [{"expires_at": 4_000_000_000}, {"addresses": ("127.0.0.0/8",)}, {"limits": Limits(concurrency=4)}]
 )
-async def test_a_key_that_is_bound_makes_no_webhook(gateway, bound):
-    _, key = await gateway.new_tenant("bound", ("keys", "usage:read"), **bound)
-    status, _ = await call(gateway, "POST", "/v1/webhooks", {"url": "https://example.com/"}, key)
+async def test_a_key_that_is_bound_makes_no_webhook(shared_gateway, bound):
+    _, key = await shared_gateway.new_tenant("bound", ("keys", "usage:read"), **bound)
+    status, _ = await call(shared_gateway, "POST", "/v1/webhooks", {"url": "https://example.com/"}, key)
     assert status == 403
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from migrated import migrated_database
 
 from accounting.database.db import Database
-from accounting.database.migrate import upgrade
 from accounting.prices import prices
 from accounting.values.types import Limits, Principal, Rates, RequestFacts
 from gateway.metering.admission import AdmissionRequest
@@ -31,7 +30,7 @@ async def sqlite_books(sqlite_url: str) -> AsyncIterator[Database]:
 
 
 async def _priced(url: str) -> AsyncIterator[Database]:
-    await asyncio.to_thread(upgrade, url)
+    await migrated_database(url)
     database = Database(url)
     async with database.write() as conn:
         await prices.bootstrap(conn, {"m": {"interactive": RATES}}, 1)

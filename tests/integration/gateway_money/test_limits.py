@@ -201,13 +201,16 @@ async def test_a_hanging_redis_costs_150_ms_and_then_nothing(own_redis, impatien
     assert waits[-1] < stretched(0.02)  # the breaker
     assert not impatient.is_open
     own_redis.send(signal.SIGCONT)
-    await asyncio.sleep(1.1)
+    impatient._closed_until = 0.0  # a second later
     # Replies of the calls given up must not be taken for those of later ones.
     verdict = await limiter.reserve(holder(50), 77, 0, LADDER)
     assert (verdict.failing, verdict.bound) == (None, 64)
 
 
-async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatient, limiter_of, sqlite_books) -> None:
+async def test_an_ending_that_redis_did_not_hear_is_repeated(
+    own_redis, impatient, limiter_of, sqlite_books, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.limiter.upkeep.EVERY_S", 0.2)
     limiter = limiter_of(impatient, 0)
     upkeep = Upkeep(limiter, impatient, sqlite_books)
     await upkeep.start()
@@ -226,7 +229,10 @@ async def test_an_ending_that_redis_did_not_hear_is_repeated(own_redis, impatien
 
 
 @pytest.mark.parametrize("loss", ["flush", "restart empty", "state evicted", "open set evicted"])
-async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(own_redis, link, loss, limiter_of) -> None:
+async def test_what_redis_forgot_is_put_back_before_anyone_is_admitted(
+    own_redis, link, loss, limiter_of, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.limiter.rebuild.CLAIMED_S", 0.1)  # nobody else builds what this one has claimed
     limits = Limits(tokens_per_minute=1000, concurrency=3)
     limiter = limiter_of(link, 0)
     for number in range(2):
@@ -260,10 +266,14 @@ async def claims_of(database: Database) -> int:
 
 
 @pytest.mark.parametrize("asking", [0, 1])
-async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(asking, own_redis, limiter_of, sqlite_books) -> None:
+async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(
+    asking, own_redis, limiter_of, sqlite_books, monkeypatch
+) -> None:
     """SQLite's writer is held while a first state is built and lost. It may not be built again under its epoch, by
     whomever, because what was granted under it is in no list. The state of the next epoch has it.
     """
+    monkeypatch.setattr("gateway.limiter.upkeep.EVERY_S", 0.2)
+    monkeypatch.setattr("gateway.limiter.rebuild.CLAIMED_S", 0.2)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
     upkeeps = [Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)]
@@ -276,7 +286,7 @@ async def test_a_state_whose_claim_is_not_in_sql_yet_is_built_once(asking, own_r
         assert await claims_of(sqlite_books) == 0
         await links[0].command("DEL", "hg:{t:proj_1}:s")
         asked = asyncio.create_task(asks.reserve(holder(1, limits), 100, 7, LADDER))
-        await asyncio.wait([asked], timeout=1.5)
+        await asyncio.wait([asked], timeout=0.5)
         assert not asked.done()
     verdict = await asked
     assert list(verdict.running.values()) == [2]
@@ -330,7 +340,8 @@ async def test_claims_of_a_process_that_was_killed_reach_sql(link, limiter_of, s
     await upkeep.close()
 
 
-async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books) -> None:
+async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books, monkeypatch) -> None:
+    monkeypatch.setattr("gateway.limiter.upkeep.EVERY_S", 0.1)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]
     limiters = [limiter_of(link, slot) for slot, link in enumerate(links)]
     upkeeps = [Upkeep(limiter, link, sqlite_books) for limiter, link in zip(limiters, links, strict=True)]
@@ -459,10 +470,10 @@ async def test_a_gateway_that_died_holds_nobody_up_for_long(own_redis, limiter_o
 
 async def test_a_restart_with_old_data_is_noticed_before_the_first_admission(own_redis, link, limiter_of) -> None:
     """An append-only file may lack its last second: what it says is not believed."""
+    await link.command("CONFIG", "SET", "appendfsync", "always")
     limiter = limiter_of(link, 0)
     await limiter.reserve(holder(0), 100, 7, LADDER)
     epoch, life = await limiter.incidents.epoch("proj_1"), link.life
-    await asyncio.sleep(1.1)  # appendfsync everysec
     own_redis.kill()
     own_redis.start()
     verdict = await limiter.reserve(holder(1), 100, 7, LADDER)

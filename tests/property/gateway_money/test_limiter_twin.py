@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from migrated import migrated
 
 from accounting.database.db import Database
-from accounting.database.migrate import upgrade
 from accounting.values.budget_types import Budget
 from accounting.values.types import Limits, Principal
 from gateway.limiter.limits import LeaseGrant, Limiter, Money, ReservationEnded, Verdict, Window, limiter_link
@@ -385,7 +385,7 @@ def machine(url: str, database_url: str) -> type[RuleBasedStateMachine]:
 @pytest.mark.timeout(120)
 def test_the_scripts_are_the_rule(redis_url: str, tmp_path: Path) -> None:
     database_url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
-    upgrade(database_url)
+    migrated(database_url)
     run_state_machine_as_test(
         machine(redis_url, database_url),
         settings=settings(

@@ -41,7 +41,7 @@ def serve(monkeypatch):
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Foreign)
         servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         monkeypatch.setenv("HEADGATE_URL", url)
         return url

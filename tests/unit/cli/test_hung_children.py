@@ -142,7 +142,7 @@ async def test_a_child_that_drains_is_not_killed_for_its_silence(supervisor):
 
 
 async def test_the_supervisor_looks_by_itself(make_supervisor):
-    supervisor = make_supervisor(1.0)
+    supervisor = make_supervisor(0.3)
     await supervisor.start(spec(BEATS_ONCE))
     await until(lambda: supervisor.changes)
     assert not supervisor.failed.done()

@@ -43,7 +43,10 @@ async def until_poisoned(journal: Journal, opened) -> int:
     raise AssertionError("the disk takes everything")
 
 
-async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path, opened) -> None:
+async def test_what_runs_ends_nothing_is_let_in_and_space_heals(
+    small_disk: Path, opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.metering.metering.REVIVE_EVERY_S", 0.1)
     journal = await open_journal(small_disk / "journal", 0, ballast_bytes=BALLAST)
     reviver = asyncio.create_task(_revive(journal))
     theirs = fill(small_disk)
@@ -59,7 +62,7 @@ async def test_what_runs_ends_nothing_is_let_in_and_space_heals(small_disk: Path
     assert not journal.is_writable, "the ballast is gone, so nobody is let in"
     assert not (small_disk / "journal" / NAME).exists()
     await asyncio.gather(*(journal.end(opened(n).void("ok", "internal", 1)) for n in range(2, num_opened + 1)))
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.5)
     assert not journal.is_writable
 
     theirs.unlink()

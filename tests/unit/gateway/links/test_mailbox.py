@@ -103,12 +103,12 @@ async def test_events_after_a_cancelled_feeding_wait_for_the_next_reader() -> No
 async def test_a_silence_ends_the_feeding_and_an_event_puts_it_off() -> None:
     mailbox, taken = Mailbox(), Taken(9)
     began = asyncio.get_running_loop().time()
-    feeding = asyncio.create_task(mailbox.feed(taken, 2.0))
+    feeding = asyncio.create_task(mailbox.feed(taken, 1.0))
     for number in (1, 2, 3):
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.05)
         mailbox.put(0, lost(number))
     assert await feeding is False
-    assert asyncio.get_running_loop().time() - began >= 2.6
+    assert asyncio.get_running_loop().time() - began >= 1.1
     mailbox.put(0, lost(4))
     assert (taken.whys, await left(mailbox)) == (["1", "2", "3"], ["4"])
 
