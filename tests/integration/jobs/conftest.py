@@ -21,12 +21,13 @@ import pytest_asyncio
 import redis
 from aiohttp import web
 from gateways import RunningGateway
+from migrated import migrated_database
 
 from accounting.access import api_keys, principals
 from accounting.batches import batches, files
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import FileStore
-from accounting.database import migrate, sealing
+from accounting.database import sealing
 from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.requests import idempotency_store
@@ -277,7 +278,7 @@ async def home(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Home]:
     (tmp_path / "secrets/pepper").write_bytes(PEPPER)
     (tmp_path / "secrets/master.key").write_bytes(MASTER)
     url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
-    await asyncio.to_thread(migrate.upgrade, url)
+    await migrated_database(url)
     database = Database(url)
     now = int(time.time())
     async with database.write() as conn:

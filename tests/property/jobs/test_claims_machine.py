@@ -15,6 +15,7 @@ from conftest import postgres_base_url
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from migrated import migrated
 from sqlalchemy import text
 
 from accounting.access import api_keys
@@ -401,7 +402,7 @@ def run_machine(url: str, examples: int, steps: int) -> None:
 
 def test_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"
-    migrate.upgrade(url)
+    migrated(url)
     run_machine(url, int(os.environ.get("HEADGATE_TEST_EXAMPLES", "8")), 60)
 
 
