@@ -29,6 +29,8 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._frames = FrameReader()
+        self.is_aborted = False
+        """Whether this side has cut it."""
 
     def send(self, message: Message) -> None:
         """Queues one frame. A lost peer shows in the iterator, not here."""
@@ -76,6 +78,7 @@ class Connection:
 
     def abort(self) -> None:
         """Closes at once and drops the queued bytes. It is for a peer that no longer reads."""
+        self.is_aborted = True
         self._writer.transport.abort()
 
 

@@ -1,10 +1,12 @@
 """Requests that may have killed a worker, and those that have (security.md F24).
 
-When a worker's process ends, each request that was in its first steps there is a suspect. A suspect that is sent again
-runs where no other suspect is in its first steps; one that gets through these is a suspect no more. A request under
+When the link to a worker ends, each request that was in its first steps there is a suspect. A suspect that is sent
+again runs where no other suspect is in its first steps; one that gets through these is a suspect no more. A request under
 which a second process ended is refused for some minutes, or after the third if others began beside it each time: then
-one of them may have been the cause. Only the same tenant's same prompt is the same request, so nobody's request is
-refused for somebody else's.
+one of them may have been the cause. A link that the worker closed tells that its process ended. One that this gateway
+cut, because it heard nothing, tells it once another process is linked in the worker's place. If the same process is
+linked again, nothing had ended. Only the same tenant's same prompt is the same request, so nobody's request is refused
+for somebody else's.
 
 Nothing here is kept when the gateway ends. While no worker has died, a request costs one look at an empty table.
 """
@@ -26,14 +28,23 @@ MAX_SUSPECTS = 10_000
 
 
 @dataclass
+class _End:
+    worker: str
+    was_alone: bool
+    """Whether the request was the only one in its first steps."""
+    is_certain: bool
+
+
+@dataclass
 class _Suspect:
     until: float
-    ended: dict[str, bool] = field(default_factory=dict)
-    """The processes that ended under the request → whether it was the only one in its first steps."""
+    ends: dict[str, _End] = field(default_factory=dict)
+    """The ends of links under the request, by the process of the worker."""
 
     @property
     def is_guilty(self) -> bool:
-        return len(self.ended) >= (ENOUGH if any(self.ended.values()) else ENOUGH_BESIDE_OTHERS)
+        certain = [end for end in self.ends.values() if end.is_certain]
+        return len(certain) >= (ENOUGH if any(end.was_alone for end in certain) else ENOUGH_BESIDE_OTHERS)
 
 
 class Quarantine:
@@ -63,23 +74,26 @@ class Quarantine:
         suspect = self._suspect(request)
         return suspect is not None and suspect.is_guilty
 
-    def process_ended(self, process: str, first: Collection[bytes]) -> None:
-        """Notes the requests that were in their first steps on a worker whose process ended."""
+    def link_ended(self, worker: str, process: str, first: Collection[bytes], *, is_certain: bool) -> None:
+        """Notes the requests that were in their first steps. `is_certain`: the process ended, and not the link alone."""
         if not self._hold_s:
             return
         until = self._clock() + self._hold_s
         for request in first:
             suspect = self._suspects.pop(request, None) or _Suspect(until)
             suspect.until = until
-            suspect.ended[process] = len(first) == 1
+            suspect.ends[process] = _End(worker, len(first) == 1, is_certain)
             self._suspects[request] = suspect  # the newest is the last
         for request in list(self._suspects)[: -MAX_SUSPECTS or None]:
             del self._suspects[request]
 
-    def process_lives(self, process: str) -> None:
-        """Takes back what was noted when only the link to this process had ended."""
+    def linked(self, worker: str, process: str) -> None:
+        """Takes back what was noted of this process. Another one that had the worker's name has ended."""
         for request, suspect in list(self._suspects.items()):
-            if suspect.ended.pop(process, None) is not None and not suspect.ended:
+            suspect.ends.pop(process, None)
+            for end in suspect.ends.values():
+                end.is_certain = end.is_certain or end.worker == worker
+            if not suspect.ends:
                 del self._suspects[request]
 
     def passed(self, request: bytes) -> None:

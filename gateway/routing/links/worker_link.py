@@ -316,8 +316,8 @@ class WorkerLink:
             try:
                 await self._listen(self._connection)
             finally:
-                self._connection.abort()
                 self._lose_calls()
+                self._connection.abort()
                 self._shipping.cancel()
             beats.cancel()
 
@@ -344,7 +344,10 @@ class WorkerLink:
         """Suspects the requests that are in their first steps. Returns the calls of those that are quarantined now."""
         assert self.hello is not None
         first = {key: _same(call.request) for key, call in self._calls.items() if call.is_in_first_steps}
-        self._quarantine.process_ended(self.hello.process, set(first.values()))
+        is_certain = self._connection is not None and not self._connection.is_aborted
+        self._quarantine.link_ended(
+            self.registration.worker, self.hello.process, set(first.values()), is_certain=is_certain
+        )
         guilty = frozenset(key for key, same in first.items() if self._quarantine.is_guilty(same))
         for key in guilty:
             words = {"request_id": key[0], "tenant": self._calls[key].request.tenant}
@@ -362,6 +365,7 @@ class WorkerLink:
         try:
             await connection.listen(self._on_messages)
         except FrameError as error:
+            connection.abort()
             logger.warning("worker_sent_garbage", extra={"worker": self.registration.worker, "why": str(error)})
         logger.info("worker_link_lost", extra={"worker": self.registration.worker})
 
@@ -435,7 +439,7 @@ class WorkerLink:
             logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
         self.hello = hello
-        self._quarantine.process_lives(hello.process)
+        self._quarantine.linked(self.registration.worker, hello.process)
         self._ask_snapshot()
         logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})
 

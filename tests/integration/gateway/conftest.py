@@ -12,7 +12,7 @@ from fakes import ScriptedWorker
 from gateways import RunningGateway, running_gateway
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def rows_are_written_soon() -> Iterator[None]:
     """Many tests look for what they sent in the request log, or for what a worker counted of it, or for a prompt that they
     published."""

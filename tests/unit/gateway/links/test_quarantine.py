@@ -30,15 +30,29 @@ def one(time: Time) -> Quarantine:
     return Quarantine(HOLD_S, time)
 
 
+def ended(one: Quarantine, process: str, first: list[bytes], *, is_certain: bool = True) -> None:
+    one.link_ended("w", process, first, is_certain=is_certain)
+
+
+def test_a_link_that_was_cut_counts_once_another_process_has_the_workers_name(one):
+    ended(one, "first", [b"a"])
+    ended(one, "second", [b"a"], is_certain=False)
+    assert (one.is_suspect(b"a"), one.is_guilty(b"a")) == (True, False)
+    one.linked("another worker", "third")
+    assert not one.is_guilty(b"a")
+    one.linked("w", "third")
+    assert one.is_guilty(b"a")
+
+
 def test_nobody_is_suspected_before_a_process_ends(one):
     assert one.is_empty
     assert not one.is_suspect(b"a")
 
 
 def test_a_request_that_was_alone_is_guilty_at_the_second_process(one):
-    one.process_ended("first", [b"a"])
+    ended(one, "first", [b"a"])
     assert (one.is_suspect(b"a"), one.is_guilty(b"a")) == (True, False)
-    one.process_ended("second", [b"a"])
+    ended(one, "second", [b"a"])
     assert one.is_guilty(b"a")
     assert one.counts() == (1, 1)
 
@@ -46,67 +60,67 @@ def test_a_request_that_was_alone_is_guilty_at_the_second_process(one):
 @pytest.mark.parametrize("others", [[[b"b"], []], [[], [b"b"]]])
 def test_to_be_alone_once_is_enough(one, others):
     for process, beside in enumerate(others):
-        one.process_ended(str(process), [b"a", *beside])
+        ended(one, str(process), [b"a", *beside])
     assert one.is_guilty(b"a")
     assert not one.is_guilty(b"b")
 
 
 def test_beside_others_each_time_it_takes_a_third_process(one):
     for process in ("first", "second"):
-        one.process_ended(process, [b"a", process.encode()])
+        ended(one, process, [b"a", process.encode()])
         assert not one.is_guilty(b"a")
-    one.process_ended("third", [b"a", b"z"])
+    ended(one, "third", [b"a", b"z"])
     assert one.is_guilty(b"a")
 
 
 def test_the_same_process_counts_once(one):
     for _ in range(3):
-        one.process_ended("first", [b"a"])
+        ended(one, "first", [b"a"])
     assert not one.is_guilty(b"a")
 
 
 def test_a_process_that_lives_after_all_is_taken_back(one):
     """Only its link had ended: the network was cut, or a step took long."""
-    one.process_ended("first", [b"a", b"b"])
-    one.process_ended("second", [b"a"])
+    ended(one, "first", [b"a", b"b"])
+    ended(one, "second", [b"a"])
     assert one.is_guilty(b"a")
-    one.process_lives("second")
+    one.linked("w", "second")
     assert (one.is_suspect(b"a"), one.is_guilty(b"a")) == (True, False)
-    one.process_lives("first")
+    one.linked("w", "first")
     assert one.is_empty
 
 
 def test_who_gets_through_the_first_steps_is_a_suspect_no_more(one):
-    one.process_ended("first", [b"a"])
+    ended(one, "first", [b"a"])
     one.passed(b"a")
     assert one.is_empty
     one.passed(b"a")  # nobody has to ask before
 
 
 def test_a_suspect_is_forgotten_some_time_after_its_last_process(one, time):
-    one.process_ended("first", [b"a"])
+    ended(one, "first", [b"a"])
     time.now = HOLD_S - 1
-    one.process_ended("second", [b"a"])
+    ended(one, "second", [b"a"])
     time.now = 2 * HOLD_S - 2
     assert one.is_guilty(b"a")
     time.now = 2 * HOLD_S
     assert one.counts() == (0, 0)
     assert not one.is_suspect(b"a")
-    one.process_ended("third", [b"a"])
+    ended(one, "third", [b"a"])
     assert not one.is_guilty(b"a")
 
 
 def test_without_a_time_to_hold_nobody_is_suspected():
     one = Quarantine(0)
-    one.process_ended("first", [b"a"])
+    ended(one, "first", [b"a"])
     assert one.is_empty
 
 
 def test_the_oldest_are_forgotten_where_there_are_too_many(one, monkeypatch):
     monkeypatch.setattr(quarantine, "MAX_SUSPECTS", 3)
-    one.process_ended("first", [b"a", b"b"])
-    one.process_ended("second", [b"c", b"a"])
-    one.process_ended("third", [b"d", b"e"])
+    ended(one, "first", [b"a", b"b"])
+    ended(one, "second", [b"c", b"a"])
+    ended(one, "third", [b"d", b"e"])
     assert [name for name in (b"a", b"b", b"c", b"d", b"e") if one.is_suspect(name)] == [b"a", b"d", b"e"]
 
 
