@@ -4,8 +4,8 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.headgate-installed
 OLDER_TRITON := 3.6.0
-# Most tests wait for servers: three processes keep two cores busy, and threads of theirs would only be in the way.
-TEST_PROCESSES ?= 3
+# Most tests wait for servers: four processes keep two cores busy, and threads of theirs would only be in the way.
+TEST_PROCESSES ?= 4
 HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 

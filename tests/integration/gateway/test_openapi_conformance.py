@@ -36,7 +36,7 @@ from gateway.schema import openapi
 
 NUM_SOAKED = int(os.environ.get("HEADGATE_TEST_EXAMPLES", "2000"))
 NUM_REQUESTS = [
-    pytest.param(50, 10, id="50"),
+    pytest.param(30, 6, id="30"),
     pytest.param(60, 30, id="60", marks=pytest.mark.rest),
     pytest.param(NUM_SOAKED, NUM_SOAKED // 2, id="soak", marks=pytest.mark.slow),
 ]
