@@ -24,4 +24,4 @@ def find(home: Path, working: Path, given: str | None = None) -> Path | None:
             f"The home {home} may be used by its owner alone: run the command as that user (`sudo -u '#{uid}' ...`), or"
             " name another home with --home or HEADGATE_HOME."
         )
-    return next((path for path in (home / FILE, working / FILE) if path.is_file()), None)
+    return next((path for path in (home / FILE, working / FILE) if path.exists()), None)

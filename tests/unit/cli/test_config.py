@@ -221,6 +221,13 @@ def test_a_variable_that_nobody_knows_is_a_fault(home):
     assert (done.exit_code, "Did you mean HEADGATE_DRAIN_S?" in done.output) == (78, True)
 
 
+def test_a_directory_in_place_of_the_file_is_not_passed_over(home):
+    (home / "headgate.toml").mkdir()
+    done = run(home, "config", "check")
+    assert done.exit_code == 78
+    assert f"The file {home / 'headgate.toml'} cannot be read: Is a directory." in done.output
+
+
 def test_a_directory_that_is_none_is_a_fault(home):
     write(home)
     done = run(home, "config", "check")
