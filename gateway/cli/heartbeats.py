@@ -1,4 +1,4 @@
-"""The beats of a child's loop (`workers/process/heartbeat.py`), as its supervisor counts them."""
+"""The beats of a child (`workers/process/heartbeat.py`), as its supervisor counts them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 LOOK_S = 5.0
 MAX_SILENT = 3
-"""The looks in a row without a beat after which a child is hung: a beat is due each second, so its loop has stood still for
+"""The looks in a row without a beat after which a child is hung: a beat is due each second, so it has stood still for
 15 s (security.md F10 and F27). Several looks, because one tells less: the supervisor's may have come too soon.
 """
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from accounting.values.types import RequestFacts
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
 from gateway.routing.links import failures
@@ -116,17 +117,18 @@ class Capacity:
             await asyncio.to_thread(router.prepare, links, prompt)
         if self.fleet.quarantine.is_empty or order.is_bought:
             return router.choose(links, prompt)
-        return await self._choose_apart(
-            prompt, fingerprint(order.facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
-        )
+        return await self._choose_apart(order.facts, prompt)
 
-    async def _choose_apart(self, prompt: Prompt, request: bytes) -> Pick:
+    async def _choose_apart(self, facts: RequestFacts, prompt: Prompt) -> Pick:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
         some seconds. Raises `ApiError` 500 for a request that is quarantined.
         """
         quarantine, until = self.fleet.quarantine, time.monotonic() + APART_S
+        request = fingerprint(facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
         while True:
             if quarantine.is_guilty(request):
+                words = {"request_id": facts.request_id, "tenant": facts.tenant_id}
+                logger.warning("request_quarantined", extra=words)
                 raise failures.quarantined()
             avoid = self.fleet.with_suspects() if quarantine.is_suspect(request) else set()
             try:

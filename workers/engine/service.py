@@ -129,7 +129,7 @@ class Service:
         """Returns `alive`. The first time that it is not, the log says where the engine thread stands."""
         is_stuck, was_stuck = not self.alive, self._was_stuck
         self._was_stuck = is_stuck
-        if is_stuck and not was_stuck and self._thread is not None:
+        if is_stuck and not was_stuck and self._thread is not None and self.engine_error is None:
             frame = sys._current_frames().get(self._thread.ident or 0)
             logger.error("the engine stands still", extra={"event": "engine_stuck", "at": places(frame)})
         return not is_stuck

@@ -1,5 +1,5 @@
-"""Shows whether a process's loop turns: to its supervisor by a beat each second, and in the log by the stack of a loop that
-stands still.
+"""Shows whether a process's loop turns, and its work gets on: to its supervisor by a beat each second, and in the log by the
+stack of a loop that stands still.
 
 A beat adds 1 to a descriptor that the process has inherited (eventfd(2)), so that neither side ever waits. A thread
 looks at the beats every two seconds. This module does not know what the loop does.

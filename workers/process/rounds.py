@@ -12,7 +12,8 @@ logger = logging.getLogger(__name__)
 
 LOG_EVERY_S = 60.0
 num_failed: Counter[str] = Counter()
-"""Failures of this process' background work that nobody foresaw, by the function that was called. 0 before the first one."""
+"""Failures of this process' background work that nobody foresaw, by the function that was called. 0 before the first one. A process has one
+table, because work is begun in places that know of no metrics."""
 
 
 async def repeat(

@@ -1,12 +1,12 @@
-"""Requests that may have killed a worker, and those that have (security.md F24).
+"""Requests that may have killed a worker, and those that have (security.md F24b).
 
 When the link to a worker ends, each request that was in its first steps there is a suspect. A suspect that is sent
 again runs where no other suspect is in its first steps; one that gets through these is a suspect no more. A request under
 which a second process ended is refused for some minutes, or after the third if others began beside it each time: then
-one of them may have been the cause. A link that the worker closed tells that its process ended. One that this gateway
-cut, because it heard nothing, tells it once another process is linked in the worker's place. If the same process is
-linked again, nothing had ended. Only the same tenant's same prompt is the same request, so nobody's request is refused
-for somebody else's.
+one of them may have been the cause. A link that the worker closed is taken for the end of its process at once. One that
+this gateway cut, because it heard nothing, counts when another process is linked in the worker's place. If the same
+process is linked again and its engine steps, nothing had ended. Only the same tenant's same prompt is the same request,
+so nobody's request is refused for somebody else's.
 
 Nothing here is kept when the gateway ends. While no worker has died, a request costs one look at an empty table.
 """
@@ -31,7 +31,7 @@ MAX_SUSPECTS = 10_000
 class _End:
     worker: str
     was_alone: bool
-    """Whether the request was the only one in its first steps."""
+    """Whether the request was the only one in its first steps, as far as this gateway knows."""
     is_certain: bool
 
 
@@ -59,13 +59,14 @@ class Quarantine:
 
     @property
     def is_empty(self) -> bool:
+        if self._suspects:
+            self._forget_old()
         return not self._suspects
 
     def counts(self) -> tuple[int, int]:
         """Returns how many requests are suspects, and how many of these are refused."""
-        now = self._clock()
-        in_force = [suspect for suspect in self._suspects.values() if suspect.until > now]
-        return len(in_force), sum(suspect.is_guilty for suspect in in_force)
+        self._forget_old()
+        return len(self._suspects), sum(suspect.is_guilty for suspect in self._suspects.values())
 
     def is_suspect(self, request: bytes) -> bool:
         return self._suspect(request) is not None
@@ -88,12 +89,15 @@ class Quarantine:
             del self._suspects[request]
 
     def linked(self, worker: str, process: str) -> None:
-        """Takes back what was noted of this process. Another one that had the worker's name has ended."""
+        """Notes that other processes that had the worker's name have ended."""
+        for suspect in self._suspects.values():
+            for known, end in suspect.ends.items():
+                end.is_certain = end.is_certain or (end.worker == worker and known != process)
+
+    def lives(self, process: str) -> None:
+        """Takes back what was noted of a process that goes on."""
         for request, suspect in list(self._suspects.items()):
-            suspect.ends.pop(process, None)
-            for end in suspect.ends.values():
-                end.is_certain = end.is_certain or end.worker == worker
-            if not suspect.ends:
+            if suspect.ends.pop(process, None) is not None and not suspect.ends:
                 del self._suspects[request]
 
     def passed(self, request: bytes) -> None:
@@ -113,11 +117,16 @@ class Quarantine:
         return self._reserved[worker] > 0
 
     def _suspect(self, request: bytes) -> _Suspect | None:
-        suspect = self._suspects.get(request)
-        if suspect is not None and suspect.until <= self._clock():
+        self._forget_old()
+        return self._suspects.get(request)
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._suspects:
+            request, oldest = next(iter(self._suspects.items()))
+            if oldest.until > now:
+                return
             del self._suspects[request]
-            return None
-        return suspect
 
 
 def fingerprint(tenant: str, model: str, adapter: str, prompt: array[int]) -> bytes:

@@ -62,7 +62,7 @@ LAST_RECORDS_S, NO_MORE_S = 1.0, 0.05
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
-"""The gateway cuts its link to an engine whose running step is older. The process is the operator's to end."""
+"""The gateway cuts its link to an engine whose running step is older. `headgate up` restarts the process (`workers/process/heartbeat.py`)."""
 
 WorkerState = Literal["ready", "draining", "disk_full", "silent", "other_tokenizer"]
 """The state of a linked worker. `silent`: its engine has shown no step for some seconds. `other_tokenizer`: it would
@@ -127,7 +127,7 @@ class WorkerCall:
     def deliver(self, event: Finished | Failed | Lost) -> None:
         """Delivers an end."""
         self.close()
-        if self.is_suspect and not isinstance(event, Lost):
+        if self.is_suspect and isinstance(event, Finished) and event.reason not in ("cancelled", "lease"):
             self._link.clear(self)
         self._mailbox.put(self._number, event)
 
@@ -171,6 +171,8 @@ class WorkerLink:
         """The adapters by name, as the worker last reported them."""
         self._group_key = group_key
         self._quarantine = quarantine or Quarantine()
+        self._is_well = False
+        """The engine has stepped, or had nothing to do, since the link is up."""
         self._asked_at = 0.0
         self._unreported: dict[tuple[str, int], int] = {}
         """Calls sent since the worker's last status → how many of their tokens wait for a prefill."""
@@ -315,6 +317,9 @@ class WorkerLink:
             beats = tasks.create_task(self._beat(self._connection))
             try:
                 await self._listen(self._connection)
+            except BaseException:  # this gateway ends, or has a fault: the worker's process goes on
+                self._connection.abort()
+                raise
             finally:
                 self._lose_calls()
                 self._connection.abort()
@@ -411,6 +416,9 @@ class WorkerLink:
 
     def _on_status(self, status: WorkerStatus) -> None:
         self.status = status
+        if self.hello is not None and not self._is_well and status.last_step_age_ms <= SUSPECT_STEP_AGE_MS:
+            self._is_well = True
+            self._quarantine.lives(self.hello.process)
         self._unreported.clear()
         if status.last_step_age_ms > STUCK_STEP_AGE_MS:
             logger.warning("worker_stuck", extra={"worker": self.registration.worker})

@@ -134,8 +134,8 @@ async def test_a_client_that_never_reads_on_is_dropped_after_the_write_timeout(
 ) -> None:
     async with serving(tmp_path, redis_url, monkeypatch, write_timeout_s=0.5) as (gateway, worker):
         request, end = await asked(gateway, kind)
-        client = await unread(gateway, request)
         started = asyncio.get_running_loop().time()
+        client = await unread(gateway, request)
         await until(lambda: not worker.engine.attempts)
         assert asyncio.get_running_loop().time() - started > 0.4
         await gateway.settled()

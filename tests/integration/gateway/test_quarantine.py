@@ -99,9 +99,11 @@ async def test_suspects_run_apart_from_each_other_and_beside_everybody_else(bare
         await crash_under(bare_gateway, workers, session, "first", "second", "third")
         async with workers.one(0, tokens_per_s=1) as one, workers.one(1, tokens_per_s=1) as other:
             await bare_gateway.workers(2)
-            suspects = [asyncio.create_task(ask(session, prompt)) for prompt in ("first", "second", "third")]
+            suspects = [
+                asyncio.create_task(ask(session, prompt, max_tokens=15)) for prompt in ("first", "second", "third")
+            ]
             await until(lambda: len(one.engine.attempts) == len(other.engine.attempts) == 1)
-            others = [asyncio.create_task(ask(session, f"harmless {number}")) for number in range(4)]
+            others = [asyncio.create_task(ask(session, f"harmless {number}", max_tokens=15)) for number in range(4)]
             await until(lambda: len(one.engine.attempts) + len(other.engine.attempts) == 6)
             assert not any(task.done() for task in suspects)
             for worker in (one, other):
@@ -138,3 +140,21 @@ async def test_a_link_that_ended_while_its_worker_lives_counts_for_nothing(bare_
             assert quarantine_of(bare_gateway).counts() == (1, 0)
             assert (await ask(session))[0] == 200
         assert quarantine_of(bare_gateway).is_empty
+
+
+async def test_a_request_that_hangs_an_engine_is_a_suspect_although_the_worker_is_linked_again(
+    bare_gateway, workers, monkeypatch
+):
+    monkeypatch.setattr("gateway.routing.links.worker_link.STUCK_STEP_AGE_MS", 1_000)
+    monkeypatch.setattr("gateway.routing.links.worker_link.SUSPECT_STEP_AGE_MS", 500)
+    fleet = bare_gateway.app[GENERATION].fleet
+    async with bare_gateway.session() as session:
+        async with workers.one() as worker:
+            await bare_gateway.workers(1)
+            worker.runner.hang()
+            assert (await ask(session))[:2] == (503, "upstream_lost")
+            await until(lambda: fleet.num_lost >= 3)  # it is linked, and cut again
+            assert quarantine_of(bare_gateway).counts() == (1, 0)
+            worker.crash()
+        await bare_gateway.workers(0)
+        assert await crash_under(bare_gateway, workers, session, "deadly") == [(500, "request_quarantined", "false")]

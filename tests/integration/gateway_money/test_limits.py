@@ -340,6 +340,19 @@ async def test_claims_of_a_process_that_was_killed_reach_sql(link, limiter_of, s
     await upkeep.close()
 
 
+async def test_a_gateway_that_ends_brings_its_claims_into_sql_without_a_pause(
+    link, limiter_of, sqlite_books, monkeypatch
+) -> None:
+    monkeypatch.setattr("gateway.limiter.claims.PAUSE_S", 60.0)
+    limiter = limiter_of(link, 0)
+    upkeep = Upkeep(limiter, link, sqlite_books)
+    await upkeep.start()
+    await limiter.reserve(holder(0), 100, 7, LADDER)
+    assert await claims_of(sqlite_books) == 0
+    await upkeep.close()
+    assert await claims_of(sqlite_books) == 1
+
+
 async def test_two_gateways_put_back_what_each_holds(own_redis, limiter_of, sqlite_books, monkeypatch) -> None:
     monkeypatch.setattr("gateway.limiter.upkeep.EVERY_S", 0.1)
     links = [limiter_link(own_redis.url, timeout_s=2) for _ in range(2)]

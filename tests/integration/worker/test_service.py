@@ -113,9 +113,9 @@ async def test_a_gateway_that_is_silent_for_a_time_is_lost_with_its_requests(qui
         ScriptedWorker(tmp_path / "w.sock", tokens_per_s=500) as worker,
         await GatewayLink.dial(worker.address, alive=False) as gateway,
     ):
+        started = time.monotonic()
         gateway.send(generate_request("r", max_tokens=100_000, lease_bound=1900))
         await gateway.of(StepFrame)
-        started = time.monotonic()
         await asyncio.wait_for(gateway.closed.wait(), stretched(5))
         assert 0.6 < time.monotonic() - started < stretched(2)
         await quiet(worker, limit_s=stretched(1))

@@ -141,7 +141,8 @@ async def test_a_child_that_drains_is_not_killed_for_its_silence(supervisor):
     os.kill(pid, signal.SIGCONT)
 
 
-async def test_the_supervisor_looks_by_itself(make_supervisor):
+async def test_the_supervisor_looks_by_itself(make_supervisor, monkeypatch):
+    monkeypatch.setattr("gateway.cli.supervisor.MAX_LATE", 4)
     supervisor = make_supervisor(0.3)
     await supervisor.start(spec(BEATS_ONCE))
     await until(lambda: supervisor.changes)

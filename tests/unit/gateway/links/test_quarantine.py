@@ -85,8 +85,10 @@ def test_a_process_that_lives_after_all_is_taken_back(one):
     ended(one, "second", [b"a"])
     assert one.is_guilty(b"a")
     one.linked("w", "second")
+    assert one.is_guilty(b"a")
+    one.lives("second")
     assert (one.is_suspect(b"a"), one.is_guilty(b"a")) == (True, False)
-    one.linked("w", "first")
+    one.lives("first")
     assert one.is_empty
 
 
@@ -104,6 +106,7 @@ def test_a_suspect_is_forgotten_some_time_after_its_last_process(one, time):
     time.now = 2 * HOLD_S - 2
     assert one.is_guilty(b"a")
     time.now = 2 * HOLD_S
+    assert one.is_empty
     assert one.counts() == (0, 0)
     assert not one.is_suspect(b"a")
     ended(one, "third", [b"a"])

@@ -15,6 +15,7 @@ from load import stretched
 
 from gateway.routing.links import worker_link
 from gateway.routing.links.link import Lost, Mailbox
+from gateway.routing.links.quarantine import fingerprint
 from gateway.routing.links.worker_link import WorkerCall, WorkerLink
 from workers.engine.journal.shipping import Shipper
 from workers.protocol.connection import Connection
@@ -23,6 +24,7 @@ from workers.protocol.messages import (
     Cancel,
     DrainCommand,
     ExtendLease,
+    Failed,
     Finished,
     GenerateRequest,
     Hello,
@@ -114,6 +116,31 @@ async def test_events_reach_the_call_they_belong_to_in_order(pair: tuple[HandWor
         events += await mailbox.take()
     assert [number for number, _ in events] == [7] * 4
     assert link.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "is_suspect"),
+    [
+        (Failed("req_1", 0, TokenUsage(), "overloaded"), True),
+        (Finished("req_1", 0, TokenUsage(), "cancelled"), True),
+        (Finished("req_1", 0, TokenUsage(output=3), "length"), False),
+    ],
+    ids=["refused", "cancelled", "whole"],
+)
+async def test_a_suspect_is_cleared_by_a_run_and_not_by_a_refusal(
+    pair: tuple[HandWorker, WorkerLink], end: Failed | Finished, is_suspect: bool
+) -> None:
+    """A worker that is too busy for it would clear it otherwise, and so would a client that leaves at once."""
+    worker, link = pair
+    same = fingerprint("t", "m", "", array("i", (1, 2)))
+    link._quarantine.link_ended("worker-1", "another process", [same], is_certain=True)
+    mailbox = Mailbox()
+    start(link, mailbox)
+    assert link.has_suspect
+    worker.say(end)
+    await mailbox.take()
+    assert link._quarantine.is_suspect(same) == is_suspect
+    assert not link.has_suspect
 
 
 async def test_a_request_that_is_about_to_be_sent_counts_as_load(pair: tuple[HandWorker, WorkerLink]) -> None:
