@@ -435,6 +435,8 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
         report = await books.verify(conn, running=frozenset({held, opened, "req_young"}))
     assert [e.id for e in report.equations if not e.ok] == []
     await gateway.app[METERING].journal.end(posting(opened, kind="void", tenant_id=tenant, key_id="key_x"))
+    for limiter in (dead, other):
+        await limiter.rebuilder.leave()
     await link.close()
 
 
