@@ -6,6 +6,8 @@ STAMP  := $(VENV)/.headgate-installed
 OLDER_TRITON := 3.6.0
 # Most tests wait for servers: four processes keep two cores busy, and threads of theirs would only be in the way.
 TEST_PROCESSES ?= 4
+# The rest starts whole servers, of several processes each.
+REST_PROCESSES ?= 3
 HEADGATE_HOME ?= $(CURDIR)/.headgate
 EXTRAS := worker,embedded,postgres,dev
 
@@ -35,7 +37,7 @@ test: setup ## unit, property, kernel and integration tests, one end-to-end smok
 	$(PYTEST) -m "not rest" $(ARGS)
 
 test-rest: setup ## the remainder: end-to-end, chaos, PostgreSQL everywhere, long histories, the benchmarks' own tests
-	$(PYTEST) -m rest $(ARGS)
+	$(PYTEST) -n $(REST_PROCESSES) -m rest $(ARGS)
 
 test-all: setup ## both
 	$(PYTEST) $(ARGS)
