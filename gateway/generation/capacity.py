@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -61,6 +61,8 @@ class Capacity:
     router: Router
     promise_s: float
     """The promised time to the first token."""
+    turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """The turns of suspects that look for a worker, by tenant and model."""
 
     def links(self, order: EngineRequest) -> Collection[Link]:
         if not order.is_bought:
@@ -123,8 +125,20 @@ class Capacity:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
         some seconds. Raises `ApiError` 500 for a request that is quarantined.
         """
-        quarantine, until = self.fleet.quarantine, time.monotonic() + APART_S
+        quarantine = self.fleet.quarantine
         request = fingerprint(facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
+        if not quarantine.is_suspect(request):
+            return self.router.choose(self.fleet.links, prompt)
+        # One of a tenant looks for a worker at a time: thousands may be suspects at once, and their looks take the loop's time.
+        turn = self.turns.setdefault((facts.tenant_id, prompt.model), asyncio.Lock())
+        try:
+            async with asyncio.timeout(APART_S), turn:
+                return await self._choose_for_suspect(facts, prompt, request)
+        except TimeoutError:
+            raise errors.overloaded(1000) from None
+
+    async def _choose_for_suspect(self, facts: RequestFacts, prompt: Prompt, request: bytes) -> Pick:
+        quarantine = self.fleet.quarantine
         while True:
             if quarantine.is_guilty(request):
                 words = {"request_id": facts.request_id, "tenant": facts.tenant_id}
@@ -135,8 +149,6 @@ class Capacity:
                 pick = self.router.choose(self.fleet.links, prompt, avoid)
             except errors.ApiError:
                 self.router.check(self.fleet.links, prompt)  # raises if there is no worker at all
-                if time.monotonic() > until:
-                    raise errors.overloaded(1000) from None
                 await asyncio.sleep(APART_LOOK_S)
                 continue
             if not quarantine.is_suspect(request):

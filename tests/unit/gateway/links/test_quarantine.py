@@ -145,3 +145,11 @@ def test_the_same_prompt_of_another_tenant_model_or_adapter_is_another_request()
         fingerprint("tm", "", "", prompt),
     ]
     assert len({same, *others}) == 6
+
+
+def test_a_long_prompt_is_told_by_its_ends_and_its_length():
+    prompt = array("i", range(100_000))
+    other_end, other_begin = array("i", prompt), array("i", prompt)
+    other_end[-1] = other_begin[0] = 7
+    prompts = (prompt, other_end, other_begin, prompt[:-1], prompt[:5000], prompt[:4096])
+    assert len({fingerprint("t", "m", "", one) for one in prompts}) == len(prompts)
