@@ -21,6 +21,7 @@ SOAK = bool(os.environ.get("HEADGATE_SOAK"))
 NUM_EACH = 20_000 if SOAK else 400
 MAX_DIFFERENCE_US = 50.0 if SOAK else 200.0
 UNSEEN_US = 0.0 if SOAK else 3.0
+"""A comparison that is left out for unknown ids shows as 12 to 27 us (planted on 2026-11-27)."""
 NUM_TRIES = 4
 """A secret that takes longer does so each time. A busy machine may do so once."""
 AUC = (0.47, 0.53) if SOAK else (0.40, 0.60)

@@ -121,23 +121,29 @@ async def admit(limiter: Limiter, tenants: list[str], number: int, now_ms: int) 
     return await asyncio.gather(*(limiter.reserve(holder(t, number, now_ms), 10, 5, LADDER) for t in tenants))
 
 
-async def test_300_tenants_are_built_in_few_statements_and_round_trips(books: Database, link: RedisLink) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    tenants = await make_tenants(books, now_ms)
-    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
-    groups, build = [], limiter.rebuilder._build
+def groups_of(limiter: Limiter) -> list[int]:
+    """The sizes of the groups that this limiter rebuilds from now on."""
+    groups, build = list[int](), limiter.rebuilder._build
 
     async def note_group(epochs, *others):
         groups.append(len(epochs))
         await build(epochs, *others)
 
     limiter.rebuilder._build = note_group
+    return groups
+
+
+async def test_300_tenants_are_built_in_few_statements_and_round_trips(books: Database, link: RedisLink) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    tenants = await make_tenants(books, now_ms)
+    limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
+    groups = groups_of(limiter)
     with counted(books, link) as found:
         verdicts = await admit(limiter, tenants, 0, now_ms)
     # How many groups there are is a matter of when the first refusals come; what one costs is not.
     assert sum(groups) == NUM_TENANTS and len(groups) <= 10
     assert found["statements"] < 80 * len(groups)
-    assert found["round_trips"] < 80 * len(groups)
+    assert found["round_trips"] < 50 * len(groups)
     for n, (tenant_id, verdict) in enumerate(zip(tenants, verdicts, strict=True)):
         month, _ = budgets_of(tenant_id)
         assert verdict.failing is None
@@ -153,10 +159,13 @@ async def test_what_each_of_300_tenants_holds_is_put_back(books: Database, link:
     limiter = Limiter(link, 0, books, caught_up=nothing_to_ship)
     await admit(limiter, tenants, 0, now_ms)
     await link.command("FLUSHALL")
+    groups = groups_of(limiter)
     with counted(books, link) as found:
         verdicts = await admit(limiter, tenants, 1, now_ms)
-    assert found["statements"] < 80
-    assert found["round_trips"] < 50
+    # As above: a busy machine makes several groups of them.
+    assert sum(groups) == NUM_TENANTS and len(groups) <= 10
+    assert found["statements"] < 80 * len(groups)
+    assert found["round_trips"] < 50 * len(groups)
     for verdict in verdicts:
         assert [money.held for money in verdict.money.values()] == [2 * 645]
         assert verdict.windows["t:tokens:1"].sum == 2 * 15 + 2 * 74
