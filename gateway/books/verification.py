@@ -31,7 +31,7 @@ from gateway.journal.unshipped import OLD_MS, unshipped
 FOR_EVER_MS = 2**62
 RECORD_LATE_MS = 2_000 + CLOCKS_APART_MS
 """How long an engine record may come after its ending, by clocks of two machines. It is many times the pause in which a
-worker gathers records (`RECORDS_EVERY_S` in `gateway/routing/links/worker_link.py`).
+worker gathers records (`RECORDS_EVERY_S` in `gateway/routing/links/worker_records.py`).
 """
 
 

@@ -15,7 +15,8 @@ import msgspec
 
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.quarantine import Quarantine
-from gateway.routing.links.worker_link import KeepRecords, LinkDown, WorkerLink, new_process_id
+from gateway.routing.links.worker_link import LinkDown, WorkerLink, new_process_id
+from gateway.routing.links.worker_records import KeepRecords
 from workers.process.rounds import heed_cancellation, within
 from workers.protocol import registry
 from workers.protocol.messages import Hello
@@ -85,7 +86,7 @@ class Fleet:
 
     async def finish_records(self) -> None:
         """Keeps what the workers still have to report of ended requests, for at most a second."""
-        await asyncio.gather(*(link.finish_records() for link in self.links))
+        await asyncio.gather(*(link.records.finish() for link in self.links))
 
     async def run(self) -> None:
         """Runs until it is cancelled; the links end with it."""
@@ -119,7 +120,7 @@ class Fleet:
         finally:
             del self._links[link.registration.worker]
             self.look_soon()
-            await uninterrupted(link.until_kept())  # the worker is dialled meanwhile
+            await uninterrupted(link.records.until_kept())  # the worker is dialled meanwhile
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:

@@ -12,18 +12,17 @@ import logging
 import time
 import uuid
 from array import array
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from accounting.values.types import BoughtAttempt
-from gateway.base.lifecycle import report_end, uninterrupted
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox, reads
 from gateway.routing.links.quarantine import FIRST_TOKENS, Quarantine, fingerprint
-from workers.process.rounds import within
+from gateway.routing.links.worker_records import KeepRecords, WorkerRecords
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
-from workers.protocol.counts import MAX_RECORDS_IN_FRAME, EngineAck, EngineRecords, ResidencyReport
+from workers.protocol.counts import EngineRecords, ResidencyReport
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import (
     PROTOCOL_VERSION,
@@ -55,10 +54,6 @@ PROBE_S = 2.0
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3_000
 """An engine whose running step is older gets no new work (security.md F27)."""
-RECORDS_EVERY_S = 0.2
-"""A worker's records are kept this often at most: a transaction costs as much as hundreds of its rows."""
-LAST_RECORDS_S, NO_MORE_S = 1.0, 0.05
-"""How long a gateway that ends keeps a worker's last records, and how soon the next ones follow an answer."""
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
@@ -68,9 +63,6 @@ WorkerState = Literal["ready", "draining", "disk_full", "silent", "other_tokeniz
 """The state of a linked worker. `silent`: its engine has shown no step for some seconds. `other_tokenizer`: it would
 take work, but means other tokens by the gateway's ids.
 """
-
-KeepRecords = Callable[[EngineRecords | ResidencyReport], Coroutine[Any, Any, EngineAck | None]]
-"""Commits a worker's records to SQL, however long that takes, and returns the answer to the worker."""
 
 
 class LinkDown(Exception):
@@ -179,16 +171,11 @@ class WorkerLink:
         self._num_promised = 0
         self._num_promised_tokens = 0
         self._process = process
-        self._keep_records = keep_records
+        self.records = WorkerRecords(registration.worker, keep_records, self.send)
         self._connection: Connection | None = None
         self._calls: dict[tuple[str, int], WorkerCall] = {}
         self._probes: dict[int, asyncio.Future[CacheProbed]] = {}
         self._num_probes = 0
-        self._records: asyncio.Queue[EngineRecords | ResidencyReport] = asyncio.Queue(64)
-        self._shipping: asyncio.Task[None] | None = None
-        self._is_keeping = False
-        self._answered_at = 0.0
-        self._finishing = asyncio.Event()
 
     @property
     def is_up(self) -> bool:
@@ -302,7 +289,7 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
-        which may take seconds: `until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at all.
+        which may take seconds: `records.until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at all.
         """
         try:
             async with patience(HELLO_S):
@@ -311,8 +298,7 @@ class WorkerLink:
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
         self._connection.send(Hello(PROTOCOL_VERSION, self._process))
-        self._shipping = asyncio.create_task(self._ship_records())
-        report_end(self._shipping)
+        self.records.begin()
         async with asyncio.TaskGroup() as tasks:
             beats = tasks.create_task(self._beat(self._connection))
             try:
@@ -323,13 +309,8 @@ class WorkerLink:
             finally:
                 self._lose_calls()
                 self._connection.abort()
-                self._shipping.cancel()
+                self.records.stop()
             beats.cancel()
-
-    async def until_kept(self) -> None:
-        """Waits for the records that were being written when `run` ended, for some seconds at most."""
-        if self._shipping is not None:
-            await asyncio.wait([self._shipping])
 
     def abort(self) -> None:
         """Ends the link, unless it is still being dialled."""
@@ -399,7 +380,7 @@ class WorkerLink:
             case Hello():
                 self._on_hello(message)
             case EngineRecords() | ResidencyReport():
-                self._on_records(message)
+                self.records.take(message)
             case _:
                 pass  # messages of a newer protocol
 
@@ -450,40 +431,6 @@ class WorkerLink:
         self._quarantine.linked(self.registration.worker, hello.process)
         self._ask_snapshot()
         logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})
-
-    def _on_records(self, records: EngineRecords | ResidencyReport) -> None:
-        try:
-            self._records.put_nowait(records)
-        except asyncio.QueueFull:
-            pass  # the worker sends unacknowledged records again, and residency each minute
-
-    async def _ship_records(self) -> None:
-        """Keeps what the worker reports. The worker gathers the next records until it has its answer, so a pause here makes
-        one transaction of many.
-        """
-        while True:
-            records = await self._records.get()
-            began, self._is_keeping = time.monotonic(), True
-            try:
-                answer = await uninterrupted(self._keep_records(records))
-            except Exception:  # a fault of ours: other records are still kept
-                logger.exception("worker_records_not_kept", extra={"worker": self.registration.worker})
-                answer = None
-            if answer is not None:
-                self.send(answer)
-            self._answered_at, self._is_keeping = time.monotonic(), False
-            if isinstance(records, EngineRecords) and len(records.records) >= MAX_RECORDS_IN_FRAME:
-                continue  # more wait than a pause gathers
-            await within(self._finishing, began + RECORDS_EVERY_S - self._answered_at)
-
-    async def finish_records(self) -> None:
-        """Keeps what the worker still has, without a pause. Call it once no request runs any more."""
-        self._finishing.set()
-        until = time.monotonic() + LAST_RECORDS_S
-        while (now := time.monotonic()) < until:
-            if not (self._is_keeping or self._records.qsize() or now < self._answered_at + NO_MORE_S):
-                return
-            await asyncio.sleep(NO_MORE_S / 5)
 
 
 def _same(request: GenerateRequest) -> bytes:

@@ -19,7 +19,7 @@ def rows_are_written_soon() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.resources.EVERY_S", 0.2)
         patch.setattr("gateway.resources.PREFIX_EVERY_S", 0.1)
-        patch.setattr("gateway.routing.links.worker_link.RECORDS_EVERY_S", 0.05)
+        patch.setattr("gateway.routing.links.worker_records.RECORDS_EVERY_S", 0.05)
         yield
 
 

@@ -13,7 +13,7 @@ import pytest
 from gateways import until
 from load import stretched
 
-from gateway.routing.links import worker_link
+from gateway.routing.links import worker_records
 from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.quarantine import fingerprint
 from gateway.routing.links.worker_link import WorkerCall, WorkerLink
@@ -207,7 +207,7 @@ async def test_a_link_is_lost_at_once_though_records_are_being_written(tmp_path:
         mailbox = Mailbox()
         start(link, mailbox)
         worker.say(EngineRecords("worker-0", (EngineRecord(1, "req_0", 0, "t", "r", TokenUsage(output=1)),)))
-        await until(lambda: link._records.empty())
+        await until(lambda: not link.records.num_waiting)
         await asyncio.sleep(0.05)
         assert worker.connection is not None
         worker.connection.abort()
@@ -215,7 +215,7 @@ async def test_a_link_is_lost_at_once_though_records_are_being_written(tmp_path:
         assert isinstance(event, Lost)
         async with asyncio.timeout(stretched(2)):
             await running
-        keeping = asyncio.create_task(link.until_kept())
+        keeping = asyncio.create_task(link.records.until_kept())
         await asyncio.sleep(0.05)
         assert not keeping.done()
         written.set()
@@ -360,15 +360,15 @@ async def test_records_that_come_in_quick_succession_are_kept_together(
 async def test_a_gateway_that_ends_keeps_all_records_at_once(
     recording: tuple[RecordingWorker, WorkerLink, Keeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_link, "RECORDS_EVERY_S", 60.0)
+    monkeypatch.setattr(worker_records, "RECORDS_EVERY_S", 60.0)
     worker, link, keeper = recording
     worker.end_request()
     await until(lambda: not len(worker.shipper))
     worker.end_request()
-    await until(link._records.qsize)
+    await until(lambda: link.records.num_waiting > 0)
     worker.end_request()
     assert len(worker.shipper) == 2, "one of them waits in the link, and one in the worker"
-    await link.finish_records()
+    await link.records.finish()
     assert [count for _, count in keeper.frames] == [1, 1, 1]
     assert not len(worker.shipper)
 
