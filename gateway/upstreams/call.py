@@ -46,6 +46,8 @@ class Order:
     ask: Ask
     lease_bound: int
     count: Counter | None = None
+    traceparent: str = ""
+    """The request's trace and the span of its answer, which each attempt names to its upstream."""
 
 
 class LeaseEnded(Exception):
@@ -124,7 +126,7 @@ class UpstreamCall:
         wire = kinds.of(place.upstream.source.kind)
         try:
             async with contextlib.aclosing(
-                exchange.chunks(self._session, wire, place.upstream, order.served, order.ask)
+                exchange.chunks(self._session, wire, place.upstream, order.served, order.ask, order.traceparent)
             ) as found:
                 async for several in found:
                     for chunk in several:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
@@ -45,11 +46,15 @@ def new_session() -> aiohttp.ClientSession:
 
 
 async def chunks(
-    session: aiohttp.ClientSession, wire: Wire, upstream: Upstream, served: str, ask: Ask
+    session: aiohttp.ClientSession, wire: Wire, upstream: Upstream, served: str, ask: Ask, traceparent: str = ""
 ) -> AsyncGenerator[Sequence[Chunk]]:
-    """Yields what the upstream answers. Raises `AttemptFailed`."""
+    """Yields what the upstream answers. It is sent the request's `traceparent` (W3C Trace Context), which servers such as
+    vLLM and SGLang continue. Raises `AttemptFailed`.
+    """
     source, loop = upstream.source, asyncio.get_running_loop()
     outgoing, deadline = wire.request(upstream, served, ask), loop.time() + source.first_byte_s
+    if traceparent:
+        outgoing = dataclasses.replace(outgoing, headers={**outgoing.headers, "traceparent": traceparent})
     response = await _sent(session, "POST", outgoing, upstream, source.first_byte_s)
     try:
         expected = "application/json" if ask.endpoint == "embeddings" else "text/event-stream"

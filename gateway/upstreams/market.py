@@ -86,7 +86,7 @@ class UpstreamLink:
         ask: tuple[Ask, Counter | None] | None = None,
     ) -> UpstreamCall:
         assert ask is not None, "a request for a worker of ours was sent to an upstream"
-        order = Order(request.request_id, self.served, ask[0], request.lease_bound, ask[1])
+        order = Order(request.request_id, self.served, ask[0], request.lease_bound, ask[1], request.traceparent)
         call = UpstreamCall(order, self._next, self._session(), mailbox, number, self._calls.discard)
         self._calls.add(call)
         return call

@@ -66,6 +66,23 @@ async def test_chat_is_answered_by_an_upstream_and_paid_by_its_usage(
     assert row.charge > 0
 
 
+async def test_each_attempt_names_the_trace_of_its_request_and_never_the_clients(
+    client: openai.AsyncOpenAI, provider: Provider
+) -> None:
+    provider.scripts = [Script(status=500)]
+    theirs = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    raw = await client.chat.completions.with_raw_response.create(
+        model="bought", messages=MESSAGES, extra_headers={"traceparent": theirs, "baggage": "a=b"}
+    )
+    _, trace, server_span, _ = raw.headers["traceresponse"].split("-")
+    first, second = [head["traceparent"] for head in provider.heads]
+    assert first == second
+    _, sent_trace, sent_span, _ = first.split("-")
+    assert sent_trace == trace != theirs.split("-")[1]
+    assert sent_span != server_span
+    assert not any("baggage" in head for head in provider.heads)
+
+
 async def test_a_stream_passes_text_reasoning_and_calls_on(
     bought: RunningGateway, client: openai.AsyncOpenAI, provider: Provider
 ) -> None:
