@@ -18,7 +18,7 @@ in the order on, off, off, on, so that a drift cancels out. With two cores or mo
 The CPU of a request differs by a sixth from turn to turn on a shared machine, which hides one in a hundred. So the
 gateway also reads the clock of its thread around everything that telemetry does: in the loop, in the threads of SQL and
 of the exporter. `own` is one plus the share of that in the turns with telemetry. It misses only what telemetry makes
-slower in other code, and the reading of the clock counts as telemetry's.
+slower in other code. Of the readings of the clock, it leaves out what they take around a call of nothing, and no more.
 
 `ratio` and `own` are of the gateway's process alone. `own_of_all` is of all that a request costs: the CPU of the gateway,
 of the poster, of Redis, of jobs and of the worker. A worker gathers each request's events whether they are kept or not.
@@ -35,6 +35,7 @@ import datetime
 import gzip
 import http.server
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -85,6 +86,8 @@ class OwnTime:
         self._lock = threading.Lock()
         self._is_within: contextvars.ContextVar[bool] = contextvars.ContextVar("is_within", default=False)
         self.seconds = 0.0
+        self._of_clock = self._clock_s()
+        """The seconds that the clock counts around nothing."""
 
     def counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the function, whose CPU counts."""
@@ -133,7 +136,18 @@ class OwnTime:
 
     def _add(self, seconds: float) -> None:
         with self._lock:
-            self.seconds += seconds
+            self.seconds += seconds - self._of_clock
+
+    def _clock_s(self) -> float:
+        """Returns the least that a counted call of a function that does nothing takes."""
+        self._of_clock = 0.0
+        nothing, least = self.counted(lambda: None), math.inf
+        for _ in range(1000):
+            before = self.seconds
+            nothing()
+            least = min(least, self.seconds - before)
+        self.seconds = 0.0
+        return least
 
 
 OWN = OwnTime()

@@ -325,7 +325,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             lifecycle,
             app[RUNNING],
             app[SPENDING],
-            Capacity(fleet, app[MARKET], router, settings.overflow_after_s),
+            Capacity(fleet, app[MARKET], router, settings.overflow_after_s, settings.resume_s),
         )
         hearers = {REVOKED_CHANNEL: app[FORGETS], registry.NEWS: [fleet.look_soon]}
         async with background(changes.hear_changes(app[REDIS], hearers)), background(fleet.run()):

@@ -102,6 +102,10 @@ class RunningGateway:
         async with self.app[DATABASE].read() as conn:
             return list((await conn.execute(text(statement), values)).all())
 
+    def loses_at_once(self) -> None:
+        """From now on no request whose worker is lost waits for another one."""
+        self.app[GENERATION].capacity.resume_s = 0
+
     async def balanced(self, limit_s: float = 30.0) -> None:
         """The equations hold once everything is written and shipped, the workers' own records included."""
         await self.settled()

@@ -7,7 +7,7 @@ hosts are never subtracted. The module is pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -47,6 +47,7 @@ NAMES = (
     "lease_lost",
     "drained",
     "failed",
+    "moved",
 )
 """The names that are packed as their place here. A name is only ever added at the end, because old rows stay."""
 _CODES = {name: code for code, name in enumerate(NAMES)}
@@ -56,10 +57,11 @@ _GATEWAY_PHASES = (
     ("tokenize", "authenticated", ("tokenized",)),
     ("admit", "tokenized", ("admitted", "first_byte")),
     ("dispatch", "admitted", ("dispatched", "first_byte")),
+    ("lost", "dispatched", ("moved",)),
     ("settle", "finished", ("settled",)),
 )
 """Name, the event at its start, and events at its end. The first of these that is there counts: a refusal ends the phase
-that decided with the first byte of its answer."""
+that decided with the first byte of its answer. What a worker did that was lost, until another one went on, is "lost"."""
 
 
 _RUNNING = "running"
@@ -113,6 +115,11 @@ def entry(name: str, at_us: int, step: int = -1, num_tokens: int = 0) -> Entry:
     """Returns the packed form of an event."""
     code = _CODES.get(name, name)
     return [code, at_us, step, num_tokens] if step >= 0 or num_tokens else [code, at_us]
+
+
+def entries(times: Iterable[tuple[str, int]]) -> list[Entry]:
+    """Returns the packed forms of events that have a name and nanoseconds alone."""
+    return [[_CODES.get(name, name), ns // 1000] for name, ns in times]
 
 
 def pack(marks: Sequence[Entry], worker: Sequence[Entry]) -> str:
@@ -195,9 +202,11 @@ def _placed(gateway: Sequence[Event], events: Sequence[Event]) -> tuple[Event, .
 
 
 def _sent(at: Mapping[str, int]) -> tuple[int, int]:
-    """Returns the time from sending the request to the worker until the gateway had its end."""
-    start = at.get("dispatched", 0)
-    return start, max(start, at.get("finished", max([start, *at.values()])))
+    """Returns the time from sending the request to the worker, or to the one that went on, until the gateway had its
+    end."""
+    start = at.get("moved", at.get("dispatched", 0))
+    end = at.get("finished")
+    return start, max(start, max(at.values(), default=0) if end is None else end)
 
 
 def _first(events: Sequence[Event]) -> dict[str, int]:

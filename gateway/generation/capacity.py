@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Literal
 from weakref import WeakValueDictionary
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 SUFFIX = ":overflow"
 INLINE_TOKENS = 16_384
 """A prompt of this many tokens is hashed in about 0.3 ms."""
+RESUME_LOOK_S = 0.1
+"""The time between two looks for a worker that can go on with a request."""
 APART_S, APART_LOOK_S = 10.0, 0.05
 """How long a suspect waits for a worker without another one, and the time between two looks."""
 Why = Literal["own", "no_worker", "slow"]
@@ -61,6 +64,8 @@ class Capacity:
     router: Router
     promise_s: float
     """The promised time to the first token."""
+    resume_s: float = 30.0
+    """How long a request whose worker was lost waits for another one. With 0 it fails at once."""
     turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """The turns of suspects that look for a worker, by tenant and model."""
 
@@ -112,32 +117,51 @@ class Capacity:
         self.market.num_overflows[why] += 1
         return [_bought(one) for one in orders]
 
-    async def choose(self, order: EngineRequest, prompt: Prompt) -> Pick:
-        """Chooses a worker. A long prompt is hashed in a thread first. Raises `ApiError` 503 when no worker takes work."""
+    async def choose(self, order: EngineRequest, prompt: Prompt, root: str = "") -> Pick:
+        """Chooses a worker; with `root` only one with these weights. A long prompt is hashed in a thread first. Raises
+        `ApiError` 503 when no worker takes work.
+        """
         router, links = self.router, self.links(order)
         if len(prompt.tokens) > INLINE_TOKENS:
             await asyncio.to_thread(router.prepare, links, prompt)
         if self.fleet.quarantine.is_empty or order.is_bought:
-            return router.choose(links, prompt)
-        return await self._choose_apart(order.facts, prompt)
+            return router.choose(_with(links, root), prompt)
+        return await self._choose_apart(order.facts, prompt, root)
 
-    async def _choose_apart(self, facts: RequestFacts, prompt: Prompt) -> Pick:
+    async def resume(self, order: EngineRequest, prompt: Prompt, root: str, send: Callable[[Pick], None]) -> Pick:
+        """Sends a request to the next worker with these weights, which may have to start first. `send` raises `ApiError`
+        if the chosen one cannot be sent it. Raises `ApiError` 500 for a request that is quarantined.
+        """
+        while True:
+            if any(link.takes_work for link in _with(self.fleet.links, root)):
+                try:
+                    pick = await self.choose(order, prompt, root)
+                    self.router.sent(pick)
+                    with pick.link.promised(pick.num_uncached), pick.apart:
+                        send(pick)
+                    return pick
+                except errors.ApiError as refusal:
+                    if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                        raise
+            await asyncio.sleep(RESUME_LOOK_S)
+
+    async def _choose_apart(self, facts: RequestFacts, prompt: Prompt, root: str) -> Pick:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
         some seconds. Raises `ApiError` 500 for a request that is quarantined.
         """
         quarantine = self.fleet.quarantine
         request = fingerprint(facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
         if not quarantine.is_suspect(request):
-            return self.router.choose(self.fleet.links, prompt)
+            return self.router.choose(_with(self.fleet.links, root), prompt)
         # One of a tenant looks for a worker at a time: thousands may be suspects at once, and their looks take the loop's time.
         turn = self.turns.setdefault((facts.tenant_id, prompt.model), asyncio.Lock())
         try:
             async with asyncio.timeout(APART_S), turn:
-                return await self._choose_for_suspect(facts, prompt, request)
+                return await self._choose_for_suspect(facts, prompt, request, root)
         except TimeoutError:
             raise errors.overloaded(1000) from None
 
-    async def _choose_for_suspect(self, facts: RequestFacts, prompt: Prompt, request: bytes) -> Pick:
+    async def _choose_for_suspect(self, facts: RequestFacts, prompt: Prompt, request: bytes, root: str) -> Pick:
         quarantine = self.fleet.quarantine
         while True:
             if quarantine.is_guilty(request):
@@ -146,9 +170,9 @@ class Capacity:
                 raise failures.quarantined()
             avoid = self.fleet.with_suspects() if quarantine.is_suspect(request) else set()
             try:
-                pick = self.router.choose(self.fleet.links, prompt, avoid)
+                pick = self.router.choose(_with(self.fleet.links, root), prompt, avoid)
             except errors.ApiError:
-                self.router.check(self.fleet.links, prompt)  # raises if there is no worker at all
+                self.router.check(_with(self.fleet.links, root), prompt)  # raises if there is no worker at all
                 await asyncio.sleep(APART_LOOK_S)
                 continue
             if not quarantine.is_suspect(request):
@@ -165,6 +189,11 @@ class Capacity:
             return self.router.choose(self.fleet.links, prompt).placement.ttft_s
         except errors.ApiError:
             return None
+
+
+def _with(links: Collection[Link], root: str) -> Collection[Link]:
+    """Returns the links to workers that have these weights; all of them without a `root`."""
+    return [link for link in links if link.hello is not None and link.hello.root == root] if root else links
 
 
 def _bought(order: EngineRequest) -> EngineRequest:

@@ -145,7 +145,7 @@ class EngineRequest(msgspec.Struct, frozen=True):
             base=self.model.base or ("" if self.facts.model == self.model.id else self.model.id),
         )
 
-    def to_send(self, root: str, lease_bound: int, lease_seq: int, attempt: int) -> GenerateRequest:
+    def to_send(self, root: str, lease_bound: int, lease_seq: int) -> GenerateRequest:
         """Returns the message to a worker whose cache has this root."""
         cache = self.principal.cache
         return GenerateRequest(
@@ -160,7 +160,6 @@ class EngineRequest(msgspec.Struct, frozen=True):
             max_tokens=self.max_tokens,
             lease_bound=lease_bound,
             lease_seq=lease_seq,
-            attempt=attempt,
             num_choices=self.num_choices,
             tier=self.facts.tier,
             weight=self.principal.weight,

@@ -32,7 +32,7 @@ from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.counts import PromptCounts, TokenUsage
 from workers.protocol.frames import FrameError
-from workers.protocol.messages import GATHERED_TOKENS, Failed, Finished, FinishReason, TokenDelta, TokenLogprob
+from workers.protocol.messages import GATHERED_TOKENS, Failed, Finished, FinishReason, GenerateRequest, TokenDelta
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ FINAL_S = 5.0
 """The time that an abort waits for the engine's own counts; a live worker answers within a step."""
 LEASE_RETRY_S = 0.25
 MAX_LEASE_MARKS = 256
+MAX_LOST = 2
+"""The number of lost workers after which a request still goes on. Each of them may have ended because of it."""
 HOLD_MS = 10_000
 """The wait that the worker gets while the client does not read. It is below the 15 s of silence after which a worker
 ends a parked sequence.
@@ -68,6 +70,12 @@ class _State:
     """The number of tokens that the beams of a search have cost so far."""
     final: Finished | Failed | None = None
     lost: bool = False
+    """The worker is gone, and no other one has the request."""
+    num_lost: int = 0
+    """Workers that ended, or seemed to, while they had the request; not those that were told to end."""
+    num_resumes: int = 0
+    num_before: int = 0
+    """Output tokens that came from the workers before the present one."""
     abort_bound: int | None = None
     lease_task: asyncio.Task[None] | None = None
     """The newest task that extends the lease; it may be done."""
@@ -105,12 +113,19 @@ class Generation:
 
     # Dispatch
 
-    def dispatch(self, link: Link, attempt: int = 0) -> None:
+    def dispatch(self, link: Link) -> None:
         """Sends the request to the worker. A lease that allows no first token of each choice is extended at once, because
         the worker draws none before that. Raises `ApiError` when it cannot be sent.
         """
+        self._send(link, self._request())
+        if self.admitted.lease_bound < self.order.num_choices:
+            self._keep_lease()
+
+    def _request(self) -> GenerateRequest:
         admitted = self.admitted
-        request = self.order.to_send(admitted.root, admitted.lease_bound, admitted.lease_seq, attempt)
+        return self.order.to_send(admitted.root, admitted.lease_bound, admitted.lease_seq)
+
+    def _send(self, link: Link, request: GenerateRequest) -> None:
         num_uncached = self.pick.num_uncached if self.pick else len(self.order.prompt)
         try:
             ask = (self.order.foreign, self.order.model.counter) if self.order.is_bought else None
@@ -121,8 +136,60 @@ class Generation:
             raise failures.quarantined() from None
         except FrameError:
             raise errors.too_large("The prompt is too large.") from None
-        if admitted.lease_bound < self.order.num_choices:
-            self._keep_lease()
+
+    # Another worker
+
+    @property
+    def num_resumes(self) -> int:
+        """How often another worker went on where one was lost."""
+        return self._state.num_resumes
+
+    def strand(self) -> bool:
+        """Notes that the worker has left the request. Returns False if no other one can go on with it: a beam search has
+        nothing to go on from, and upstreams are tried by themselves. An answer that has come to its end needs no other.
+        """
+        state, order = self._state, self.order
+        if not (isinstance(state.final, Failed) and state.final.code == "draining"):
+            state.num_lost += 1
+        if order.is_bought or order.beams is not None or state.num_lost > MAX_LOST:
+            return False
+        state.lost, state.final = True, None
+        if self._choices and state.prompt is not None and not self._open:
+            state.lost, state.final = False, self._last_words(state.prompt)
+        return True
+
+    def resume(self, pick: Pick) -> None:
+        """Sends the request to a worker with the same weights, which goes on behind the output that has come. It draws
+        by the same seeds, at the same positions. Raises `ApiError` when it cannot be sent.
+        """
+        state = self._state
+        request = msgspec.structs.replace(
+            self._request(),
+            attempt=state.num_resumes + 1,
+            resume=() if state.prompt is None else tuple(self._open),
+            num_output_spent=self.num_received,
+            prompt_logprobs=self.order.prompt_logprobs if state.prompt is None else -1,
+        )
+        self.pick = pick
+        self._send(pick.link, request)
+        state.num_resumes += 1
+        state.num_before, state.lost = self.num_received, False
+        if self._held:
+            self.hold()
+        elif self.call is not None and self.admitted.budget_stop is not None:
+            self.call.extend(self.admitted.lease_bound, last=True)
+        self._keep_lease()
+
+    @property
+    def _open(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The choices that have not ended, with their output."""
+        return [(index, tuple(one.output)) for index, one in enumerate(self._choices) if one.finish is None]
+
+    def _last_words(self, prompt: PromptCounts) -> Finished:
+        """Returns the last message of a worker that was lost before it could send it."""
+        spent = self.admitted.budget_stop is not None and self.num_received >= self.admitted.lease_bound
+        usage = TokenUsage(prompt.cache_read, prompt.cache_write, prompt.uncached, self.num_received)
+        return Finished(self.order.facts.request_id, self._state.num_resumes, usage, "budget" if spent else "stop")
 
     # Events
 
@@ -180,7 +247,7 @@ class Generation:
         if self.order.pooling is not None:
             self.vectors[delta.index] = delta.vector
             return None
-        if delta.prompt is not None:
+        if delta.prompt is not None and self._state.prompt is None:
             self._state.prompt = delta.prompt
             self._state.prompt_logprobs = delta.prompt_logprobs
         choice = self._choices[delta.index]
@@ -197,7 +264,7 @@ class Generation:
             self._keep_lease()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
-        piece = self._to_text(delta, choice)
+        piece = choice.take(delta, shows_end=self.order.rules.include_stop)
         parts = choice.read(piece.text, self.order.form)
         if choice.text.stop is None and delta.finish is None and not choice.parser.is_over:
             return ChoicePiece(delta.index, piece, parts=parts) if parts or piece.entries else None
@@ -234,7 +301,9 @@ class Generation:
     def _count(self, delta: TokenDelta) -> None:
         if self.order.pooling is not None:
             return  # a vector is no token
-        self._choices[delta.index].num_received += len(delta.tokens)
+        choice = self._choices[delta.index]
+        choice.num_received += len(delta.tokens)
+        choice.output.extend(delta.tokens)
         self._state.num_spent = max(self._state.num_spent, delta.num_spent)
 
     @property
@@ -242,31 +311,6 @@ class Generation:
         """Indices of the choices that the client sees, in its order."""
         order = self.order
         return best(self._choices, order.num_shown, ranked=order.beams is not None)
-
-    def _to_text(self, delta: TokenDelta, choice: Choice) -> Piece:
-        """Returns the text of new tokens. The token that ended the choice has no text, unless the client wants to see
-        it.
-        """
-        hidden = -1 if self.order.rules.include_stop else delta.stop_token
-        if choice.text.is_plain and not delta.logprobs:
-            return Piece(_plain_text(delta, choice, hidden))
-        pieces: list[Piece] = []
-        logprobs: Sequence[TokenLogprob | None] = delta.logprobs or (None,) * len(delta.tokens)
-        last = len(delta.tokens) - 1
-        for i, (token, logprob) in enumerate(zip(delta.tokens, logprobs, strict=True)):
-            choice.total_logprob += logprob.logprob if logprob else 0.0
-            if i == last and delta.finish == "stop" and token == hidden:
-                pieces.append(choice.text.end(token, logprob))
-            else:
-                pieces.append(choice.text.push(token, logprob))
-            if choice.text.stop is not None:
-                break
-        else:
-            if delta.finish is not None:
-                pieces.append(choice.text.end())
-        text = "".join(piece.text for piece in pieces)
-        unshown = pieces[-1].unshown if pieces else ()
-        return Piece(text, tuple(entry for piece in pieces for entry in piece.entries), unshown)
 
     def _check_form(self, choice: Choice) -> None:
         """A finished choice that does not have the requested form is our error, not the client's success. A text that a
@@ -361,7 +405,7 @@ class Generation:
         """
         counts = self._prompt_counts()
         if self.order.is_bought:
-            return _usage(counts, counts.output if isinstance(counts, TokenUsage) else self.num_received)
+            return _usage(counts, self._num_output)
         output = sum([choice.text.num_tokens for choice in self._choices])
         if self.order.beams is not None:
             output = self._state.num_spent
@@ -375,9 +419,17 @@ class Generation:
         return sum(choice.text.num_begun_in(choice.parser.reasoning) for choice in self._choices)
 
     def _prompt_counts(self) -> PromptCounts | TokenUsage:
-        if self._state.final is not None:
-            return self._state.final.usage
-        return self._state.prompt or PromptCounts()
+        """Returns the counts of the prompt by the first worker that had computed it: each later one counts it again."""
+        state = self._state
+        if state.final is not None and not (state.num_resumes and state.prompt):
+            return state.final.usage
+        return state.prompt or PromptCounts()
+
+    @property
+    def _num_output(self) -> int:
+        """The number of output tokens of all workers, by the last one's own count if it has sent that."""
+        state = self._state
+        return self.num_received if state.final is None else state.num_before + state.final.usage.output
 
     def posting(self) -> Posting:
         """Returns the ending of a request that succeeded, which is not written yet. Needs the final event."""
@@ -428,10 +480,9 @@ class Generation:
         engine_final = self._state.final is not None
         if self.order.is_bought and not engine_final:
             return await self.admitted.void(outcome, bought=self._bought)  # nobody has counted it
-        counts = self._prompt_counts()
-        output = counts.output if isinstance(counts, TokenUsage) else self.num_received
+        usage = _usage(self._prompt_counts(), self._num_output)
         return await self.admitted.settle(
-            outcome, _usage(counts, output), engine_final, max_output=self._state.abort_bound, bought=self._bought
+            outcome, usage, engine_final, max_output=self._state.abort_bound, bought=self._bought
         )
 
     def note(self, event: Event) -> None:
@@ -444,7 +495,7 @@ class Generation:
             case TextDelta():
                 self._choices[event.index].num_received += event.num_tokens
             case TokenDelta():
-                self._state.prompt = event.prompt or self._state.prompt
+                self._state.prompt = self._state.prompt or event.prompt
                 self._count(event)
 
     @property
@@ -456,15 +507,6 @@ class Generation:
             self._state.lease_task.cancel()
         if self.call is not None:
             self.call.close()
-
-
-def _plain_text(delta: TokenDelta, choice: Choice, hidden: int) -> str:
-    tokens = delta.tokens
-    if delta.finish is None:
-        return choice.text.extend(tokens)
-    if delta.finish == "stop" and tokens and tokens[-1] == hidden:
-        return choice.text.extend(tokens[:-1]) + choice.text.end(hidden).text
-    return choice.text.extend(tokens) + choice.text.end().text
 
 
 _FINISH: dict[FinishReason, str] = {"stop": "stop", "length": "length", "budget": "length"}

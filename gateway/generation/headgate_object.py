@@ -19,6 +19,7 @@ def headgate_of(
     final: Finished | Failed | None,
     stop: BudgetUse | None,
     volatile: Sequence[VolatilePart] = (),
+    num_resumes: int = 0,
 ) -> dict[str, Any]:
     """Returns the object. Needs every settlement of the request. `volatile` are the volatile lines of its prompt."""
     last = settled[-1]
@@ -30,7 +31,7 @@ def headgate_of(
         "currency": last.currency,
         "price_version": last.price_version,
         **_phases(final.timeline if final else ()),
-        "num_resumes": 0,
+        "num_resumes": num_resumes,
         "cache": {
             "cached_tokens": report.cached_tokens,
             "public_tokens": report.public_tokens,

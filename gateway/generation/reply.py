@@ -209,7 +209,7 @@ def ending_of(plan: AnswerPlan, run: GenerationGroup, settled: Sequence[Settled]
     facts = plan.orders[0].facts
     final = run.generations[0].final
     volatile = plan.orders[0].volatile
-    headgate = headgate_of(facts.request_id, facts.tier, settled, final, run.budget_stop, volatile)
+    headgate = headgate_of(facts.request_id, facts.tier, settled, final, run.budget_stop, volatile, run.num_resumes)
     if (model := plan.orders[0].model).instead_of:
         headgate |= {"model": model.id, "fallback_from": model.instead_of}
     if (billed := run.generations[0].order.facts.model) != model.id:

@@ -117,6 +117,8 @@ class GenerationGroup:
         self._has_ended = False
         self._failed: Generation | None = None
         """The one whose event ended all of them."""
+        self._resuming: dict[int, asyncio.Task[None]] = {}
+        """The tasks that look for another worker, by the number of the request whose worker was lost."""
         self._reserved: deque[Reserved] = deque()
         self.generations: list[Generation] = []
         self.settled: list[Settled] = []
@@ -217,7 +219,9 @@ class GenerationGroup:
         generation = self.generations[number]
         try:
             piece = generation.handle(event)
-        except errors.ApiError:
+        except errors.ApiError as error:
+            if self._goes_on(number, error):
+                return None
             self._failed = generation
             raise
         except Exception as fault:  # a parser's, say: it ends this request, which hears of it and is free
@@ -312,6 +316,11 @@ class GenerationGroup:
         return sum(generation.num_reasoning for generation in self.generations)
 
     @property
+    def num_resumes(self) -> int:
+        """How often another worker went on where one was lost."""
+        return sum(generation.num_resumes for generation in self.generations)
+
+    @property
     def shown(self) -> list[int]:
         """The numbers of the choices that the client sees, in its order."""
         return [
@@ -329,8 +338,8 @@ class GenerationGroup:
     # Inside
 
     async def _start(self, order: EngineRequest, prompt: Prompt) -> None:
-        """Chooses a worker and sends it the request. It is chosen once: OPEN names the version of its weights, so the
-        request goes to this worker or fails.
+        """Chooses a worker and sends it the request. OPEN names the version of its weights: only a worker with the same
+        ones may go on in its place.
         """
         pick = await self._engine.capacity.choose(order, prompt)
         self._record.mark("routed")
@@ -339,7 +348,43 @@ class GenerationGroup:
             admitted = await self._reserved.popleft().open(pick.root)
             generation = Generation(order, admitted, self._mailbox, len(self.generations), pick)
             self.generations.append(generation)
-            generation.dispatch(pick.link)
+            try:
+                generation.dispatch(pick.link)
+            except errors.ApiError as error:
+                if not self._goes_on(len(self.generations) - 1, error):
+                    raise
+        self._record.worker = pick.link.registration.worker
+
+    def _goes_on(self, number: int, error: errors.ApiError) -> bool:
+        """Says whether the request goes on after this error, and looks for another worker if it needs one."""
+        generation = self.generations[number]
+        if error.code != "upstream_lost" or not self._engine.capacity.resume_s or not generation.strand():
+            return False
+        if not generation.has_final:
+            self._resuming[number] = asyncio.create_task(self._resume(number, error))
+        return True
+
+    async def _resume(self, number: int, lost: errors.ApiError) -> None:
+        """Sends a request whose worker was lost to another one with the same weights, as soon as there is one. If none
+        comes in time, the request fails with `lost`.
+        """
+        generation, capacity = self.generations[number], self._engine.capacity
+        try:
+            async with asyncio.timeout(capacity.resume_s):
+                pick = await capacity.resume(
+                    self._orders[number], self._prompts[number], generation.admitted.root, generation.resume
+                )
+        except Exception as fault:
+            is_ours = not isinstance(fault, errors.ApiError | TimeoutError)
+            if is_ours:
+                request_id = generation.order.facts.request_id
+                logger.exception("request_not_resumed", extra={"request_id": request_id})
+            self._engine.router.counts.resumes["failed"] += 1
+            self._failed = generation
+            self._mailbox.fail(fault if isinstance(fault, errors.ApiError) else errors.internal() if is_ours else lost)
+            return
+        self._engine.router.counts.resumes["resumed"] += 1
+        self._record.mark("moved")
         self._record.worker = pick.link.registration.worker
 
     def _place_orders(self) -> None:
@@ -365,6 +410,8 @@ class GenerationGroup:
         self._has_ended = True
         self._engine.lifecycle.on_cut.discard(self._cut)
         self._engine.running.discard(self._orders[0].principal, self._revoke)
+        for task in self._resuming.values():
+            task.cancel()
         while self._reserved:
             self._reserved.pop().release()
         left = [generation for generation in self.generations if not generation.is_over]
@@ -429,6 +476,8 @@ class GenerationGroup:
         if self.generations:
             self._show(self._failed or self.generations[0])
         for generation in self.generations:
+            if generation.num_resumes:
+                continue  # no worker has counted all of it
             if generation.pick is not None and isinstance(generation.final, Finished):
                 self._engine.router.ended(generation.pick, generation.final)
 

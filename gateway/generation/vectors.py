@@ -76,7 +76,7 @@ def _whole(plan: VectorPlan, run: GenerationGroup, body: dict[str, Any], settled
         "total_tokens": run.usage.total,
         "prompt_tokens_details": {"cached_tokens": run.usage.cache_read, "cache_write_tokens": run.usage.cache_write},
     }
-    headgate = headgate_of(facts.request_id, facts.tier, settled, run.generations[0].final, None)
+    headgate = headgate_of(facts.request_id, facts.tier, settled, run.generations[0].final, None, (), run.num_resumes)
     headgate["cache"] = {"cached_tokens": run.usage.cache_read}
     return msgspec.json.encode(body | {"usage": usage, "headgate": headgate})
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import msgspec
 
@@ -27,6 +28,8 @@ ASSUMED_AT_LEAST_S = 0.5
 """The shortest time for which a sent prompt is assumed to be cached. A worker reports its cache once a step, and steps
 may be slower than predicted.
 """
+Resume = Literal["resumed", "failed"]
+"""What became of a request whose worker was lost: another worker went on with it, or none did in time."""
 OUTPUT_WEIGHT = 0.05
 """The weight of one request in the moving average of output tokens."""
 
@@ -110,6 +113,7 @@ class RouterCounts:
     predicted_ttft_s: dict[str, float] = field(default_factory=dict)
     ttft_s: dict[str, float] = field(default_factory=dict)
     num_other_worker: int = 0
+    resumes: dict[Resume, int] = field(default_factory=lambda: dict.fromkeys(get_args(Resume), 0))
 
 
 class Router:

@@ -93,6 +93,14 @@ class RouterMetrics(Collector):
             for model, total_s in sums.items():
                 ttft.add_metric([model, kind], total_s)
         yield ttft
+        resumes = CounterMetricFamily(
+            "headgate_request_resumes",
+            "Requests whose worker was lost: another worker went on with them (resumed), or none did in time (failed).",
+            labels=["outcome"],
+        )
+        for outcome, number in counts.resumes.items():
+            resumes.add_metric([outcome], number)
+        yield resumes
         yield CounterMetricFamily(
             "headgate_router_other_worker_misses",
             "Requests that missed the cache although another worker had their prompt cached.",

@@ -31,6 +31,7 @@ Mark = (
         "finished",
         "last_byte",
         "settled",
+        "moved",
     ]
     | Cut
 )

@@ -12,6 +12,7 @@ import logging
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Mapping
+from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 
@@ -196,9 +197,10 @@ def row_of(record: RequestRecord) -> LoggedRequest:
 
 def _marks(record: RequestRecord) -> list[Entry]:
     """Returns the gateway's events in the order of time."""
-    marks = [entry(name, ns // 1000) for name, ns in record.marks]
-    since = record.started_mono_ns
-    marks += [entry("lease", (lease.at_mono_ns - since) // 1000, num_tokens=lease.bound) for lease in record.leases]
+    marks = timelines.entries(record.marks)
+    if record.leases:
+        since = record.started_mono_ns
+        marks += [entry("lease", (lease.at_mono_ns - since) // 1000, num_tokens=lease.bound) for lease in record.leases]
     marks.sort(key=_AT)
     return marks
 
@@ -215,7 +217,13 @@ def _ttft_ms(record: RequestRecord, at_us: Mapping[str, int]) -> int | None:
 
 
 def _named(text: str) -> str:
-    return str(clean(text[:MAX_CHARS]))[:MAX_CHARS] if text else ""
+    return _cleaned(text[:MAX_CHARS]) if text else ""
+
+
+@lru_cache(maxsize=1024)
+def _cleaned(text: str) -> str:
+    """Returns a name without control characters. Most rows name a model, an end user or a session that others named."""
+    return str(clean(text))[:MAX_CHARS]
 
 
 def _metadata(given: Mapping[str, str] | None) -> dict[str, str] | None:

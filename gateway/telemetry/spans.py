@@ -146,11 +146,13 @@ def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
     end = max(start, marks.first("finished", "settled") or marks.end)
     span = PlannedSpan(f"{operation} {record.model}", "client", start, end, _genai(record, marks, operation))
     span.error = _error(record)
-    place = _Placed(start, end)
+    moves = [record.started_ns + offset for name, offset in record.marks if name == "moved"]
+    sent = max([start, *moves])  # to the worker whose timeline came
+    place = _Placed(sent, end)
     timeline = record.worker_timeline
     if "finished" in marks.at and timeline:
         lasted_us = max(event.offset_us for event in timeline)
-        span.attributes[names.WIRE_S] = max(0.0, (end - start) / 1e9 - lasted_us / 1e6)
+        span.attributes[names.WIRE_S] = max(0.0, (end - sent) / 1e9 - lasted_us / 1e6)
     span.events = sorted(
         [
             *(
@@ -159,6 +161,7 @@ def _chat(record: RequestRecord, marks: _Marks) -> PlannedSpan | None:
                 if event.name in CHAT_EVENTS
             ),
             *_leases(record),
+            *(("moved", at_ns, {}) for at_ns in moves),
             *((name, marks.at[name], {names.NUM_TOKENS: record.num_received}) for name in CUTS if name in marks.at),
         ],
         key=lambda event: event[1],

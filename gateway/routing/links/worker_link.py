@@ -15,6 +15,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from accounting.values.types import BoughtAttempt
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox, reads
@@ -87,6 +89,10 @@ class WorkerCall:
         self._number = number
         pooling = request.pooling
         self._num_tokens = [0] * (request.num_choices if pooling is None else len(pooling.lengths))
+        for index, output in request.resume:
+            self._num_tokens[index] = len(output)
+        self._first = [number + FIRST_TOKENS for number in self._num_tokens]
+        """The numbers of tokens with which the choices are past their first steps here."""
         self._lease_seq = request.lease_seq
 
     @property
@@ -99,7 +105,7 @@ class WorkerCall:
 
     @property
     def is_in_first_steps(self) -> bool:
-        return max(self._num_tokens) < FIRST_TOKENS
+        return all(number < first for number, first in zip(self._num_tokens, self._first, strict=True))
 
     def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None:
         """Extends the lease. Each message has its own number on the wire, so a repeated bound restarts the parking
@@ -365,6 +371,10 @@ class WorkerLink:
                 self._on_step(message)
             case Finished() | Failed():
                 self._unreported.pop((message.request_id, message.attempt), None)
+                if isinstance(message, Failed) and message.code == "draining":
+                    self.status = msgspec.structs.replace(
+                        self.status, draining=True
+                    )  # it says so before its next status
                 self._to_call(message)
             case CacheProbed():
                 self._on_probed(message)

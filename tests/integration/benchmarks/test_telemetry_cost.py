@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,18 @@ def test_the_ratio_is_of_sums_and_its_bounds_show_how_rounds_differ(telemetry):
     low, high = uneven["bounds"]
     assert uneven["ratio"] == 1.02
     assert 0.92 <= low < 1.0 < 1.04 < high <= 1.12
+
+
+def test_what_the_clock_itself_takes_is_left_out(telemetry, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(telemetry.time, "thread_time", lambda: float(next(ticks)))  # each reading takes a second
+    own = telemetry.OwnTime()
+    nothing, something = own.counted(lambda: None), own.counted(lambda: [next(ticks) for _ in range(5)])
+    for _ in range(10):
+        nothing()
+    assert own.seconds == 0.0
+    something()
+    assert own.seconds == 5.0
 
 
 @pytest.mark.rest

@@ -31,6 +31,12 @@ class Workers:
             yield worker
 
 
+@pytest.fixture(autouse=True)
+def lost_at_once(bare_gateway: RunningGateway) -> None:
+    """Each request is sent once here; `test_resumes.py` has those that another worker goes on with."""
+    bare_gateway.loses_at_once()
+
+
 @pytest.fixture
 def workers(tmp_path: Path, redis_url: str) -> Workers:
     return Workers(tmp_path, redis_url)

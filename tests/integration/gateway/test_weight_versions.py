@@ -93,10 +93,11 @@ async def test_weights_with_another_tokenizer_get_no_prompt_of_this_one(tmp_path
         assert (error["code"], "another tokenizer" in error["message"]) == ("no_worker", True)
 
 
-async def test_a_worker_that_is_lost_after_its_choice_is_not_replaced(
+async def test_a_worker_that_is_lost_after_its_choice_is_not_replaced_by_other_weights(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OPEN names its weights already. The request fails free of charge, and clients repeat it."""
+    gateway.app[GENERATION].capacity.resume_s = 0.3
     write = Journal.open
     [link] = gateway.app[GENERATION].fleet.links
 

@@ -13,6 +13,7 @@ from fakes import Fault, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 from otlp import attributes, events, links
 
+from accounting.values import timelines
 from gateway.telemetry.span_export import parse
 
 pytestmark = pytest.mark.rest
@@ -99,7 +100,7 @@ async def test_a_stream_whose_worker_dies_leaves_its_trace_at_ratio_0(traced, co
     dying = ScriptedWorker(
         tmp_path / "dying.sock", redis_url=redis_url, tokens_per_s=200, fault=Fault("crash", after_tokens=3)
     )
-    async with dying, traced(trace_ratio=0.0) as gateway, gateway.client() as client:
+    async with dying, traced(trace_ratio=0.0, resume_s=0.0) as gateway, gateway.client() as client:
         await gateway.workers(1)
         stream = await client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": CANARY}], max_tokens=200, stream=True
@@ -123,11 +124,41 @@ async def test_a_stream_whose_worker_dies_leaves_its_trace_at_ratio_0(traced, co
     assert [row.trace_id for row in log] == [root.trace_id.hex()]
 
 
+async def test_a_stream_that_another_worker_goes_on_with_is_one_trace(traced, collector, tmp_path, redis_url):
+    dying = ScriptedWorker(
+        tmp_path / "dying.sock", redis_url=redis_url, tokens_per_s=200, fault=Fault("crash", after_tokens=3)
+    )
+    async with traced(trace_ratio=1.0) as gateway, dying, gateway.client() as client:
+        await gateway.workers(1)
+        stream = await client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": CANARY}], max_tokens=20, stream=True
+        )
+        await until(lambda: dying.num_tokens_sent >= 3, 30)
+        async with ScriptedWorker(tmp_path / "w1.sock", redis_url=redis_url, slot=1):
+            _ = [chunk async for chunk in stream]
+            spans = await asyncio.to_thread(collector.wait_for, lambda spans: any(s.name == "ship" for s in spans), 30)
+        details: list = []
+        async with asyncio.timeout(60):
+            while not details:
+                details = await gateway.sql("SELECT timeline FROM request_log")
+    root = root_of(spans)
+    chat = below(spans, root, f"chat {MODEL}")
+    assert len(events(chat, "moved")) == 1
+    assert not events(chat, "worker_lost")
+    assert attributes(chat)["headgate.worker.id"] == "worker-1"
+    assert attributes(chat)["gen_ai.usage.output_tokens"] == 20
+    (moved_ns,) = [event.time_unix_nano for event in chat.events if event.name == "moved"]
+    prefill = next(s for s in spans if s.name == "prefill" and s.parent_span_id == chat.span_id)
+    assert chat.start_time_unix_nano < moved_ns <= prefill.start_time_unix_nano < chat.end_time_unix_nano
+    phases = {phase.name: phase for phase in timelines.phases(timelines.unpack(details[0].timeline))}
+    assert phases["lost"].end_us <= phases["prefill"].start_us
+
+
 async def test_a_repeat_behind_a_dead_worker_is_joined_by_the_clients_trace(traced, collector, tmp_path, redis_url):
     dying = ScriptedWorker(
         tmp_path / "dying.sock", redis_url=redis_url, tokens_per_s=200, fault=Fault("crash", after_tokens=3)
     )
-    async with traced(trace_ratio=0.0) as gateway, dying, gateway.client(max_retries=1) as client:
+    async with traced(trace_ratio=0.0, resume_s=0.0) as gateway, dying, gateway.client(max_retries=1) as client:
         await gateway.workers(1)
         asking = asyncio.create_task(
             client.chat.completions.create(

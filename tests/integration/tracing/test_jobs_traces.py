@@ -40,7 +40,8 @@ async def test_batch_task_chunk_and_lines_find_each_other_although_a_worker_dies
     ]
     content = "\n".join(json.dumps(line) for line in lines).encode()
     dying = ScriptedWorker(tmp_path / "w0.sock", redis_url=redis_url, fault=Fault("crash", after_tokens=3))
-    async with running_gateway(tmp_path / "home", redis_url, broker_url=broker_url, trace_ratio=1.0) as gateway, dying:
+    settings = {"broker_url": broker_url, "trace_ratio": 1.0, "resume_s": 0.0}  # each line is tried again
+    async with running_gateway(tmp_path / "home", redis_url, **settings) as gateway, dying:
         await gateway.workers(1)
         env = {
             **os.environ,

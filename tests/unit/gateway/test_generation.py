@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.generation.choices import Choice
 from gateway.generation.generation import Generation
 from gateway.metering.leases import LOW_WATER, Extension
 from gateway.parsers.plain import PlainText
@@ -37,7 +38,7 @@ def order_of(num_choices: int) -> SimpleNamespace:
         num_choices=num_choices, max_tokens=10 * STEP, beams=None, pooling=None, form=None, make_parser=PlainText
     )
     order.sampling = SamplingParams(seed=0)
-    order.model, order.rules = SimpleNamespace(tokenizer=None), None
+    order.model, order.rules = SimpleNamespace(tokenizer=None), SimpleNamespace(include_stop=False)
     order.prompt, order.is_bought, order.to_send = (1, 2), False, lambda *_: None
     return order
 
@@ -72,7 +73,7 @@ async def test_tokens_that_come_in_the_round_in_which_an_extension_ends_start_th
 ) -> None:
     nothing = SimpleNamespace(text="", entries=())
     monkeypatch.setattr("gateway.generation.generation.ChoiceText", lambda *_: SimpleNamespace(stop=None))
-    monkeypatch.setattr(Generation, "_to_text", lambda *_: nothing)
+    monkeypatch.setattr(Choice, "take", lambda *_, **__: nothing)
     admitted = Admitted()
     generation = Generation(order_of(1), admitted, Mailbox(), 0)
     received = STEP - LOW_WATER

@@ -27,7 +27,17 @@ def rows(title: str) -> list[list[str]]:
 def whole() -> RequestRecord:
     """A request to which everything happens that can happen to one."""
     record = RequestRecord("req_1", "POST", route="/v1/chat/completions", status=200, model="llama")
-    marks = ["accepted", *spans.SERVER_EVENTS, "admitted", "routed", "dispatched", *spans.CUTS, "finished", "settled"]
+    marks = [
+        "accepted",
+        *spans.SERVER_EVENTS,
+        "admitted",
+        "routed",
+        "dispatched",
+        "moved",
+        *spans.CUTS,
+        "finished",
+        "settled",
+    ]
     record.marks = [(name, number * MS) for number, name in enumerate([*marks, "last_byte"])]
     record.routed = Placement("worker-0", "only", 0, 0, 0.0)
     record.leases = [LeaseMark(record.started_mono_ns, 128, "granted")]
