@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy import Select, exists, func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import aliased
 
 from accounting.database.db import among_given, first_line, given, insert_all, insert_new, is_rows_fault
 from accounting.events import outbox
@@ -34,6 +35,10 @@ log = logging.getLogger(__name__)
 
 Records = Mapping[tuple[str, int], LedgerRow]
 ENDINGS = ("settle", "void")
+LOST_RECORD_MS = 86_400_000
+"""How long the records of a lost worker may come after the endings of requests that another one went on with. Its host
+may have to be started again, or its journal to be replayed.
+"""
 
 _SET_OFFSET = text(
     'INSERT INTO journal_offset (slot, "offset", posted_at_ms) VALUES (:slot, :offset, :posted_at_ms)'
@@ -183,6 +188,21 @@ async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
     ending, record = LedgerEntry, EngineRecordRow
     recent = select(ending.request_id).where(ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms)
     found = await conn.scalars(recent.where(~exists().where(record.request_id == ending.request_id)))
+    return frozenset(found)
+
+
+async def half_witnessed(conn: AsyncConnection, since_ms: int, until_ms: int) -> frozenset[str]:
+    """Returns requests whose ending was posted in [since, until) and that went on on another worker, while the record of
+    an earlier one has not come yet: it is in the journal of a worker that was lost.
+    """
+    later, earlier, ending = aliased(EngineRecordRow), aliased(EngineRecordRow), LedgerEntry
+    ended = select(ending.request_id).where(
+        ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms, ending.posted_at_ms < until_ms
+    )
+    is_there = exists().where(earlier.request_id == later.request_id, earlier.attempt == later.attempt - 1)
+    found = await conn.scalars(
+        select(later.request_id).where(later.attempt > 0, ~is_there, later.request_id.in_(ended))
+    )
     return frozenset(found)
 
 

@@ -23,6 +23,7 @@ from accounting.database.db import Database
 from accounting.ledger import ledger
 from accounting.ledger.write_off_sums import REASONS, written_off
 from accounting.limits import end_users
+from accounting.requests import request_postings
 from accounting.upstreams import costs
 from accounting.values import clock
 from accounting.values.errors import AccountingError
@@ -183,7 +184,9 @@ class Bookkeeping:
 
     async def _check(self, since_ms: int, until_ms: int) -> list[Failure]:
         async with self._database.read() as conn:
-            report = await books.verify_ended(conn, since_ms, until_ms)
+            late_ms = max(since_ms, clock.now_ms() - request_postings.LOST_RECORD_MS)
+            late = await request_postings.half_witnessed(conn, late_ms, until_ms)
+            report = await books.verify_ended(conn, since_ms, until_ms, late)
         return [failure for equation in report.equations for failure in _failures(equation)]
 
     def _show(self, failures: list[Failure]) -> None:

@@ -75,9 +75,11 @@ async def verify(database: Database, state_dir: Path, link: RedisLink, told: Tol
     }
     running = frozenset().union(*(slot.requests for slot in left.values()))
     async with database.read() as conn:
-        late = await request_postings.unwitnessed(conn, clock.now_ms() - RECORD_LATE_MS)
+        now_ms = clock.now_ms()
+        late = await request_postings.unwitnessed(conn, now_ms - RECORD_LATE_MS)
+        late |= await request_postings.half_witnessed(conn, now_ms - request_postings.LOST_RECORD_MS, FOR_EVER_MS)
         away = {place.slot for place in await request_postings.journal_offsets(conn)} - journals.keys()
-        young_ms = clock.now_ms() - OLD_MS
+        young_ms = now_ms - OLD_MS
         unended = await request_postings.unended(conn) if away else []
         young = {one.request_id for one in unended if one.posted_at_ms > young_ms} - running
         report = await books.verify(conn, running=running | late | young, told=told)

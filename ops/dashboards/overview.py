@@ -148,9 +148,10 @@ OVERVIEW = Dashboard(
                     ("sum(headgate_quarantined_requests)", "refused"),
                 ),
                 panel(
-                    "Lost links and dropped spans",
+                    "Lost links, what went on, dropped spans",
                     "short",
                     ("sum(increase(headgate_worker_links_lost_total[$rate]))", "links"),
+                    ("sum by (outcome) (increase(headgate_request_resumes_total[$rate]))", "requests {{outcome}}"),
                     ("sum(increase(headgate_trace_spans_dropped_total[$rate]))", "spans"),
                 ),
             ),

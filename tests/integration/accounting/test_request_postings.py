@@ -126,6 +126,18 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
     assert total == [48, 0, 45, 4]
     report = await books.verify(conn)
     assert {e.id: e.failures for e in report.equations if e.id in ("I1", "I2", "I4")} == {"I1": (), "I2": (), "I4": ()}
+    assert not await request_postings.half_witnessed(conn, 0, 2**62)
+
+
+async def test_a_request_lacks_the_record_of_a_worker_that_was_lost_until_that_is_back(conn):
+    await request_postings.post(conn, 0, 1, [posting(f"req_{n}", Usage(0, 48, 5, 100)) for n in range(3)], now_ms=7)
+    second = [record("req_1", Usage(48, 0, 5, 60), attempt=1), record("req_2", Usage(48, 0, 5, 20), attempt=2)]
+    await request_postings.post_engine_records(conn, [record("req_0"), *second])
+    assert await request_postings.half_witnessed(conn, 7, 8) == {"req_1", "req_2"}
+    assert not await request_postings.half_witnessed(conn, 8, 2**62)
+    late = [record("req_1", Usage(0, 48, 5, 44)), record("req_2", Usage(0, 48, 5, 44), attempt=1)]
+    await request_postings.post_engine_records(conn, late)
+    assert await request_postings.half_witnessed(conn, 7, 8) == {"req_2"}  # of its first worker
 
 
 async def test_a_batch_line_is_charged_once_whatever_requests_were_sent_for_it(conn):
