@@ -103,7 +103,7 @@ class RunningGateway:
             return list((await conn.execute(text(statement), values)).all())
 
     def loses_at_once(self) -> None:
-        """From now on no request whose worker is lost waits for another one."""
+        """Makes each request fail at once whose worker is lost, from now on."""
         self.app[GENERATION].capacity.resume_s = 0
 
     async def balanced(self, limit_s: float = 30.0) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -19,16 +18,16 @@ from accounting.values.types import BoughtAttempt, Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
+from gateway.generation.lease_keeper import LeaseKeeper
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted
 from gateway.metering.endings import Noted, Settled
-from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
+from gateway.metering.leases import LOW_WATER
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.links import failures
 from gateway.routing.links.link import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
 from gateway.routing.links.worker_link import LinkDown, RequestQuarantined
 from gateway.routing.router import Pick
-from gateway.telemetry.record import LeaseMark, LeaseResult
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.counts import PromptCounts, TokenUsage
 from workers.protocol.frames import FrameError
@@ -38,14 +37,8 @@ logger = logging.getLogger(__name__)
 
 FINAL_S = 5.0
 """The time that an abort waits for the engine's own counts; a live worker answers within a step."""
-LEASE_RETRY_S = 0.25
-MAX_LEASE_MARKS = 256
 MAX_LOST = 2
 """The number of lost workers after which a request still goes on. Each of them may have ended because of it."""
-HOLD_MS = 10_000
-"""The wait that the worker gets while the client does not read. It is below the 15 s of silence after which a worker
-ends a parked sequence.
-"""
 
 
 class ChoicePiece(msgspec.Struct, frozen=True):
@@ -77,9 +70,6 @@ class _State:
     num_before: int = 0
     """Output tokens that came from the workers before the present one."""
     abort_bound: int | None = None
-    lease_task: asyncio.Task[None] | None = None
-    """The newest task that extends the lease; it may be done."""
-    leases: list[LeaseMark] = field(default_factory=list)
 
 
 class Generation:
@@ -105,7 +95,7 @@ class Generation:
         ]
         self.vectors: dict[int, bytes] = {}
         """The results of a request for vectors, by the index of the input."""
-        self._held = False
+        self.lease = LeaseKeeper(admitted, self, self._most, mailbox.fail)
         self.first_bound = admitted.lease_bound
         """Output tokens of the first lease."""
         self.is_over = False
@@ -119,7 +109,7 @@ class Generation:
         """
         self._send(link, self._request())
         if self.admitted.lease_bound < self.order.num_choices:
-            self._keep_lease()
+            self.lease.keep()
 
     def _request(self) -> GenerateRequest:
         admitted = self.admitted
@@ -174,11 +164,7 @@ class Generation:
         self._send(pick.link, request)
         state.num_resumes += 1
         state.num_before, state.lost = self.num_received, False
-        if self._held:
-            self.hold()
-        elif self.call is not None and self.admitted.budget_stop is not None:
-            self.call.extend(self.admitted.lease_bound, last=True)
-        self._keep_lease()
+        self.lease.moved()
 
     @property
     def _open(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -261,7 +247,7 @@ class Generation:
             raise errors.internal()  # it sent the best tokens instead of those that were asked for
         bound = self.admitted.lease_bound
         if bound < self._most and bound - self.num_received <= LOW_WATER:
-            self._keep_lease()
+            self.lease.keep()
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
         piece = choice.take(delta, shows_end=self.order.rules.include_stop)
@@ -279,7 +265,7 @@ class Generation:
         """Takes the text of a worker that sends no ids. It is in parts already, and stop strings were found there."""
         choice = self._choices[delta.index]
         choice.num_received += delta.num_tokens
-        self._keep_lease()
+        self.lease.keep()
         parts: list[Part] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         parts += [Text(delta.text)] if delta.text else []
         for call in delta.calls:
@@ -326,8 +312,6 @@ class Generation:
         given = delta.stop_token in self.order.sampling.stop_token_ids
         return delta.stop_token if delta.finish == "stop" and given else None
 
-    # Lease
-
     @property
     def num_received(self) -> int:
         """The number of output tokens that the worker has sent."""
@@ -338,63 +322,14 @@ class Generation:
         return sum(choice.num_received for choice in self._choices)
 
     @property
-    def _lease_is_due(self) -> bool:
-        bound = self.admitted.lease_bound
-        return (
-            not self._held
-            and bound < self._most
-            and bound - self.num_received <= LOW_WATER
-            and self._state.final is None
-            and self.admitted.budget_stop is None
-            and any(choice.finish is None for choice in self._choices)
-        )
-
-    def _keep_lease(self) -> None:
-        extending = self._state.lease_task
-        if (extending is None or extending.done()) and self._lease_is_due:
-            self._state.lease_task = asyncio.create_task(self._extend_until_enough())
-
-    async def _extend_until_enough(self) -> None:
-        cached = self._state.prompt.cache_read if self._state.prompt else None
-        while self._lease_is_due:
-            try:
-                extension = await self.admitted.extend(self.num_received, cached_tokens=cached)
-            except LeaseLost:
-                self._mailbox.fail(errors.unavailable("lease_lost", "The request lost its lease."))
-                return
-            if extension is None:
-                await asyncio.sleep(LEASE_RETRY_S)
-                continue
-            self._note_lease(extension)
-            if self.call is not None:
-                self.call.extend(extension.bound, last=extension.last, wait_ms=extension.wait_ms)
-            if extension.last:
-                return
-            await asyncio.sleep(extension.wait_ms / 1000)
-
-    def _note_lease(self, extension: Extension) -> None:
-        if len(self._state.leases) < MAX_LEASE_MARKS:
-            result: LeaseResult = "stopped" if extension.last else "waits" if extension.wait_ms else "granted"
-            self._state.leases.append(LeaseMark(time.monotonic_ns(), extension.bound, result))
+    def num_cached(self) -> int | None:
+        """The cached tokens of the prompt, once they are known."""
+        return self._state.prompt.cache_read if self._state.prompt else None
 
     @property
-    def leases(self) -> Sequence[LeaseMark]:
-        """The first `MAX_LEASE_MARKS` extensions of the lease."""
-        return self._state.leases
-
-    def hold(self) -> None:
-        """Called when the client does not read: the lease is not extended, and the worker is informed, so that the sequence
-        parks.
-        """
-        self._held = True
-        if self.call is not None:
-            self.call.extend(self.admitted.lease_bound, wait_ms=HOLD_MS)
-
-    def release(self) -> None:
-        """Called when the client reads again."""
-        if self._held:
-            self._held = False
-            self._keep_lease()
+    def draws(self) -> bool:
+        """Whether output is still to come."""
+        return self._state.final is None and any(choice.finish is None for choice in self._choices)
 
     # Endings
 
@@ -503,8 +438,7 @@ class Generation:
         return self.call is not None and not self.has_final and not self._state.lost and not self.is_over
 
     def close(self) -> None:
-        if self._state.lease_task is not None:
-            self._state.lease_task.cancel()
+        self.lease.close()
         if self.call is not None:
             self.call.close()
 

@@ -26,6 +26,7 @@ from gateway.books.spending import OrganizationLimit
 from gateway.generation.capacity import Capacity
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import FINAL_S, ChoicePiece, Generation
+from gateway.generation.resumes import Resumes
 from gateway.idempotency.claimed_key import ClaimedKey, not_stored
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admission, Reserved
@@ -117,8 +118,7 @@ class GenerationGroup:
         self._has_ended = False
         self._failed: Generation | None = None
         """The one whose event ended all of them."""
-        self._resuming: dict[int, asyncio.Task[None]] = {}
-        """The tasks that look for another worker, by the number of the request whose worker was lost."""
+        self._resumes = Resumes(engine.capacity, record, self._mailbox)
         self._reserved: deque[Reserved] = deque()
         self.generations: list[Generation] = []
         self.settled: list[Settled] = []
@@ -220,7 +220,7 @@ class GenerationGroup:
         try:
             piece = generation.handle(event)
         except errors.ApiError as error:
-            if self._goes_on(number, error):
+            if self._resumes.take(generation, self._prompts[number], error):
                 return None
             self._failed = generation
             raise
@@ -291,11 +291,11 @@ class GenerationGroup:
 
     def hold(self) -> None:
         for generation in self.generations:
-            generation.hold()
+            generation.lease.hold()
 
     def release(self) -> None:
         for generation in self.generations:
-            generation.release()
+            generation.lease.release()
 
     def fail(self, error: BaseException) -> None:
         """Called when the answer ended with an error that the client was shown: nothing is charged."""
@@ -351,40 +351,8 @@ class GenerationGroup:
             try:
                 generation.dispatch(pick.link)
             except errors.ApiError as error:
-                if not self._goes_on(len(self.generations) - 1, error):
+                if not self._resumes.take(generation, prompt, error):
                     raise
-        self._record.worker = pick.link.registration.worker
-
-    def _goes_on(self, number: int, error: errors.ApiError) -> bool:
-        """Says whether the request goes on after this error, and looks for another worker if it needs one."""
-        generation = self.generations[number]
-        if error.code != "upstream_lost" or not self._engine.capacity.resume_s or not generation.strand():
-            return False
-        if not generation.has_final:
-            self._resuming[number] = asyncio.create_task(self._resume(number, error))
-        return True
-
-    async def _resume(self, number: int, lost: errors.ApiError) -> None:
-        """Sends a request whose worker was lost to another one with the same weights, as soon as there is one. If none
-        comes in time, the request fails with `lost`.
-        """
-        generation, capacity = self.generations[number], self._engine.capacity
-        try:
-            async with asyncio.timeout(capacity.resume_s):
-                pick = await capacity.resume(
-                    self._orders[number], self._prompts[number], generation.admitted.root, generation.resume
-                )
-        except Exception as fault:
-            is_ours = not isinstance(fault, errors.ApiError | TimeoutError)
-            if is_ours:
-                request_id = generation.order.facts.request_id
-                logger.exception("request_not_resumed", extra={"request_id": request_id})
-            self._engine.router.counts.resumes["failed"] += 1
-            self._failed = generation
-            self._mailbox.fail(fault if isinstance(fault, errors.ApiError) else errors.internal() if is_ours else lost)
-            return
-        self._engine.router.counts.resumes["resumed"] += 1
-        self._record.mark("moved")
         self._record.worker = pick.link.registration.worker
 
     def _place_orders(self) -> None:
@@ -410,8 +378,7 @@ class GenerationGroup:
         self._has_ended = True
         self._engine.lifecycle.on_cut.discard(self._cut)
         self._engine.running.discard(self._orders[0].principal, self._revoke)
-        for task in self._resuming.values():
-            task.cancel()
+        self._resumes.stop()
         while self._reserved:
             self._reserved.pop().release()
         left = [generation for generation in self.generations if not generation.is_over]
@@ -474,7 +441,7 @@ class GenerationGroup:
             record.charge_micro_units += settled.charge_micro_units
             record.currency = settled.currency
         if self.generations:
-            self._show(self._failed or self.generations[0])
+            self._show(self._failed or self._resumes.failed or self.generations[0])
         for generation in self.generations:
             if generation.num_resumes:
                 continue  # no worker has counted all of it
@@ -484,7 +451,7 @@ class GenerationGroup:
     def _show(self, generation: Generation) -> None:
         """Fills what the record says of one prompt alone."""
         record, pick, final = self._record, generation.pick, generation.final
-        record.lease_bound, record.leases = generation.first_bound, generation.leases
+        record.lease_bound, record.leases = generation.first_bound, generation.lease.marks
         record.num_received = generation.num_received
         if pick is not None:
             record.worker, record.routed = pick.link.registration.worker, pick.placement

@@ -29,7 +29,7 @@ ASSUMED_AT_LEAST_S = 0.5
 may be slower than predicted.
 """
 Resume = Literal["resumed", "failed"]
-"""What became of a request whose worker was lost: another worker went on with it, or none did in time."""
+"""The fate of a request whose worker was lost: another worker went on with it, or none did in time."""
 OUTPUT_WEIGHT = 0.05
 """The weight of one request in the moving average of output tokens."""
 
