@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 SUFFIX = ":overflow"
 INLINE_TOKENS = 16_384
 """A prompt of this many tokens is hashed in about 0.3 ms."""
-RESUME_LOOK_S = 0.1
-"""The time between two looks for a worker that can go on with a request."""
+RESUME_LOOK_S, RESUME_APART_S = 0.1, 0.001
+"""The least time between two looks for a worker that can go on with a request, and that between two such requests."""
 APART_S, APART_LOOK_S = 10.0, 0.05
 """How long a suspect waits for a worker without another one, and the time between two looks."""
 Why = Literal["own", "no_worker", "slow"]
@@ -66,6 +66,8 @@ class Capacity:
     """The promised time to the first token."""
     resume_s: float = 30.0
     """How long a request whose worker was lost waits for another one. With 0 it fails at once."""
+    num_resuming: int = 0
+    """The requests that look for a worker that can go on with them."""
     turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """The turns of suspects that look for a worker, by tenant and model."""
 
@@ -132,18 +134,24 @@ class Capacity:
         """Sends a request to the next worker with these weights, which may have to start first. `send` raises `ApiError`
         if the chosen one cannot be sent it. Raises `ApiError` 500 for a request that is quarantined.
         """
-        while True:
-            if any(link.takes_work for link in _with(self.fleet.links, root)):
-                try:
-                    pick = await self.choose(order, prompt, root)
-                    self.router.sent(pick)
-                    with pick.link.promised(pick.num_uncached), pick.apart:
-                        send(pick)
-                    return pick
-                except errors.ApiError as refusal:
-                    if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                        raise
-            await asyncio.sleep(RESUME_LOOK_S)
+        self.num_resuming += 1
+        try:
+            # A worker may have had thousands: they follow each other, so that the loop has time for others between them.
+            await asyncio.sleep(self.num_resuming * RESUME_APART_S)
+            while True:
+                if any(link.takes_work for link in _with(self.fleet.links, root)):
+                    try:
+                        pick = await self.choose(order, prompt, root)
+                        self.router.sent(pick)
+                        with pick.link.promised(pick.num_uncached), pick.apart:
+                            send(pick)
+                        return pick
+                    except errors.ApiError as refusal:
+                        if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                            raise
+                await asyncio.sleep(RESUME_LOOK_S + self.num_resuming * RESUME_APART_S)
+        finally:
+            self.num_resuming -= 1
 
     async def _choose_apart(self, facts: RequestFacts, prompt: Prompt, root: str) -> Pick:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for

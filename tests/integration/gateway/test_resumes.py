@@ -15,6 +15,7 @@ from gateways import MODEL, RunningGateway, until
 from inline_grammars import InlineGrammars
 
 from gateway.generation.stream import GENERATION
+from workers.engine.values.abilities import Abilities
 from workers.protocol.messages import Finished
 
 T = TypeVar("T")
@@ -285,3 +286,90 @@ async def test_a_request_under_which_three_workers_end_is_lost(bare_gateway: Run
         events = (await (await going).read()).decode().split("\n\n")
         assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "upstream_lost"
         assert worker.num_tokens_sent == 0
+
+
+async def test_a_budget_still_ends_a_request_that_goes_on(bare_gateway: RunningGateway, workers: Workers) -> None:
+    """The limiter had refused more before the worker was lost, and nobody asks it again."""
+    first = await workers.begin(tokens_per_s=100)
+    tenant, key = await bare_gateway.new_tenant("anna")
+    budget = {"project_id": tenant, "period": "month", "limit_micro_units": 40}
+    async with bare_gateway.session(bare_gateway.keys.admin_key) as session:
+        assert (await session.post("/admin/v1/budgets", json=budget)).status == 200
+    async with bare_gateway.session(key) as session:
+        found = await interrupted(workers, first, answer(session, max_tokens=400, ignore_eos=True), 30)
+    assert found["headgate"]["num_resumes"] == 1
+    assert found["headgate"]["stop"] == "budget"
+    assert 30 < found["usage"]["completion_tokens"] < 200
+    assert 20 <= found["headgate"]["charge_micro_units"] <= 40
+
+
+async def test_each_prompt_of_a_request_goes_on(bare_gateway: RunningGateway, workers: Workers) -> None:
+    first = await workers.begin()
+    wanted = {"model": MODEL, "prompt": ["one", "two", "three"], "max_tokens": 60, "seed": 7}
+
+    async def ask() -> dict[str, Any]:
+        async with bare_gateway.session() as session, session.post("/v1/completions", json=wanted) as response:
+            assert response.status == 200
+            return await response.json()
+
+    whole = await ask()
+    found = await interrupted(workers, first, ask(), 60)
+    assert [choice["text"] for choice in found["choices"]] == [choice["text"] for choice in whole["choices"]]
+    assert found["usage"]["completion_tokens"] == 180
+    assert found["headgate"]["num_resumes"] == 3
+
+
+async def test_vectors_are_made_anew(bare_gateway: RunningGateway, workers: Workers) -> None:
+    def runner() -> ScriptedRunner:
+        return ScriptedRunner(abilities=Abilities(("embed",), 8, ()), step_s=0.02)
+
+    first = await workers.begin(runner=runner())
+    wanted = {"model": MODEL, "input": [f"text {number} " * 20 for number in range(20)]}
+
+    async def ask() -> tuple[list[Any], int]:
+        async with bare_gateway.session() as session, session.post("/v1/embeddings", json=wanted) as response:
+            found = await response.json()
+            assert response.status == 200, found
+            return [one["embedding"] for one in found["data"]], found["usage"]["prompt_tokens"]
+
+    whole = await ask()
+    asked = asyncio.create_task(ask())
+    await until(lambda: bool(first.engine.attempts))
+    await workers.end(first)
+    await workers.begin(slot=1, runner=runner())
+    assert await asked == whole
+    await workers.begin(slot=0, runner=runner())
+    await bare_gateway.balanced()
+
+
+async def test_a_key_that_is_revoked_meanwhile_ends_the_request(bare_gateway: RunningGateway, workers: Workers) -> None:
+    first = await workers.begin()
+    tenant, key = await bare_gateway.new_tenant("leaving")
+    async with bare_gateway.session(key) as session:
+        response = await session.post("/v1/chat/completions", json=body(stream=True))
+        await cut_after(first, 20)
+        await workers.end(first)
+        async with bare_gateway.session(bare_gateway.keys.admin_key) as admin:
+            [found] = (await (await admin.get(f"/admin/v1/keys?project_id={tenant}")).json())["data"]
+            assert (await admin.delete(f"/admin/v1/keys/{found['id']}?revoke=immediate")).status == 200
+        events = (await response.read()).decode().split("\n\n")
+    assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
+    assert bare_gateway.app[GENERATION].router.counts.resumes == {"resumed": 0, "failed": 0}
+
+
+async def test_a_suspect_is_refused_when_it_ends_the_next_worker_too(
+    bare_gateway: RunningGateway, workers: Workers
+) -> None:
+    async with bare_gateway.session() as session:
+        worker = await workers.begin()
+        worker.runner.hang()
+        going = asyncio.create_task(session.post("/v1/chat/completions", json=body()))
+        for _ in range(2):
+            await until(lambda worker=worker: bool(worker.engine.attempts))
+            await workers.end(worker)
+            worker = await workers.begin()
+            worker.runner.hang()
+        response = await going
+        assert (response.status, (await response.json())["error"]["code"]) == (500, "request_quarantined")
+        assert not worker.engine.attempts
+        worker.runner.release()
