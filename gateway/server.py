@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -20,6 +21,7 @@ from aiohttp import web
 from gateway.app import create_app
 from gateway.base.addresses import LIST_A_PROXY, keys_in_the_clear
 from gateway.base.app_keys import DETACHED, LIFECYCLE
+from gateway.base.lifecycle import Lifecycle
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.models import MODELS
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
@@ -39,6 +41,8 @@ OTHER_FILES = 1000
 logs.
 """
 SETTLE_S = 10.0
+ASKS_AGAIN_S = 0.5
+"""The time within which a client in a loop sends its next request on the same connection."""
 """The time after the last stream for settlements, journal and spans."""
 GC_THRESHOLDS = (50_000, 2, 100)
 """Thresholds of the garbage collector. Requests have no reference cycles, so it finds next to nothing, and what it takes
@@ -98,7 +102,7 @@ async def serve(settings: GatewaySettings) -> None:
         asked = asyncio.Event()
         loop.add_signal_handler(signal.SIGHUP, asked.set)
         reloading = asyncio.create_task(_reload_when_asked(app, asked))
-        draining = asyncio.create_task(_drain_when_asked(app, settings, sites))
+        draining = asyncio.create_task(_drain_when_asked(app, settings, runner, sites))
         await stop.wait()
         lifecycle.draining.set()
         await draining
@@ -153,7 +157,9 @@ def _on_signal(stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _drain_when_asked(app: web.Application, settings: GatewaySettings, sites: Sequence[web.BaseSite]) -> None:
+async def _drain_when_asked(
+    app: web.Application, settings: GatewaySettings, runner: GatewayRunner, sites: Sequence[web.BaseSite]
+) -> None:
     """Drains after a signal or `POST /drain`; returns when nothing runs any more."""
     lifecycle = app[LIFECYCLE]
     await lifecycle.draining.wait()
@@ -161,11 +167,28 @@ async def _drain_when_asked(app: web.Application, settings: GatewaySettings, sit
     await asyncio.sleep(settings.drain_grace_s)
     for site in sites:
         await site.stop()
+    lifecycle.is_leaving = True
+    has_ended = await _is_quiet(lifecycle, runner, settings.drain_s)
     lifecycle.accepting = False
-    if not await lifecycle.idle(settings.drain_s):
+    if not has_ended:
         lifecycle.cut()
         await lifecycle.idle(SETTLE_S)
     await app[DETACHED].join(SETTLE_S)
+
+
+async def _is_quiet(lifecycle: Lifecycle, runner: GatewayRunner, limit_s: float) -> bool:
+    """Waits until nothing runs, and no client has asked again on a connection that it has open. An answer whose head
+    left before the drain does not close its connection, so its client may send one more request, whose answer does.
+    """
+    until = time.monotonic() + limit_s
+    while await lifecycle.idle(max(0.0, until - time.monotonic())):
+        num_begun = lifecycle.num_begun
+        if runner.server is None or not runner.server.connections:
+            return True
+        await asyncio.sleep(ASKS_AGAIN_S)
+        if lifecycle.num_begun == num_begun:
+            return True
+    return False
 
 
 def _own_socket_path(settings: GatewaySettings) -> str:

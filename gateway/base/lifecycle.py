@@ -29,10 +29,12 @@ class Lifecycle:
     def __init__(self) -> None:
         self.started = False
         self.draining = asyncio.Event()
-        self.accepting = True
-        """The value is False once the grace time of a drain is over. Requests that still arrive on open connections
-        then get 503.
+        self.is_leaving = False
+        """The grace time of a drain is over, and the listener is closed. A request that still arrives on an open connection
+        is served, and its answer closes the connection.
         """
+        self.accepting = True
+        """The value is False once all that ran has ended or is cut. Requests that arrive then get 503."""
         self.on_cut: set[Callable[[], None]] = set()
         """Functions that end running work now; running work registers itself here."""
         self.checks: Callable[[], Iterable[Check]] = tuple
@@ -40,6 +42,8 @@ class Lifecycle:
         self.num_workers: Callable[[], dict[str, int]] = dict
         """Returns the number of linked workers per model, for the operator's probe."""
         self.num_running = 0
+        self.num_begun = 0
+        """The number of times that work began which a drain waits for."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -55,6 +59,7 @@ class Lifecycle:
     def begin(self) -> None:
         """Begins work that a drain must wait for. `end` ends it."""
         self.num_running += 1
+        self.num_begun += 1
         self._idle.clear()
 
     def end(self) -> None:

@@ -172,7 +172,7 @@ async def stream(request: web.Request, row: StoredResponse, texts: ResponseTexts
                 await out.send(*events)
             elif row.has_ended:
                 return await out.close()
-            elif not request.app[LIFECYCLE].accepting:
+            elif request.app[LIFECYCLE].is_leaving:
                 return await out.close(done=False)
             else:
                 silent_s = 0.0 if silent_s > PING_S else silent_s + pause_s
