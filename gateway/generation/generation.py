@@ -95,7 +95,7 @@ class Generation:
         ]
         self.vectors: dict[int, bytes] = {}
         """The results of a request for vectors, by the index of the input."""
-        self.lease = LeaseKeeper(admitted, self, self._most, mailbox.fail)
+        self.lease = LeaseKeeper(admitted, self._most, mailbox.fail)
         self.first_bound = admitted.lease_bound
         """Output tokens of the first lease."""
         self.is_over = False
@@ -109,7 +109,7 @@ class Generation:
         """
         self._send(link, self._request())
         if self.admitted.lease_bound < self.order.num_choices:
-            self.lease.keep()
+            self.lease.keep(self)
 
     def _request(self) -> GenerateRequest:
         admitted = self.admitted
@@ -164,7 +164,7 @@ class Generation:
         self._send(pick.link, request)
         state.num_resumes += 1
         state.num_before, state.lost = self.num_received, False
-        self.lease.moved()
+        self.lease.moved(self)
 
     @property
     def _open(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -247,7 +247,7 @@ class Generation:
             raise errors.internal()  # it sent the best tokens instead of those that were asked for
         bound = self.admitted.lease_bound
         if bound < self._most and bound - self.num_received <= LOW_WATER:
-            self.lease.keep()
+            self.lease.keep(self)
         if choice.finish is not None:
             return None  # the token follows a stop string: the cancel is on its way
         piece = choice.take(delta, shows_end=self.order.rules.include_stop)
@@ -265,7 +265,7 @@ class Generation:
         """Takes the text of a worker that sends no ids. It is in parts already, and stop strings were found there."""
         choice = self._choices[delta.index]
         choice.num_received += delta.num_tokens
-        self.lease.keep()
+        self.lease.keep(self)
         parts: list[Part] = [Reasoning(delta.reasoning)] if delta.reasoning else []
         parts += [Text(delta.text)] if delta.text else []
         for call in delta.calls:
@@ -330,6 +330,14 @@ class Generation:
     def draws(self) -> bool:
         """Whether output is still to come."""
         return self._state.final is None and any(choice.finish is None for choice in self._choices)
+
+    def hold(self) -> None:
+        """Called when the client does not read."""
+        self.lease.hold(self)
+
+    def release(self) -> None:
+        """Called when the client reads again."""
+        self.lease.release(self)
 
     # Endings
 

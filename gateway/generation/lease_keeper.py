@@ -1,7 +1,7 @@
 """The lease of one running request, extended before its output comes to the bound, and its worker told of each extension.
 
 While the client does not read, nothing is extended, and the worker hears so, so that the sequence parks. The module knows
-no text and no counts but the output's.
+no text and no counts but the output's. A keeper does not hold its request, so that neither waits for the collector.
 """
 
 from __future__ import annotations
@@ -47,64 +47,59 @@ class Spender(Protocol):
 
 
 class LeaseKeeper:
-    def __init__(
-        self, admitted: Admitted, spender: Spender, most: int, fail: Callable[[errors.ApiError], None]
-    ) -> None:
+    def __init__(self, admitted: Admitted, most: int, fail: Callable[[errors.ApiError], None]) -> None:
         """No lease goes beyond `most` tokens. `fail` is called when the lease is lost."""
         self.marks: list[LeaseMark] = []
         """The first `MAX_MARKS` extensions."""
         self._admitted = admitted
-        self._spender = spender
         self._most = most
         self._fail = fail
         self._is_held = False
         self._task: asyncio.Task[None] | None = None
         """The newest task that extends; it may be done."""
 
-    def keep(self) -> None:
+    def keep(self, spender: Spender) -> None:
         """Begins to extend the lease if that is due."""
-        if (self._task is None or self._task.done()) and self._is_due:
-            self._task = asyncio.create_task(self._extend_until_enough())
+        if (self._task is None or self._task.done()) and self._is_due(spender):
+            self._task = asyncio.create_task(self._extend_until_enough(spender))
 
-    def hold(self) -> None:
+    def hold(self, spender: Spender) -> None:
         """Called when the client does not read."""
         self._is_held = True
-        if self._spender.call is not None:
-            self._spender.call.extend(self._admitted.lease_bound, wait_ms=HOLD_MS)
+        if spender.call is not None:
+            spender.call.extend(self._admitted.lease_bound, wait_ms=HOLD_MS)
 
-    def release(self) -> None:
+    def release(self, spender: Spender) -> None:
         """Called when the client reads again."""
         if self._is_held:
             self._is_held = False
-            self.keep()
+            self.keep(spender)
 
-    def moved(self) -> None:
+    def moved(self, spender: Spender) -> None:
         """Tells another worker, which was sent the present bound, what the one before knew besides."""
-        call = self._spender.call
         if self._is_held:
-            self.hold()
-        elif call is not None and self._admitted.budget_stop is not None:
-            call.extend(self._admitted.lease_bound, last=True)
-        self.keep()
+            self.hold(spender)
+        elif spender.call is not None and self._admitted.budget_stop is not None:
+            spender.call.extend(self._admitted.lease_bound, last=True)
+        self.keep(spender)
 
     def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
-    @property
-    def _is_due(self) -> bool:
+    def _is_due(self, spender: Spender) -> bool:
         bound = self._admitted.lease_bound
         return (
             not self._is_held
             and bound < self._most
-            and bound - self._spender.num_received <= LOW_WATER
+            and bound - spender.num_received <= LOW_WATER
             and self._admitted.budget_stop is None
-            and self._spender.draws
+            and spender.draws
         )
 
-    async def _extend_until_enough(self) -> None:
-        spender, num_cached = self._spender, self._spender.num_cached
-        while self._is_due:
+    async def _extend_until_enough(self, spender: Spender) -> None:
+        num_cached = spender.num_cached
+        while self._is_due(spender):
             try:
                 extension = await self._admitted.extend(spender.num_received, cached_tokens=num_cached)
             except LeaseLost:

@@ -291,11 +291,11 @@ class GenerationGroup:
 
     def hold(self) -> None:
         for generation in self.generations:
-            generation.lease.hold()
+            generation.hold()
 
     def release(self) -> None:
         for generation in self.generations:
-            generation.lease.release()
+            generation.release()
 
     def fail(self, error: BaseException) -> None:
         """Called when the answer ended with an error that the client was shown: nothing is charged."""
