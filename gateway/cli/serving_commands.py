@@ -182,7 +182,7 @@ WEBHOOKS = group(
 
 WORKERS = group(
     "workers",
-    "See the workers that are linked with the gateway, and drain one.",
+    "See the workers that are linked with the gateway, drain one, and take that back.",
     row(
         "list",
         "List the linked workers. The state is `ready`, `draining`, `disk_full`, `silent` or `other_tokenizer`.",
@@ -191,11 +191,18 @@ WORKERS = group(
     ),
     row(
         "drain WORKER_ID",
-        "Let the worker WORKER_ID finish what runs and take nothing new, until its process is started again.",
+        "Let the worker WORKER_ID finish what runs and take nothing new, until `headgate workers resume`.",
         "POST /admin/v1/workers/{worker_id}/drain",
         shows="running",
-        confirm="The worker takes nothing new until its process is started again. Go on?",
+        confirm="The worker takes nothing new until it is resumed, or its process is started again. Go on?",
         example="workers drain worker-0",
+    ),
+    row(
+        "resume WORKER_ID",
+        "Take the drain of the worker WORKER_ID back: it takes requests again, unless its process was told to end.",
+        "POST /admin/v1/workers/{worker_id}/resume",
+        shows="id",
+        example="workers resume worker-0",
     ),
 )
 

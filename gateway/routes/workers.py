@@ -6,7 +6,7 @@ has sent are its own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -39,16 +39,26 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def drain(request: web.Request) -> web.Response:
-    """Lets a worker finish what runs and take nothing new, until its process is started again."""
+    """Lets a worker finish what runs and take nothing new, until `resume` or a start of its process."""
+    link = await _told_to(request, "drained")
+    return reply({"id": link.registration.worker, "object": "worker.drain", "running": link.status.running})
+
+
+async def resume(request: web.Request) -> web.Response:
+    """Takes a drain back: the worker takes requests again, unless its process was told to end."""
+    link = await _told_to(request, "resumed")
+    return reply({"id": link.registration.worker, "object": "worker.resume", "running": link.status.running})
+
+
+async def _told_to(request: web.Request, deed: Literal["drained", "resumed"]) -> WorkerLink:
     link = _link(request)
-    worker_id = link.registration.worker
     async with writing(request, changes_identities=False) as conn:
-        await audit.record(conn, "headgate.worker.drained", **who(request), object_id=worker_id)
+        await audit.record(conn, f"headgate.worker.{deed}", **who(request), object_id=link.registration.worker)
         try:
-            link.drain()
+            link.drain(taken_back=deed == "resumed")
         except LinkDown:
             raise errors.conflict("This worker is gone. Send SIGTERM to its process.", "worker_not_drainable") from None
-    return reply({"id": worker_id, "object": "worker.drain", "running": link.status.running})
+    return link
 
 
 def _links(request: web.Request) -> list[WorkerLink]:
@@ -74,4 +84,9 @@ def _answered_by(request: web.Request) -> dict[str, Any]:
     return {"gateway": request.app[SETTINGS].slot}
 
 
-ROUTES = [route("GET", PATH, list_all), route("GET", ONE, get), route("POST", f"{ONE}/drain", drain)]
+ROUTES = [
+    route("GET", PATH, list_all),
+    route("GET", ONE, get),
+    route("POST", f"{ONE}/drain", drain),
+    route("POST", f"{ONE}/resume", resume),
+]

@@ -120,6 +120,7 @@ LISTED = {
     "GET /admin/v1/workers": "admin",
     "GET /admin/v1/workers/{worker_id}": "admin",
     "POST /admin/v1/workers/{worker_id}/drain": "admin",
+    "POST /admin/v1/workers/{worker_id}/resume": "admin",
     "GET /admin/v1/tenants/{tenant_id}": "admin",
     "PATCH /admin/v1/tenants/{tenant_id}": "admin",
     "POST /admin/v1/tenants/{tenant_id}/purge-cache": "admin",

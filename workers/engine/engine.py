@@ -81,11 +81,16 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True)
+class Accept:
+    """Command to accept requests again, after a `Drain` that ended nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Command to leave the loop."""
 
 
-Event = Message | AdapterRead | LinkClosed | Drain | Stop
+Event = Message | AdapterRead | LinkClosed | Drain | Accept | Stop
 
 
 @dataclass(slots=True)
@@ -261,6 +266,8 @@ class Engine:
                     self._feed.leave(link)
                 case Drain():
                     self._attempts.drain(now=event.now)
+                case Accept():
+                    self._attempts.draining = False
                 case Stop():
                     pass
                 case _:

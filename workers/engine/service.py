@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import msgspec
 
-from workers.engine.engine import Drain, Engine, Event, LinkClosed, StepOutput, Stop
+from workers.engine.engine import Accept, Drain, Engine, Event, LinkClosed, StepOutput, Stop
 from workers.engine.journal.shipping import Shipper
 from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
@@ -150,6 +150,14 @@ class Service:
             self._accepting_ended = True
             self._inbox.put((0, Drain()))
 
+    def accept_again(self) -> None:
+        """Accepts requests again after `stop_accepting`, unless the process was told to end."""
+        if self.draining and not self._draining.is_set():
+            logger.info("accepting again", extra={"event": "drain_taken_back"})
+            self._accepting_ended = False
+            self._quiet.clear()
+            self._inbox.put((0, Accept()))
+
     def drain(self) -> None:
         """Accepts nothing new and lets running requests finish; then `run` returns. It is safe to call twice and from a
         signal."""
@@ -230,7 +238,7 @@ class Service:
     def _notice_quiet(self) -> None:
         """Notes that nothing is left to do. Only the engine's status counts: if it is draining, it has handled
         everything that came before `Drain`."""
-        if self.status.draining and self._num_attempts == 0:
+        if self.draining and self.status.draining and self._num_attempts == 0:
             self._quiet.set()
 
     def _send(self, link: int, message: Message) -> None:
@@ -315,7 +323,10 @@ class Service:
         elif isinstance(message, AdapterCommand) and message.action == "load":
             self._load_adapter(link, message)
         elif isinstance(message, DrainCommand):
-            self.stop_accepting()
+            if message.taken_back:
+                self.accept_again()
+            else:
+                self.stop_accepting()
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
@@ -363,9 +374,11 @@ class Service:
     async def _until_drained(self) -> None:
         draining = asyncio.ensure_future(self._draining.wait())
         stopped = asyncio.ensure_future(self._stopped.wait())
-        quiet = asyncio.ensure_future(self._quiet.wait())
+        waiters = {draining, stopped}
         try:
-            await asyncio.wait({draining, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiters, return_when=asyncio.FIRST_COMPLETED)
+            quiet = asyncio.ensure_future(self._quiet.wait())  # not before: a drain may have been taken back
+            waiters.add(quiet)
             await asyncio.wait({quiet, stopped}, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
             if not self._quiet.is_set() and self.engine_error is None:
                 self._inbox.put((0, Drain(now=True)))
@@ -373,7 +386,7 @@ class Service:
             self._tell_residency()
             await self._flush()
         finally:
-            for waiter in (draining, stopped, quiet):
+            for waiter in waiters:
                 waiter.cancel()
 
     async def _flush(self) -> None:

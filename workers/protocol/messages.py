@@ -342,6 +342,9 @@ class DrainCommand(Frame, frozen=True, tag="drain"):
     """The worker takes nothing new from now on and finishes what runs. It is idempotent. The process stays until its
     operator ends it."""
 
+    taken_back: bool = False
+    """The worker takes requests again, unless its process was told to end."""
+
 
 class Alive(Frame, frozen=True, tag="alive"):
     """The gateway's heartbeat, sent each second. A link that is silent for 3 to 4 s is lost, and its sequences end with

@@ -271,11 +271,11 @@ class WorkerLink:
         finally:
             del self._probes[number]
 
-    def drain(self) -> None:
-        """Asks the worker to take nothing new. Raises `LinkDown` if it is gone."""
+    def drain(self, *, taken_back: bool = False) -> None:
+        """Asks the worker to take nothing new, or to take requests again. Raises `LinkDown` if it is gone."""
         if self.hello is None:
             raise LinkDown
-        self.send(DrainCommand())
+        self.send(DrainCommand(taken_back))
 
     def send(self, message: Message) -> None:
         if self._connection is not None:

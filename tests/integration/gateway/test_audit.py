@@ -103,9 +103,8 @@ async def test_every_route_that_changes_something_writes_an_audit_row(gateway):
     await change_webhooks(operator, (await gateway.new_tenant("hooks", ("keys", "usage:read")))[1])
     await change_files_and_batches(operator, gateway.keys.api_key)
     changing = {f"{route.method} {route.path}" for route in api_routes() if route.method != "GET"} - RUNS_A_MODEL
-    assert changing - operator.called == {"POST /admin/v1/workers/{worker_id}/drain"}, (
-        "that needs a worker, and has a test"
-    )
+    of_workers = {f"POST /admin/v1/workers/{{worker_id}}/{verb}" for verb in ("drain", "resume")}
+    assert changing - operator.called == of_workers, "they need a worker, and have a test"
 
 
 async def change_keys(operator: Operator, gateway: RunningGateway) -> None:

@@ -75,6 +75,21 @@ async def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(
     assert [row[0] for row in events] == [worker.worker]
 
 
+async def test_a_drain_that_is_taken_back_lets_requests_in_again(
+    gateway: RunningGateway, worker: ScriptedWorker
+) -> None:
+    link = gateway.app[GENERATION].fleet.links[0]
+    for verb, is_draining in (("drain", True), ("resume", False), ("drain", True), ("resume", False)):
+        status, body = await call(gateway, "POST", f"{PATH}/{worker.worker}/{verb}")
+        assert (status, body["object"]) == (200, f"worker.{verb}")
+        await until(lambda wanted=is_draining: link.status.draining == wanted)
+    async with gateway.client() as client:
+        answer = await client.completions.create(model=MODEL, prompt="x", max_tokens=3)
+    assert answer.usage.completion_tokens == 3
+    events = await gateway.sql("SELECT event FROM audit_log WHERE event LIKE 'headgate.worker.%' ORDER BY id")
+    assert [row[0].split(".")[-1] for row in events] == ["drained", "resumed"] * 2
+
+
 async def test_a_worker_that_is_registered_and_gone_is_named_and_cannot_be_drained(
     bare_gateway: RunningGateway, redis_url: str
 ) -> None:

@@ -18,7 +18,16 @@ from workers.protocol import connection
 from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.engine_journal import CRASH_REASON
 from workers.protocol.frames import MAX_FRAME_BYTES
-from workers.protocol.messages import BeamParams, Cancel, Failed, Finished, Hello, SamplingParams, StepFrame
+from workers.protocol.messages import (
+    BeamParams,
+    Cancel,
+    DrainCommand,
+    Failed,
+    Finished,
+    Hello,
+    SamplingParams,
+    StepFrame,
+)
 from workers.protocol.reports import EngineReport, WorkerStatus
 
 
@@ -177,6 +186,25 @@ async def test_status_comes_each_second_and_says_when_the_worker_drains(worker):
 
 
 # --- drain ---
+
+
+async def test_a_drain_is_taken_back_until_the_process_is_told_to_end(tmp_path):
+    async with (
+        ScriptedWorker(tmp_path / "w.sock", tokens_per_s=200) as worker,
+        await GatewayLink.dial(worker.address) as gateway,
+    ):
+        gateway.send(DrainCommand())
+        await gateway.of(WorkerStatus, draining=True)
+        await until(worker.service._quiet.is_set)
+        gateway.send(DrainCommand(taken_back=True))
+        await until(lambda: not [m for m in gateway.heard if isinstance(m, WorkerStatus)][-1].draining)
+        request = generate_request("new", max_tokens=60)
+        gateway.send(request)
+        await gateway.of(StepFrame)
+        worker.service.drain()  # a quiet moment of the first drain must not end this one
+        gateway.send(DrainCommand(taken_back=True))
+        assert (await gateway.of(Finished)).reason == "length"
+        await asyncio.wait_for(asyncio.shield(worker._task), stretched(5))
 
 
 async def test_a_draining_worker_refuses_new_work_finishes_the_old_and_ends(tmp_path):

@@ -68,6 +68,12 @@ async def drain(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     return pages.see_other(f"/workers/{worker_id}", asked="drain")
 
 
+async def resume(request: web.Request, viewer: Viewer) -> web.StreamResponse:
+    worker_id = pages.part(request, "id")
+    await viewer.post(f"{PATH}/{worker_id}/resume", {})
+    return pages.see_other(f"/workers/{worker_id}", asked="resume")
+
+
 async def _one(request: web.Request, viewer: Viewer) -> Any:
     return await viewer.get(f"{PATH}/{pages.part(request, 'id')}")
 
@@ -174,4 +180,5 @@ ROUTES = [
     pages.get("/workers/{id}", show_worker),
     pages.get("/workers/{id}/drain", ask_drain),
     pages.post("/workers/{id}/drain", drain),
+    pages.post("/workers/{id}/resume", resume),
 ]

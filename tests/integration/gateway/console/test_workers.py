@@ -55,6 +55,12 @@ async def test_a_worker_is_drained_behind_a_page_that_says_what_it_costs(
         assert (page.status, page.path) == (200, f"/console{one}?asked=drain")
         await until(lambda: link.status.draining)
         assert "Nothing is left" in (await operator.get(one)).words
+        async with signed_in(gateway, await read_only_key(gateway)) as finance:
+            assert "Take requests again" not in (await finance.get(one)).words
+        page = await operator.submit(f"{one}/resume")
+        assert (page.status, page.path) == (200, f"/console{one}?asked=resume")
+        await until(lambda: not link.status.draining)
+        assert "Drain this worker" in (await operator.get(one)).words
 
 
 async def test_tenants_see_no_workers_and_an_unknown_one_is_said_to_be_unknown(bare_gateway: RunningGateway) -> None:
