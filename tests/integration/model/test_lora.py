@@ -207,6 +207,26 @@ def test_a_worker_serves_the_adapters_of_its_directory(tiny_model: TinyModels, t
         assert engine.tokens[LINK, f"r{name}", 0] == wanted
 
 
+def test_another_worker_goes_on_with_the_tokens_of_an_adapter(tiny_model: TinyModels, tmp_path):
+    model = tiny_model("qwen2")
+    write(tmp_path / "a", model.reference, 1)
+    params = SamplingParams(seed=5, temperature=0.9, min_tokens=99, frequency_penalty=0.3)
+
+    def outputs(adapter: str, **fields: object) -> list[list[int]]:
+        runner = runner_of(model)
+        runner.loaded.adapters.load("a", tmp_path / "a")
+        engine = Driver(runner)
+        given = {"adapter": adapter, "root": runner.root, "sampling": params, "num_choices": 2}
+        engine.send(generate_request("r", prompt_of(13), NUM_TOKENS, **given | fields))
+        engine.run().check_idle()
+        return [engine.tokens[LINK, "r", index] for index in range(2)]
+
+    whole = outputs("a")
+    resume = tuple((index, tuple(tokens[:4])) for index, tokens in enumerate(whole))
+    assert outputs("a", attempt=1, resume=resume, num_output_spent=8) == [tokens[4:] for tokens in whole]
+    assert outputs("", attempt=1, resume=resume, num_output_spent=8) != [tokens[4:] for tokens in whole]
+
+
 def test_a_directory_without_adapters_is_refused(tiny_model: TinyModels, tmp_path):
     with pytest.raises(ModelError, match="has no adapters"):
         loading.load(told(tiny_model("llama"), tmp_path))

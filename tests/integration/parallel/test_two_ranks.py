@@ -55,6 +55,18 @@ def test_two_ranks_draw_the_tokens_of_one(pair, tiny_model, name, monkeypatch):
     assert tokens_of(two) == expected
 
 
+def test_two_ranks_go_on_where_one_was_lost(pair, tiny_model):
+    model, prompt = tiny_model("qwen3"), [*range(50, 71)]
+    found = []
+    for runner in (model.runner(num_blocks=32), pair.runner(model, num_blocks=32)):
+        more = {"attempt": 1, "resume": ((0, tuple(found[:9])),), "num_output_spent": 9} if found else {}
+        driver = Driver(runner, max_batch_tokens=11, max_running=5)
+        driver.send(generate_request("r", prompt, NUM_TOKENS, sampling=SAMPLED, root=runner.root, **more))
+        driver.run().check_idle()
+        found += driver.tokens[LINK, "r", 0]
+    assert found[NUM_TOKENS:] == found[9:NUM_TOKENS]
+
+
 @pytest.mark.parametrize(("name", "number"), [("gemma2", 6), ("phi3", 0)])
 def test_parts_by_outputs_are_one_product_and_what_ranks_have_to_join_is_left_alone(pair, tiny_model, name, number):
     model = pair.runner(tiny_model(name), num_blocks=32)._runner.loaded.model

@@ -48,7 +48,7 @@ class Load:
     num_running: int = 0
     """Number of running sequences."""
     num_prefill_tokens: int = 0
-    """Number of prompt tokens of the running sequences that are not computed yet."""
+    """Number of tokens of the running sequences in prefill that are not computed yet."""
     num_places: int = 1
     """Largest number of sequences that may run."""
     num_kv_tokens: int = 0

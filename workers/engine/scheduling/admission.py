@@ -162,7 +162,10 @@ class Admission:
         return sequence
 
     def _waits(self, group: Group, step: int) -> bool:
-        """Returns whether the group waits for a leader that is computing the block that the group misses."""
+        """Returns whether the group waits for a leader that is computing the block that the group misses, or its head for
+        another choice of its attempt."""
+        if self._sibling_prefills(group.head):
+            return True
         probe = group.probe
         if self._deferral.leader(group.head, probe.num_tokens, probe.next_key) is None:
             return False
@@ -172,7 +175,7 @@ class Admission:
 
     def _sibling_prefills(self, sequence: Sequence) -> bool:
         """Returns whether another choice of the attempt is in prefill. Preempted choices come back one after the other,
-        so that the next one finds the prompt in the tree."""
+        so that the next one finds the prompt in the tree, and so do those of a lost worker."""
         if sequence.attempt.inputs is not None:
             return False
         return any(other.status is Status.RUNNING and not other.decoding for other in sequence.attempt.sequences)

@@ -98,8 +98,8 @@ class Scheduler:
 
     def refuse(self, attempt: Attempt, now: float) -> float:
         """Returns the seconds after which the request should come again, if its first token would come too late now, or
-        0 if it is let in. A request that continues from another worker is not refused, nor is a fill of a public
-        prompt, nor batch, which has time, nor any request while nobody runs or waits."""
+        0 if it is let in. A request that comes from a lost worker is not refused, nor is a fill of a public prompt, nor
+        batch, which has time, nor any request while nobody runs or waits."""
         message, waiting = attempt.message, self.ranks.waiting["interactive"]
         limit_s = self.limits.ttft_s
         is_idle = self.num_running + self.num_waiting == 0
@@ -107,7 +107,7 @@ class Scheduler:
             self.budget.step_time.rest()
             self.overload.rest()
         is_fill = message.max_tokens == 0 and attempt.inputs is None
-        if message.tier == "batch" or message.resume or is_fill:
+        if message.tier == "batch" or message.attempt or is_fill:
             return 0.0
         if is_idle:
             self.overload.claim(message.tenant, hash(attempt.prompt.tobytes()))
@@ -133,7 +133,7 @@ class Scheduler:
         running = self.ranks.running["interactive"]
         return Load(
             len(running),
-            sum(s.num_unscheduled for s in running if not s.output),
+            sum(s.num_unscheduled for s in running if not s.decoding),
             max(1, len(running)) if self.admission.is_full else self.limits.max_running,
             self._num_kv_tokens,
         )
@@ -189,7 +189,7 @@ class Scheduler:
         sequences that may take part."""
         plan = self._begin(step, now, ahead, takes)
         for sequence in self.admission.take_restored(plan):
-            self._publish(sequence)
+            self._publish(sequence, in_prefill=not sequence.decoding)
         self._batching.add_interactive(plan)
         num_interactive = len(plan.work)
         self._batching.add_batch(plan)
@@ -267,12 +267,12 @@ class Scheduler:
             record.num_prefill_tokens += num_prefill
             record.num_recomputed += num_prefill - num_fresh
         if end // self.cache.block_size > sequence.num_offered_blocks:
-            self._publish(sequence)
+            self._publish(sequence, in_prefill=num_prefill > 0)
         return num_prefill
 
-    def _publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: Sequence, *, in_prefill: bool) -> None:
         keys = self.block_tables.publish(sequence)
-        if not sequence.output:
+        if in_prefill:
             self.deferral.lead(sequence)
         for waiting in self.ranks.waiting.values():
             waiting.committed(keys)

@@ -114,7 +114,8 @@ class Sequence:
         self.num_offered_blocks = 0
         """Number of whole blocks already offered to the prefix tree, accepted or not."""
         self.status = Status.WAITING
-        self.last_token_at = 0.0
+        self.last_token_at: float | None = None
+        """Time of the token drawn last. The value is None before the first one that it draws here."""
         self.automaton: Automaton | None = None
         self.restoring = False
         """Whether it has its blocks and waits for the contents that another tier copies into them."""

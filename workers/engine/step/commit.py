@@ -154,7 +154,7 @@ class Commit:
         finish = sequence.finish_after(drawn.token)
         attempt = sequence.attempt
         self._outbox.token(attempt, sequence.index, seq_no, drawn.token, drawn.logprob, finish)
-        if seq_no:
+        if sequence.last_token_at is not None:
             gap = now - sequence.last_token_at
             self._token_gaps[gap] = self._token_gaps.get(gap, 0) + 1
         sequence.last_token_at = now
