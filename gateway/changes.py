@@ -22,8 +22,8 @@ from accounting.tenants import prefixes
 from accounting.values import clock
 from gateway.base.lifecycle import ask_sql
 from gateway.base.running import Running
-from gateway.generation.adapters import AdapterKeeper
 from gateway.generation.prefixes import PublicPrefixes
+from gateway.generation.served.adapters import AdapterKeeper
 from gateway.http.auth import Authenticator
 from gateway.http.auth_epoch import EPOCH_EVERY_S, AuthEpoch
 from gateway.metering.price_cache import PriceCache

@@ -55,11 +55,11 @@ from gateway.books.bookkeeping import BOOKKEEPING, Bookkeeping
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.books.spending import SPENDING
 from gateway.configuration import model_sources
-from gateway.generation import foreign, model_files
-from gateway.generation.adapters import ADAPTERS, AdapterKeeper
 from gateway.generation.capacity import Capacity
-from gateway.generation.models import MODELS, Models
 from gateway.generation.prefixes import FILLER, PREFIXES, Filler, PublicPrefixes
+from gateway.generation.served import foreign, model_files
+from gateway.generation.served.adapters import ADAPTERS, AdapterKeeper
+from gateway.generation.served.models import MODELS, Models
 from gateway.generation.stream import GENERATION, GenerationServices
 from gateway.http import last_use
 from gateway.http.auth import AUTH, Authenticator

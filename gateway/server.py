@@ -23,7 +23,7 @@ from gateway.base.addresses import LIST_A_PROXY, keys_in_the_clear
 from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.lifecycle import Lifecycle
 from gateway.base.settings import GatewaySettings, SettingsError
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
 from gateway.http.listeners import BACKLOG, ListenerMetrics, base_socket, descriptors, ops_socket
 from gateway.resources import serve_models
@@ -41,9 +41,9 @@ OTHER_FILES = 1000
 logs.
 """
 SETTLE_S = 10.0
+"""The time after the last stream for settlements, journal and spans."""
 ASKS_AGAIN_S = 0.5
 """The time within which a client in a loop sends its next request on the same connection."""
-"""The time after the last stream for settlements, journal and spans."""
 GC_THRESHOLDS = (50_000, 2, 100)
 """Thresholds of the garbage collector. Requests have no reference cycles, so it finds next to nothing, and what it takes
 grows with the objects that requests hold at the moment. With 64 requests in flight these are fewer than the first

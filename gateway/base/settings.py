@@ -138,9 +138,10 @@ class GatewaySettings(pydantic.BaseModel):
     """The seconds for which a request is refused after two worker processes ended in its first steps, with
     `request_quarantined`. With 0 every request is run again.
     """
-    resume_s: float = pydantic.Field(default=30.0, ge=0, le=600)
+    resume_s: float = pydantic.Field(default=60.0, ge=0, le=600)
     """The seconds for which a request whose worker was lost waits for a worker with the same weights, which goes on with
-    it. With 0 it fails at once, with `upstream_lost`.
+    it. The default is enough for a hang, which `headgate up` ends after 15 s, and a start. With 0 it fails at once, with
+    `upstream_lost`.
     """
     overflow_after_s: float = pydantic.Field(default=5.0, gt=0, le=600)
     """The promised time to the first token. Beyond it, tenants that buy overflow are answered by upstreams of the model."""

@@ -20,7 +20,7 @@ from gateway.base.settings import load as load_gateway
 from gateway.configuration import model_sources
 from gateway.configuration.file import ConfigFile
 from gateway.configuration.place import CONFIG, CONFIG_NAMES
-from gateway.generation.model_files import check_names
+from gateway.generation.served.model_files import check_names
 from workers.process import refused_settings, setting_forms
 from workers.process.refused_settings import Problem
 

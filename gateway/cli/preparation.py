@@ -21,7 +21,7 @@ from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner
 from gateway.cli.first_prices import first_rates, price_notes
 from gateway.cli.model import ServedModel
-from gateway.generation import model_files
+from gateway.generation.served import model_files
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
 from workers.process.forked import give_back

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -32,8 +33,10 @@ logger = logging.getLogger(__name__)
 SUFFIX = ":overflow"
 INLINE_TOKENS = 16_384
 """A prompt of this many tokens is hashed in about 0.3 ms."""
-RESUME_LOOK_S, RESUME_APART_S = 0.1, 0.001
+RESUME_LOOK_S, RESUME_GAP_S = 0.1, 0.001
 """The least time between two looks for a worker that can go on with a request, and that between two such requests."""
+RESUME_APART_S = 300.0
+"""How long such a request waits for its turn if it is a suspect. A worker may have had hundreds in their first steps."""
 APART_S, APART_LOOK_S = 10.0, 0.05
 """How long a suspect waits for a worker without another one, and the time between two looks."""
 Why = Literal["own", "no_worker", "slow"]
@@ -64,7 +67,7 @@ class Capacity:
     router: Router
     promise_s: float
     """The promised time to the first token."""
-    resume_s: float = 30.0
+    resume_s: float = 60.0
     """How long a request whose worker was lost waits for another one. With 0 it fails at once."""
     num_resuming: int = 0
     """The requests that look for a worker that can go on with them."""
@@ -119,29 +122,33 @@ class Capacity:
         self.market.num_overflows[why] += 1
         return [_bought(one) for one in orders]
 
-    async def choose(self, order: EngineRequest, prompt: Prompt, root: str = "") -> Pick:
-        """Chooses a worker; with `root` only one with these weights. A long prompt is hashed in a thread first. Raises
-        `ApiError` 503 when no worker takes work.
+    async def choose(self, order: EngineRequest, prompt: Prompt, root: str = "", apart_s: float = APART_S) -> Pick:
+        """Chooses a worker; with `root` only one with these weights. A long prompt is hashed in a thread first. A suspect
+        waits for its turn for at most `apart_s`. Raises `ApiError` 503 when no worker takes work.
         """
         router, links = self.router, self.links(order)
         if len(prompt.tokens) > INLINE_TOKENS:
             await asyncio.to_thread(router.prepare, links, prompt)
         if self.fleet.quarantine.is_empty or order.is_bought:
             return router.choose(_with(links, root), prompt)
-        return await self._choose_apart(order.facts, prompt, root)
+        return await self._choose_apart(order.facts, prompt, root, apart_s)
 
     async def resume(self, order: EngineRequest, prompt: Prompt, root: str, send: Callable[[Pick], None]) -> Pick:
         """Sends a request to the next worker with these weights, which may have to start first. `send` raises `ApiError`
-        if the chosen one cannot be sent it. Raises `ApiError` 500 for a request that is quarantined.
+        if the chosen one cannot be sent it. Raises `TimeoutError` once no such worker took work for `resume_s`, and
+        `ApiError` 500 for a request that is quarantined. The turns of suspects before this one are no time without a
+        worker.
         """
         self.num_resuming += 1
+        seen = time.monotonic()
         try:
             # A worker may have had thousands: they follow each other, so that the loop has time for others between them.
-            await asyncio.sleep(self.num_resuming * RESUME_APART_S)
+            await asyncio.sleep(self.num_resuming * RESUME_GAP_S)
             while True:
                 if any(link.takes_work for link in _with(self.fleet.links, root)):
+                    seen = time.monotonic()
                     try:
-                        pick = await self.choose(order, prompt, root)
+                        pick = await self.choose(order, prompt, root, RESUME_APART_S)
                         self.router.sent(pick)
                         with pick.link.promised(pick.num_uncached), pick.apart:
                             send(pick)
@@ -149,11 +156,13 @@ class Capacity:
                     except errors.ApiError as refusal:
                         if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
                             raise
-                await asyncio.sleep(RESUME_LOOK_S + self.num_resuming * RESUME_APART_S)
+                elif time.monotonic() - seen > self.resume_s:
+                    raise TimeoutError
+                await asyncio.sleep(RESUME_LOOK_S + self.num_resuming * RESUME_GAP_S)
         finally:
             self.num_resuming -= 1
 
-    async def _choose_apart(self, facts: RequestFacts, prompt: Prompt, root: str) -> Pick:
+    async def _choose_apart(self, facts: RequestFacts, prompt: Prompt, root: str, apart_s: float) -> Pick:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
         some seconds. Raises `ApiError` 500 for a request that is quarantined.
         """
@@ -164,7 +173,7 @@ class Capacity:
         # One of a tenant looks for a worker at a time: thousands may be suspects at once, and their looks take the loop's time.
         turn = self.turns.setdefault((facts.tenant_id, prompt.model), asyncio.Lock())
         try:
-            async with asyncio.timeout(APART_S), turn:
+            async with asyncio.timeout(apart_s), turn:
                 return await self._choose_for_suspect(facts, prompt, request, root)
         except TimeoutError:
             raise errors.overloaded(1000) from None
@@ -200,8 +209,12 @@ class Capacity:
 
 
 def _with(links: Collection[Link], root: str) -> Collection[Link]:
-    """Returns the links to workers that have these weights; all of them without a `root`."""
-    return [link for link in links if link.hello is not None and link.hello.root == root] if root else links
+    """Returns the links to workers that have these weights and are heard, for a request whose worker was lost: what ended
+    that one may end others in the same moment, and the request would be blamed. Without a `root` it returns all links.
+    """
+    if not root:
+        return links
+    return [link for link in links if link.hello is not None and link.hello.root == root and not link.is_silent]
 
 
 def _bought(order: EngineRequest) -> EngineRequest:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from accounting.values.types import Price, Principal, RequestFacts
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.metering.admission import AdmissionRequest
 from gateway.parsers.parts import MakeParser
 from gateway.parsers.plain import PlainText

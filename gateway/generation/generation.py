@@ -18,10 +18,10 @@ from accounting.values.types import BoughtAttempt, Outcome, Posting, Usage
 from gateway.base import errors
 from gateway.generation.choices import Choice, best
 from gateway.generation.engine_request import EngineRequest
-from gateway.generation.lease_keeper import LeaseKeeper
 from gateway.limiter.rules import BudgetUse
 from gateway.metering.admission import Admitted
 from gateway.metering.endings import Noted, Settled
+from gateway.metering.lease_keeper import LeaseKeeper
 from gateway.metering.leases import LOW_WATER
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.links import failures
@@ -135,13 +135,15 @@ class Generation:
         return self._state.num_resumes
 
     def strand(self) -> bool:
-        """Notes that the worker has left the request. Returns False if no other one can go on with it: a beam search has
-        nothing to go on from, and upstreams are tried by themselves. An answer that has come to its end needs no other.
+        """Notes that the worker has left the request. Returns False if no other one can go on with it: upstreams are tried
+        by themselves, and a beam search of which a part has come cannot be gone on with. An answer that has come to its
+        end needs no other.
         """
         state, order = self._state, self.order
         if not (isinstance(state.final, Failed) and state.final.code == "draining"):
             state.num_lost += 1
-        if order.is_bought or order.beams is not None or state.num_lost > MAX_LOST:
+        is_cut = order.beams is not None and any(choice.num_received for choice in self._choices)
+        if order.is_bought or state.num_lost > MAX_LOST or (is_cut and self._open):
             return False
         state.lost, state.final = True, None
         if self._choices and state.prompt is not None and not self._open:
@@ -150,13 +152,16 @@ class Generation:
 
     def resume(self, pick: Pick) -> None:
         """Sends the request to a worker with the same weights, which goes on behind the output that has come. It draws
-        by the same seeds, at the same positions. Raises `ApiError` when it cannot be sent.
+        by the same seeds, at the same positions. A beam search, whose output comes at its end, begins anew. Raises
+        `ApiError` when it cannot be sent.
         """
         state = self._state
+        state.num_spent = 0
+        has_begun = state.prompt is not None and self.order.beams is None
         request = msgspec.structs.replace(
             self._request(),
             attempt=state.num_resumes + 1,
-            resume=() if state.prompt is None else tuple(self._open),
+            resume=tuple(self._open) if has_begun else (),
             num_output_spent=self.num_received,
             prompt_logprobs=self.order.prompt_logprobs if state.prompt is None else -1,
         )

@@ -24,7 +24,7 @@ from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import Generation
-from gateway.generation.models import Models
+from gateway.generation.served.models import Models
 from gateway.metering.admission import Admission
 from gateway.routing.links.link import Lost, Mailbox
 from gateway.routing.links.worker_link import WorkerLink

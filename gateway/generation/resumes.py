@@ -47,10 +47,7 @@ class Resumes:
         """Sends a request to another worker as soon as there is one. If none comes in time, all fail with `lost`."""
         counts = self._capacity.router.counts.resumes
         try:
-            async with asyncio.timeout(self._capacity.resume_s):
-                pick = await self._capacity.resume(
-                    generation.order, prompt, generation.admitted.root, generation.resume
-                )
+            pick = await self._capacity.resume(generation.order, prompt, generation.admitted.root, generation.resume)
         except TimeoutError:
             failure = lost
         except errors.ApiError as error:

@@ -317,8 +317,8 @@ class GenerationGroup:
 
     @property
     def num_resumes(self) -> int:
-        """How often another worker went on where one was lost."""
-        return sum(generation.num_resumes for generation in self.generations)
+        """How often another worker went on where one was lost; of several prompts, the most of one."""
+        return max(generation.num_resumes for generation in self.generations)
 
     @property
     def shown(self) -> list[int]:

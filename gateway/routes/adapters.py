@@ -10,8 +10,8 @@ from aiohttp import web
 from accounting.tenants import adapters
 from accounting.tenants.adapters import AdapterInfo
 from gateway.base import errors
-from gateway.generation.adapters import ADAPTERS
-from gateway.generation.models import MODELS
+from gateway.generation.served.adapters import ADAPTERS
+from gateway.generation.served.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from gateway.base import errors, ids
 from gateway.generation.engine_request import EngineRequest
-from gateway.generation.models import ServedModel
 from gateway.generation.reply import AnswerPlan
+from gateway.generation.served.models import ServedModel
 from gateway.generation.stream import GENERATION
 from gateway.generation.vectors import VectorPlan, embeddings_body
 from gateway.http.auth import PRINCIPAL

@@ -10,8 +10,8 @@ from aiohttp import web
 
 from gateway.base import errors
 from gateway.generation.engine_request import EngineRequest
-from gateway.generation.models import ChatPrompt, ServedModel, kept_prompt, output_bound
 from gateway.generation.reply import AnswerPlan, answer
+from gateway.generation.served.models import ChatPrompt, ServedModel, kept_prompt, output_bound
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.parsers.forced import Wanted

@@ -17,9 +17,9 @@ from cache.tree.hashing import region_id
 from gateway.base import errors
 from gateway.base.app_keys import CACHE_SECRET, SETTINGS
 from gateway.generation import quotes
-from gateway.generation.models import MODELS, ServedModel
 from gateway.generation.prefixes import PREFIXES
 from gateway.generation.reply import AnswerPlan, Work
+from gateway.generation.served.models import MODELS, ServedModel
 from gateway.generation.stream import GENERATION
 from gateway.generation.vectors import VectorPlan
 from gateway.http import body

@@ -13,8 +13,8 @@ from aiohttp import web
 from accounting.values.types import RequestFacts
 from gateway.base import errors, ids
 from gateway.generation.engine_request import EngineRequest
-from gateway.generation.models import MAX_TOKENS, ServedModel, kept_prompt, output_bound
 from gateway.generation.reply import AnswerPlan, answer
+from gateway.generation.served.models import MAX_TOKENS, ServedModel, kept_prompt, output_bound
 from gateway.generation.stream import GenerationGroup
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route

@@ -11,7 +11,7 @@ from aiohttp import web
 from accounting.database import migrate
 from accounting.values.errors import SchemaError
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.http.sql import translated
 from gateway.routes.admin import route
 from gateway.schema import settings as shapes

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.generation.vectors import VectorPlan, answer, embeddings_body
 from gateway.http.route_table import Route
 from gateway.metering.embedding_models import EMBEDDING_MODELS

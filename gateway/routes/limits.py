@@ -15,7 +15,7 @@ from accounting.values import clock
 from accounting.values.types import Principal, Tier
 from gateway.base import errors
 from gateway.base.redis_link import LimiterUnavailable
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route

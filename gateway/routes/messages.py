@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 
 from gateway.base import errors
-from gateway.generation.models import ServedModel
 from gateway.generation.reply import AnswerPlan, answer
+from gateway.generation.served.models import ServedModel
 from gateway.generation.stream import GenerationGroup
 from gateway.http.route_table import Route
 from gateway.messages import fields as messages

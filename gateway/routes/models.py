@@ -11,7 +11,7 @@ from aiohttp import web
 from accounting.prices.prices import priced_models
 from accounting.values import clock
 from gateway.base import errors
-from gateway.generation.models import MODELS, ServedModel
+from gateway.generation.served.models import MODELS, ServedModel
 from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.dialects import speaks_anthropic

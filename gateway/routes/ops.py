@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 
 from gateway.base.addresses import LOOPBACK, within
 from gateway.base.app_keys import LIFECYCLE, SETTINGS
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.route_table import Handler
 from gateway.routes import health

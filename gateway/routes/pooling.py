@@ -11,7 +11,7 @@ from aiohttp import web
 from gateway.base import errors
 from gateway.base.app_keys import CACHE_SECRET
 from gateway.generation.engine_request import EngineRequest
-from gateway.generation.models import ServedModel, context_exceeded
+from gateway.generation.served.models import ServedModel, context_exceeded
 from gateway.http.auth import PRINCIPAL
 from gateway.routes import common
 from gateway.schema.embeddings import VectorFields

@@ -14,8 +14,8 @@ from aiohttp import web
 from accounting.tenants import prefixes
 from accounting.tenants.prefixes import PrefixInfo
 from gateway.base import errors
-from gateway.generation.models import MODELS, ServedModel, context_exceeded
 from gateway.generation.prefixes import FILLER, PREFIXES, Fill
+from gateway.generation.served.models import MODELS, ServedModel, context_exceeded
 from gateway.generation.stream import GENERATION
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route

@@ -13,7 +13,7 @@ from accounting.prices import previews, price_lists, prices
 from accounting.values import clock
 from accounting.values.errors import ConflictError, NotFoundError
 from gateway.base import errors
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.http.auth import PRINCIPAL
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing

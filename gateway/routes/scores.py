@@ -11,7 +11,7 @@ from aiohttp import web
 
 from gateway.base import errors, ids
 from gateway.generation import quotes
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.generation.vectors import VectorPlan, Vectors, answer, numbers
 from gateway.http.route_table import Route
 from gateway.idempotency import idempotency

@@ -10,7 +10,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from gateway.base import errors
-from gateway.generation.models import ServedModel, context_exceeded, kept_prompt
+from gateway.generation.served.models import ServedModel, context_exceeded, kept_prompt
 from gateway.http.route_table import Route
 from gateway.routes import common
 from gateway.routes.chat import encoded, tools_of

@@ -13,7 +13,7 @@ from aiohttp import web
 from accounting.database import audit
 from gateway.base import errors
 from gateway.base.app_keys import SETTINGS
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import writing
 from gateway.routes.admin import part, route, who

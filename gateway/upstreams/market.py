@@ -57,6 +57,10 @@ class UpstreamLink:
         return any(place.takes_work(self.served) for place in self.places)
 
     @property
+    def is_silent(self) -> bool:
+        return False
+
+    @property
     def wait_s(self) -> float:
         """The seconds for which nothing can be sent."""
         return min(place.wait_s(self.served) for place in self.places)

@@ -15,7 +15,7 @@ from accounting.values.types import Usage
 from gateway.base import ids
 from gateway.base.errors import ApiError
 from gateway.generation.generation import ChoicePiece
-from gateway.generation.models import fingerprint
+from gateway.generation.served.models import fingerprint
 from gateway.generation.stream import Numbered
 from gateway.generation.writer import Ending
 from gateway.http.sse import CHAT

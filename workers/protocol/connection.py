@@ -29,6 +29,7 @@ class Connection:
         self._reader = reader
         self._writer = writer
         self._frames = FrameReader()
+        self._silence: Silence | None = None
         self.is_aborted = False
         """Whether this side has cut it."""
 
@@ -41,6 +42,11 @@ class Connection:
     def num_queued_bytes(self) -> int:
         """The bytes that the peer has not taken yet. A peer that stops reading shows here."""
         return int(self._writer.transport.get_write_buffer_size())
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the peer has not been heard for half of the time after which it is lost. Only `listen` knows it."""
+        return self._silence is not None and self._silence.is_half_over
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
         """Yields messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`:
@@ -61,7 +67,8 @@ class Connection:
         """Calls `handle` with messages, grouped as they arrive, until the iterator would end. It is called where they
         are read, and no task is woken for them. Raises `FrameError`, and what `handle` raises.
         """
-        listener = _Listener(self._frames, handle, Silence(SILENCE_S, self.abort))
+        self._silence = Silence(SILENCE_S, self.abort)
+        listener = _Listener(self._frames, handle, self._silence)
         try:
             data = await self._reader.read(READ_BYTES)  # more than the reader holds
             listener.take_over(self._writer.transport)

@@ -64,6 +64,11 @@ class Silence:
         """Says that there was a sign of life."""
         self._num_silent = 0
 
+    @property
+    def is_half_over(self) -> bool:
+        """Whether half of the time has gone by."""
+        return self._num_silent >= TICKS // 2
+
     def stop(self) -> None:
         self._timer.cancel()
 

@@ -202,6 +202,9 @@ class Link(Protocol):
     def takes_work(self) -> bool: ...
 
     @property
+    def is_silent(self) -> bool: ...
+
+    @property
     def load(self) -> int: ...
 
     @property

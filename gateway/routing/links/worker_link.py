@@ -193,6 +193,11 @@ class WorkerLink:
         told_to_wait = self.status.draining or self.status.disk_full
         return self.is_up and not told_to_wait and not suspect
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the worker has not been heard for longer than its beats are apart: it may hang, or be lost."""
+        return self._connection is not None and self._connection.is_silent
+
     def state(self, vocabulary: str) -> WorkerState:
         """Returns the state as a gateway with this vocabulary of its model sees it."""
         if self.takes_work:

@@ -15,7 +15,7 @@ from fakes import decode, expected_output
 from gateways import MODEL, RunningGateway
 
 from accounting.values.types import Limits
-from gateway.generation.models import MODELS
+from gateway.generation.served.models import MODELS
 from workers.protocol.messages import SamplingParams
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -12,7 +12,7 @@ from byte_model import tokenizer_spec
 from fakes import ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 
-from gateway.generation.models import fingerprint
+from gateway.generation.served.models import fingerprint
 from gateway.generation.stream import GENERATION
 from gateway.journal import journal_records
 from gateway.journal.journal import Journal

@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from gateway.base import errors
-from gateway.generation.models import context_exceeded
+from gateway.generation.served.models import context_exceeded
 from gateway.http.dialects import anthropic_error, refusal, speaks_anthropic
 from gateway.telemetry.keys import RECORD
 from gateway.telemetry.record import RequestRecord

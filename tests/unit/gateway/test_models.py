@@ -9,8 +9,8 @@ from byte_model import write_byte_model
 
 from gateway.base.errors import ApiError
 from gateway.base.settings import ModelSource, SettingsError
-from gateway.generation.model_files import UNNAMED_CONTEXT, check_names, load, load_all
-from gateway.generation.models import Models
+from gateway.generation.served.model_files import UNNAMED_CONTEXT, check_names, load, load_all
+from gateway.generation.served.models import Models
 from gateway.schema.chat import template_messages
 
 

@@ -19,7 +19,7 @@ from workers.process.logs import JsonFormatter
 PLACES = {
     "/console/requests": "gateway.console.viewer.Viewer.get",
     "/console": "gateway.console.sessions.find",
-    "/v1/models": "gateway.generation.models.Models.visible",
+    "/v1/models": "gateway.generation.served.models.Models.visible",
 }
 
 
@@ -109,7 +109,7 @@ async def test_the_line_of_a_fault_names_its_request(gateway, monkeypatch):
     written = io.StringIO()
     handler = logging.StreamHandler(written)
     handler.setFormatter(JsonFormatter())
-    monkeypatch.setattr("gateway.generation.models.Models.visible", fail)
+    monkeypatch.setattr("gateway.generation.served.models.Models.visible", fail)
     monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
     parent = f"00-{'a' * 32}-{'b' * 16}-00"
     async with gateway.session() as api, api.get("/v1/models", headers={"traceparent": parent}) as answer:

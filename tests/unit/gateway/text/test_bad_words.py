@@ -9,7 +9,7 @@ from byte_model import tokenizer_spec, write_byte_model
 
 from gateway.base.errors import ApiError
 from gateway.base.settings import ModelSource
-from gateway.generation.model_files import load
+from gateway.generation.served.model_files import load
 from gateway.schema.sampling import SamplingFields, check_bans
 
 MERGES = [("c", "a"), ("ca", "t"), ("Ġ", "cat"), ("Ġ", "d"), ("Ġd", "o"), ("Ġdo", "g"), ("o", "g")]

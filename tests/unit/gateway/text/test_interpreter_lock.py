@@ -14,7 +14,7 @@ from byte_model import tokenizer_spec, write_byte_model
 
 from gateway.base.errors import ApiError
 from gateway.base.settings import ModelSource
-from gateway.generation import model_files
+from gateway.generation.served import model_files
 from gateway.intake.fingerprints import fingerprint_in_pieces
 from gateway.intake.json_body import decode_object
 from gateway.text.tokenizer import ModelTokenizer, TooManyTokens

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from byte_model import tokenizer_spec
 
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.schema.sampling import Defaults
 from gateway.schema.tools import read_tools
 from gateway.text.templates import ChatTemplate

@@ -10,7 +10,7 @@ from byte_model import tokenizer_spec
 
 from gateway.base.errors import ApiError
 from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.parsers.dialects import DIALECTS, STYLES, OutputSyntax, dialect_of, style_of
 from gateway.schema.sampling import Defaults
 from gateway.schema.tools import read_tools

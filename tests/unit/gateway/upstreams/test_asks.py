@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gateway.base.upstream_source import UpstreamModel, UpstreamSource
-from gateway.generation import foreign
+from gateway.generation.served import foreign
 from gateway.routes import bought
 from gateway.schema import chat, completions
 from gateway.upstreams.market import Market, UpstreamLink

@@ -16,8 +16,8 @@ from byte_model import write_byte_model
 from gateway.base.app_keys import DATABASE, SETTINGS, UPSTREAM_KEY
 from gateway.base.settings import ModelSource, SettingsError
 from gateway.base.upstream_source import UpstreamModel, UpstreamSource
-from gateway.generation import foreign, model_files
-from gateway.generation.models import MODELS, Models
+from gateway.generation.served import foreign, model_files
+from gateway.generation.served.models import MODELS, Models
 from gateway.telemetry.metrics import METRICS
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.wires.values import Upstream

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from accounting.tenants.adapters import AdapterInfo
-from gateway.generation.models import Models
+from gateway.generation.served.models import Models
 from gateway.routing.links.worker_link import WorkerLink
 from workers.protocol.messages import AdapterCommand
 from workers.protocol.reports import AdapterState

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway.base.settings import ModelSource, SettingsError
-from gateway.generation.models import ServedModel
+from gateway.generation.served.models import ServedModel
 from gateway.parsers.dialects import OutputSyntax
 from gateway.schema.sampling import Defaults
 from gateway.text.templates import ChatTemplate, load_template

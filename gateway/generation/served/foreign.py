@@ -15,7 +15,7 @@ from aiohttp import web
 from accounting.upstreams import upstreams
 from gateway.base.app_keys import DATABASE, SETTINGS, UPSTREAM_KEY
 from gateway.base.lifecycle import uninterrupted
-from gateway.generation.models import MODELS, ServedModel
+from gateway.generation.served.models import MODELS, ServedModel
 from gateway.schema.sampling import Defaults
 from gateway.telemetry.metrics import METRICS
 from gateway.text.tokenizer import ModelTokenizer

@@ -14,7 +14,6 @@ from typing import Protocol
 from gateway.base import errors
 from gateway.metering.admission import Admitted
 from gateway.metering.leases import LOW_WATER, Extension, LeaseLost
-from gateway.routing.links.link import Call
 from gateway.telemetry.record import LeaseMark, LeaseResult
 
 RETRY_S = 0.25
@@ -25,10 +24,17 @@ ends a parked sequence.
 """
 
 
+class Told(Protocol):
+    """The call to a worker, which is told of the lease."""
+
+    def extend(self, bound: int, *, last: bool = False, wait_ms: int = 0) -> None: ...
+
+
 class Spender(Protocol):
     """The request that spends the lease."""
 
-    call: Call | None
+    @property
+    def call(self) -> Told | None: ...
 
     @property
     def num_received(self) -> int:

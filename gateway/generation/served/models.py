@@ -1,6 +1,6 @@
 """The models that this gateway serves: their text becomes token ids, and a key finds those that it may use.
 
-`gateway/generation/model_files.py` reads them.
+`gateway/generation/served/model_files.py` reads them.
 """
 
 from __future__ import annotations
