@@ -56,6 +56,8 @@ PROBE_S = 2.0
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
 SUSPECT_STEP_AGE_MS = 3_000
 """An engine whose running step is older gets no new work (security.md F27)."""
+ALONE_S = 10.0
+"""The longest time for which a suspect keeps other suspects off its worker."""
 SNAPSHOT_S = 3.0
 """How long a worker has for a snapshot of its cache before it is asked again."""
 STUCK_STEP_AGE_MS = 15_000
@@ -94,6 +96,7 @@ class WorkerCall:
         self._first = [number + FIRST_TOKENS for number in self._num_tokens]
         """The numbers of tokens with which the choices are past their first steps here."""
         self._lease_seq = request.lease_seq
+        self.sent_at = time.monotonic()
 
     @property
     def key(self) -> tuple[str, int]:
@@ -295,8 +298,11 @@ class WorkerLink:
 
     @property
     def has_suspect(self) -> bool:
-        """Whether a suspect is in its first steps here."""
-        return any(call.is_suspect and call.is_in_first_steps for call in self._calls.values())
+        """Whether a suspect is in its first steps here. One that makes no steps, as its client does not read, say, keeps
+        others off for some seconds alone.
+        """
+        since = time.monotonic() - ALONE_S
+        return any(call.is_suspect and call.is_in_first_steps and call.sent_at > since for call in self._calls.values())
 
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,

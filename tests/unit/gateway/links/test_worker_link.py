@@ -143,6 +143,19 @@ async def test_a_suspect_is_cleared_by_a_run_and_not_by_a_refusal(
     assert not link.has_suspect
 
 
+async def test_a_suspect_that_makes_no_steps_keeps_others_off_for_some_seconds_alone(
+    pair: tuple[HandWorker, WorkerLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, link = pair
+    same = fingerprint("t", "m", "", array("i", (1, 2)))
+    link._quarantine.link_ended("worker-1", "another process", [same], is_certain=True)
+    start(link, Mailbox())
+    assert link.has_suspect
+    monkeypatch.setattr("gateway.routing.links.worker_link.ALONE_S", 0.0)
+    assert not link.has_suspect
+    assert link._quarantine.is_suspect(same)
+
+
 async def test_a_request_that_is_about_to_be_sent_counts_as_load(pair: tuple[HandWorker, WorkerLink]) -> None:
     """Requests that come at the same moment see each other before one of them is sent."""
     _, link = pair
