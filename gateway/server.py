@@ -168,7 +168,10 @@ async def _drain_when_asked(
     for site in sites:
         await site.stop()
     lifecycle.is_leaving = True
+    # What comes later than that would hardly end in time: its client is told to ask another gateway.
+    closing = asyncio.get_running_loop().call_later(settings.drain_s / 2, setattr, lifecycle, "accepting", False)
     has_ended = await _is_quiet(lifecycle, runner, settings.drain_s)
+    closing.cancel()
     lifecycle.accepting = False
     if not has_ended:
         lifecycle.cut()

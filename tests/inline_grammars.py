@@ -17,7 +17,7 @@ class InlineGrammars:
         self.kept: dict[Key, Outcome] = {}
         self._asked: dict[Key, list] = {}
 
-    def ask(self, key: Key, text: str, *, bounded: bool = True) -> Compiled | None:
+    def ask(self, key: Key, text: str) -> Compiled | None:
         outcome = self.kept.get(key)
         if isinstance(outcome, GrammarError):
             raise GrammarError(str(outcome))

@@ -184,26 +184,31 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
 
 
 async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
-    """Returns requests whose ending was posted at `since_ms` or later and that have no engine record."""
+    """Returns requests whose ending was posted at `since_ms` or later and whose engine records have not all come: they
+    have none, or count less output than was billed.
+    """
     ending, record = LedgerEntry, EngineRecordRow
+    counted = select(func.sum(record.output)).where(record.request_id == ending.request_id).scalar_subquery()
     recent = select(ending.request_id).where(ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms)
-    found = await conn.scalars(recent.where(~exists().where(record.request_id == ending.request_id)))
-    return frozenset(found)
+    return frozenset(await conn.scalars(recent.where(func.coalesce(counted, -1) < ending.output)))
 
 
 async def half_witnessed(conn: AsyncConnection, since_ms: int, until_ms: int) -> frozenset[str]:
-    """Returns requests whose ending was posted in [since, until) and that went on on another worker, while the record of
-    an earlier one has not come yet: it is in the journal of a worker that was lost.
+    """Returns requests whose ending was posted in [since, until) and whose records may be in the journal of a lost worker.
+    Another worker went on with them, and the record of the one before has not come; or they were settled by what the
+    gateway had received of a lost worker.
     """
     later, earlier, ending = aliased(EngineRecordRow), aliased(EngineRecordRow), LedgerEntry
-    ended = select(ending.request_id).where(
-        ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms, ending.posted_at_ms < until_ms
-    )
+    ended = (ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms, ending.posted_at_ms < until_ms)
     is_there = exists().where(earlier.request_id == later.request_id, earlier.attempt == later.attempt - 1)
-    found = await conn.scalars(
-        select(later.request_id).where(later.attempt > 0, ~is_there, later.request_id.in_(ended))
+    resumed = select(later.request_id).where(
+        later.attempt > 0, ~is_there, later.request_id.in_(select(ending.request_id).where(*ended))
     )
-    return frozenset(found)
+    counted = select(func.sum(later.output)).where(later.request_id == ending.request_id).scalar_subquery()
+    by_gateway = select(ending.request_id).where(
+        *ended, ending.kind == "settle", ending.write_off == "worker_crash", func.coalesce(counted, -1) < ending.output
+    )
+    return frozenset([*await conn.scalars(resumed), *await conn.scalars(by_gateway)])
 
 
 async def _charge_lines_once(conn: AsyncConnection, endings: list[Posting]) -> list[Posting]:

@@ -209,11 +209,18 @@ def _sent(at: Mapping[str, int]) -> tuple[int, int]:
     return start, max(start, max(at.values(), default=0) if end is None else end)
 
 
-def _first(events: Sequence[Event]) -> dict[str, int]:
+def first_us(times: Iterable[tuple[str, int]]) -> dict[str, int]:
+    """Returns the first time of each event, given events in the order of time; of `moved` the last, as the worker's own
+    events are those of the last worker."""
     at: dict[str, int] = {}
-    for event in events:
-        at.setdefault(event.name, event.at_us)
+    for name, at_us in times:
+        if name not in at or name == "moved":
+            at[name] = at_us
     return at
+
+
+def _first(events: Sequence[Event]) -> dict[str, int]:
+    return first_us((event.name, event.at_us) for event in events)
 
 
 def _thinned(entries: Sequence[Entry]) -> list[Entry]:

@@ -34,7 +34,9 @@ class Lifecycle:
         is served, and its answer closes the connection.
         """
         self.accepting = True
-        """The value is False once all that ran has ended or is cut. Requests that arrive then get 503."""
+        """The value is False once all that ran has ended, or half of the time for it is over. Requests that arrive then get
+        503.
+        """
         self.on_cut: set[Callable[[], None]] = set()
         """Functions that end running work now; running work registers itself here."""
         self.checks: Callable[[], Iterable[Check]] = tuple

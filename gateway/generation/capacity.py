@@ -35,8 +35,8 @@ INLINE_TOKENS = 16_384
 """A prompt of this many tokens is hashed in about 0.3 ms."""
 RESUME_LOOK_S, RESUME_GAP_S = 0.1, 0.001
 """The least time between two looks for a worker that can go on with a request, and that between two such requests."""
-RESUME_APART_S = 300.0
-"""How long such a request waits for its turn if it is a suspect. A worker may have had hundreds in their first steps."""
+RESUME_TURN_S = 300.0
+"""How long such a request waits at most, for its turn if it is a suspect. A worker may have had hundreds in their first steps."""
 APART_S, APART_LOOK_S = 10.0, 0.05
 """How long a suspect waits for a worker without another one, and the time between two looks."""
 Why = Literal["own", "no_worker", "slow"]
@@ -69,8 +69,8 @@ class Capacity:
     """The promised time to the first token."""
     resume_s: float = 60.0
     """How long a request whose worker was lost waits for another one. With 0 it fails at once."""
-    num_resuming: int = 0
-    """The requests that look for a worker that can go on with them."""
+    num_looking: int = 0
+    """The requests that are about to look for a worker that can go on with them."""
     turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = field(default_factory=WeakValueDictionary)
     """The turns of suspects that look for a worker, by tenant and model."""
 
@@ -130,37 +130,49 @@ class Capacity:
         if len(prompt.tokens) > INLINE_TOKENS:
             await asyncio.to_thread(router.prepare, links, prompt)
         if self.fleet.quarantine.is_empty or order.is_bought:
-            return router.choose(_with(links, root), prompt)
+            return router.choose(_heard(links, root), prompt)
         return await self._choose_apart(order.facts, prompt, root, apart_s)
 
-    async def resume(self, order: EngineRequest, prompt: Prompt, root: str, send: Callable[[Pick], None]) -> Pick:
+    async def resume(
+        self, order: EngineRequest, prompt: Prompt, root: str, send: Callable[[Pick], None], pause_s: float = 0.0
+    ) -> Pick:
         """Sends a request to the next worker with these weights, which may have to start first. `send` raises `ApiError`
-        if the chosen one cannot be sent it. Raises `TimeoutError` once no such worker took work for `resume_s`, and
-        `ApiError` 500 for a request that is quarantined. The turns of suspects before this one are no time without a
-        worker.
+        if the chosen one cannot be sent it. The first look is after `pause_s`. Raises `TimeoutError` once no such worker
+        took work for `resume_s`, or a suspect has waited for its turn for `RESUME_TURN_S`, and `ApiError` 500 for a
+        request that is quarantined.
         """
-        self.num_resuming += 1
-        seen = time.monotonic()
+        began = seen = time.monotonic()
+        while True:
+            await self._pause(pause_s)
+            pause_s = RESUME_LOOK_S
+            try:
+                self.router.check(_heard(self.fleet.links, root), prompt)
+            except errors.ApiError:
+                if time.monotonic() - seen > self.resume_s:
+                    raise TimeoutError from None
+                continue
+            try:
+                pick = await self.choose(order, prompt, root, RESUME_TURN_S)
+                self.router.sent(pick)
+                with pick.link.promised(pick.num_uncached), pick.apart:
+                    send(pick)
+                return pick
+            except errors.ApiError as refusal:
+                if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
+                    raise
+            seen = time.monotonic()
+            if seen - began > RESUME_TURN_S:
+                raise TimeoutError
+
+    async def _pause(self, least_s: float) -> None:
+        """Waits before a look. A worker may have had thousands of requests: they follow each other, so that the loop has
+        time for others between them.
+        """
+        self.num_looking += 1
         try:
-            # A worker may have had thousands: they follow each other, so that the loop has time for others between them.
-            await asyncio.sleep(self.num_resuming * RESUME_GAP_S)
-            while True:
-                if any(link.takes_work for link in _with(self.fleet.links, root)):
-                    seen = time.monotonic()
-                    try:
-                        pick = await self.choose(order, prompt, root, RESUME_APART_S)
-                        self.router.sent(pick)
-                        with pick.link.promised(pick.num_uncached), pick.apart:
-                            send(pick)
-                        return pick
-                    except errors.ApiError as refusal:
-                        if refusal.status != HTTPStatus.SERVICE_UNAVAILABLE:
-                            raise
-                elif time.monotonic() - seen > self.resume_s:
-                    raise TimeoutError
-                await asyncio.sleep(RESUME_LOOK_S + self.num_resuming * RESUME_GAP_S)
+            await asyncio.sleep(least_s + self.num_looking * RESUME_GAP_S)
         finally:
-            self.num_resuming -= 1
+            self.num_looking -= 1
 
     async def _choose_apart(self, facts: RequestFacts, prompt: Prompt, root: str, apart_s: float) -> Pick:
         """Chooses a worker on which no other suspect is in its first steps, if the request is one. Waits for one for
@@ -169,7 +181,7 @@ class Capacity:
         quarantine = self.fleet.quarantine
         request = fingerprint(facts.tenant_id, prompt.model, prompt.adapter, prompt.tokens)
         if not quarantine.is_suspect(request):
-            return self.router.choose(_with(self.fleet.links, root), prompt)
+            return self.router.choose(_heard(self.fleet.links, root), prompt)
         # One of a tenant looks for a worker at a time: thousands may be suspects at once, and their looks take the loop's time.
         turn = self.turns.setdefault((facts.tenant_id, prompt.model), asyncio.Lock())
         try:
@@ -187,9 +199,9 @@ class Capacity:
                 raise failures.quarantined()
             avoid = self.fleet.with_suspects() if quarantine.is_suspect(request) else set()
             try:
-                pick = self.router.choose(_with(self.fleet.links, root), prompt, avoid)
+                pick = self.router.choose(_heard(self.fleet.links, root), prompt, avoid)
             except errors.ApiError:
-                self.router.check(_with(self.fleet.links, root), prompt)  # raises if there is no worker at all
+                self.router.check(_heard(self.fleet.links, root), prompt)  # raises if there is no worker at all
                 await asyncio.sleep(APART_LOOK_S)
                 continue
             if not quarantine.is_suspect(request):
@@ -208,13 +220,14 @@ class Capacity:
             return None
 
 
-def _with(links: Collection[Link], root: str) -> Collection[Link]:
-    """Returns the links to workers that have these weights and are heard, for a request whose worker was lost: what ended
-    that one may end others in the same moment, and the request would be blamed. Without a `root` it returns all links.
+def _heard(links: Collection[Link], root: str) -> Collection[Link]:
+    """Returns the links to workers that may go on with a lost worker's request: they have these weights, and are heard.
+    What made one worker silent may make all of them silent, and the request would be blamed for the next one. Without a
+    `root` it returns all links.
     """
     if not root:
         return links
-    return [link for link in links if link.hello is not None and link.hello.root == root and not link.is_silent]
+    return [one for one in links if one.hello and one.hello.root == root and one.hello.takes_over and not one.is_silent]
 
 
 def _bought(order: EngineRequest) -> EngineRequest:

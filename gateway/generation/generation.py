@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -64,8 +65,12 @@ class _State:
     final: Finished | Failed | None = None
     lost: bool = False
     """The worker is gone, and no other one has the request."""
+    stranded_at: float | None = None
+    """The monotonic clock when its worker was lost, until another one has made a token."""
+    has_last_words: bool = False
+    """The worker was lost behind the last token, and `final` is ours."""
     num_lost: int = 0
-    """Workers that ended, or seemed to, while they had the request; not those that were told to end."""
+    """Workers that ended, or seemed to, while they had the request; not those that gave it back."""
     num_resumes: int = 0
     num_before: int = 0
     """Output tokens that came from the workers before the present one."""
@@ -134,21 +139,30 @@ class Generation:
         """How often another worker went on where one was lost."""
         return self._state.num_resumes
 
-    def strand(self) -> bool:
-        """Notes that the worker has left the request. Returns False if no other one can go on with it: upstreams are tried
-        by themselves, and a beam search of which a part has come cannot be gone on with. An answer that has come to its
-        end needs no other.
+    def strand(self) -> None:
+        """Notes that the worker has left the request, which another one may go on with (`resume`). An answer that has come
+        to its end needs no other. Raises `ApiError` if none may: a part of a beam search has come, which cannot be gone
+        on with, or too many workers were lost.
         """
         state, order = self._state, self.order
-        if not (isinstance(state.final, Failed) and state.final.code == "draining"):
+        if self.call is not None and not isinstance(
+            state.final, Failed
+        ):  # it had the request, and did not give it back
             state.num_lost += 1
-        is_cut = order.beams is not None and any(choice.num_received for choice in self._choices)
-        if order.is_bought or state.num_lost > MAX_LOST or (is_cut and self._open):
-            return False
+        if state.num_lost > MAX_LOST:
+            raise failures.lost_too_often()
+        if order.beams is not None and self._open and any(choice.num_received for choice in self._choices):
+            raise failures.upstream_lost()
         state.lost, state.final = True, None
+        state.stranded_at = state.stranded_at or time.monotonic()
         if self._choices and state.prompt is not None and not self._open:
-            state.lost, state.final = False, self._last_words(state.prompt)
-        return True
+            state.lost, state.final, state.has_last_words = False, self._last_words(state.prompt), True
+
+    @property
+    def stranded_s(self) -> float:
+        """The seconds since its worker was lost, if no other one has made a token yet."""
+        at = self._state.stranded_at
+        return 0.0 if at is None else time.monotonic() - at
 
     def resume(self, pick: Pick) -> None:
         """Sends the request to a worker with the same weights, which goes on behind the output that has come. It draws
@@ -179,7 +193,8 @@ class Generation:
     def _last_words(self, prompt: PromptCounts) -> Finished:
         """Returns the last message of a worker that was lost before it could send it."""
         spent = self.admitted.budget_stop is not None and self.num_received >= self.admitted.lease_bound
-        usage = TokenUsage(prompt.cache_read, prompt.cache_write, prompt.uncached, self.num_received)
+        num_output = self.num_received - self._state.num_before
+        usage = TokenUsage(prompt.cache_read, prompt.cache_write, prompt.uncached, num_output)
         return Finished(self.order.facts.request_id, self._state.num_resumes, usage, "budget" if spent else "stop")
 
     # Events
@@ -292,6 +307,7 @@ class Generation:
     def _count(self, delta: TokenDelta) -> None:
         if self.order.pooling is not None:
             return  # a vector is no token
+        self._state.stranded_at = None
         choice = self._choices[delta.index]
         choice.num_received += len(delta.tokens)
         choice.output.extend(delta.tokens)
@@ -382,7 +398,9 @@ class Generation:
     def posting(self) -> Posting:
         """Returns the ending of a request that succeeded, which is not written yet. Needs the final event."""
         assert self.has_final
-        return self.admitted.posting("ok", self.usage(), True, bought=self._bought)
+        return self.admitted.posting(
+            "ok", self.usage(), True, bought=self._bought, is_unwitnessed=self._state.has_last_words
+        )
 
     @property
     def _bought(self) -> Sequence[BoughtAttempt]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 from gateway.base import errors
 from gateway.generation.capacity import Capacity
@@ -17,6 +18,11 @@ from gateway.routing.router import Prompt
 from gateway.telemetry.record import RequestRecord
 
 logger = logging.getLogger(__name__)
+
+REFUSALS = ("overloaded", "disk_full")
+"""Codes with which a worker refuses a request that came from a lost one. Another, or the same one later, may take it."""
+REFUSED_S = 1.0
+"""The time until a refused request is sent again."""
 
 
 class Resumes:
@@ -28,26 +34,36 @@ class Resumes:
         self._mailbox = mailbox
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def take(self, generation: Generation, prompt: Prompt, error: errors.ApiError) -> bool:
-        """Says whether the request goes on after this error, and looks for another worker if it needs one."""
-        if error.code != "upstream_lost" or not self._capacity.resume_s or not generation.strand():
-            return False
+    def take(self, generation: Generation, prompt: Prompt, error: errors.ApiError) -> errors.ApiError | None:
+        """Looks for another worker after this error if one may go on. Returns the error that ends the request instead."""
+        if not self._capacity.resume_s or generation.order.is_bought:
+            return error
+        is_refused = generation.num_resumes > 0 and error.code in REFUSALS
+        if error.code != "upstream_lost" and not is_refused:
+            return error
+        if is_refused and generation.stranded_s > self._capacity.resume_s:
+            return error
+        try:
+            generation.strand()
+        except errors.ApiError as end:
+            return end
         if not generation.has_final:
-            task = asyncio.create_task(self._resume(generation, prompt, error))
+            task = asyncio.create_task(self._resume(generation, prompt, error, REFUSED_S if is_refused else 0.0))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return True
+        return None
 
     def stop(self) -> None:
         """Ends all looking: nobody waits for the answer any more."""
         for task in self._tasks:
             task.cancel()
 
-    async def _resume(self, generation: Generation, prompt: Prompt, lost: errors.ApiError) -> None:
+    async def _resume(self, generation: Generation, prompt: Prompt, lost: errors.ApiError, pause_s: float) -> None:
         """Sends a request to another worker as soon as there is one. If none comes in time, all fail with `lost`."""
         counts = self._capacity.router.counts.resumes
+        root = generation.admitted.root
         try:
-            pick = await self._capacity.resume(generation.order, prompt, generation.admitted.root, generation.resume)
+            pick = await self._capacity.resume(generation.order, prompt, root, generation.resume, pause_s)
         except TimeoutError:
             failure = lost
         except errors.ApiError as error:
@@ -62,4 +78,4 @@ class Resumes:
             return
         counts["failed"] += 1
         self.failed = self.failed or generation
-        self._mailbox.fail(failure)
+        self._mailbox.fail(replace(failure))  # a copy: this frame holds the error, whose traceback holds the frame

@@ -220,10 +220,13 @@ class GenerationGroup:
         try:
             piece = generation.handle(event)
         except errors.ApiError as error:
-            if self._resumes.take(generation, self._prompts[number], error):
+            failure = self._resumes.take(generation, self._prompts[number], error)
+            if failure is None:
                 return None
             self._failed = generation
-            raise
+            if failure is error:
+                raise
+            raise failure from None
         except Exception as fault:  # a parser's, say: it ends this request, which hears of it and is free
             self._failed = generation
             request_id = generation.order.facts.request_id
@@ -351,7 +354,7 @@ class GenerationGroup:
             try:
                 generation.dispatch(pick.link)
             except errors.ApiError as error:
-                if not self._resumes.take(generation, prompt, error):
+                if self._resumes.take(generation, prompt, error) is not None:
                     raise
         self._record.worker = pick.link.registration.worker
 

@@ -244,7 +244,7 @@ class Admitted:
 
     @property
     def root(self) -> str:
-        """The root of the worker that the request was opened for: it goes to no other."""
+        """The root of the worker that the request was opened for: no worker with another one may go on with it."""
         return self._opened.root
 
     @property
@@ -277,11 +277,12 @@ class Admitted:
         *,
         max_output: int | None = None,
         bought: Sequence[BoughtAttempt] = (),
+        is_unwitnessed: bool = False,
     ) -> Posting:
         """Returns the ending that such a request gets now, and writes nothing. settlement.py decides what is charged; its
         arguments are explained there.
         """
-        ending = decide(outcome, usage, engine_final=engine_final, max_output=max_output)
+        ending = decide(outcome, usage, engine_final=engine_final, max_output=max_output, is_unwitnessed=is_unwitnessed)
         drifts = bool(bought) and ending.kind == "settle"
         why = "upstream_drift" if drifts else ending.write_off
         void = self._opened.void(ending.outcome, why, _now_ms(), self._lease.reserved)

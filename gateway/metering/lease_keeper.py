@@ -73,7 +73,8 @@ class LeaseKeeper:
         """Called when the client does not read."""
         self._is_held = True
         if spender.call is not None:
-            spender.call.extend(self._admitted.lease_bound, wait_ms=HOLD_MS)
+            is_last = self._admitted.budget_stop is not None  # a message without it would take it back
+            spender.call.extend(self._admitted.lease_bound, last=is_last, wait_ms=HOLD_MS)
 
     def release(self, spender: Spender) -> None:
         """Called when the client reads again."""

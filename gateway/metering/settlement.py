@@ -42,16 +42,21 @@ class Ending(msgspec.Struct, frozen=True):
     """The reason for the write-off of engine tokens beyond `billed`."""
 
 
-def decide(outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: int | None = None) -> Ending:
+def decide(
+    outcome: Outcome, usage: Usage, *, engine_final: bool, max_output: int | None = None, is_unwitnessed: bool = False
+) -> Ending:
     """Decides an ending. The first terminal event decides; call it once.
 
     `usage` is the engine's own if `engine_final` (its Finished or Failed has arrived); otherwise it is the prompt
     counts of the first delta and the output tokens received by the gateway. `max_output` is the abort bound, beyond
-    which a client that left does not pay (equation I12); None means that it is not exceeded.
+    which a client that left does not pay (equation I12); None means that it is not exceeded. `is_unwitnessed`: the answer
+    is whole, and its last worker was lost before it could count it.
     """
     if outcome == "ok":
         # A request without the engine's final event has not ended well: the last chunk waits for that event.
-        return Ending("settle", "ok", usage, "resume") if engine_final else _free("worker_lost")
+        if not engine_final:
+            return _free("worker_lost")
+        return Ending("settle", "ok", usage, "worker_crash" if is_unwitnessed else "resume")
     if outcome == "client_gone":
         return _client_gone(usage, engine_final, max_output)
     return _free(outcome)

@@ -52,6 +52,10 @@ async def resume(request: web.Request) -> web.Response:
 
 async def _told_to(request: web.Request, deed: Literal["drained", "resumed"]) -> WorkerLink:
     link = _link(request)
+    if deed == "resumed" and not (link.hello and link.hello.takes_over):
+        raise errors.conflict(
+            "This worker is of a version that takes no drain back. Start it anew.", "worker_not_resumable"
+        )
     async with writing(request, changes_identities=False) as conn:
         await audit.record(conn, f"headgate.worker.{deed}", **who(request), object_id=link.registration.worker)
         try:

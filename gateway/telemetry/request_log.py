@@ -157,7 +157,7 @@ def row_of(record: RequestRecord) -> LoggedRequest:
     assert principal is not None
     usage, cache, facts = record.usage, record.cache, record.facts
     outcome = record.outcome
-    at_us: dict[str, int] = {name: ns // 1000 for name, ns in reversed(record.marks)}  # the first mark of each name
+    at_us = timelines.first_us([(name, ns // 1000) for name, ns in record.marks])
     return LoggedRequest(
         request_id=record.request_id,
         is_tail=outcome != "ok",
@@ -206,8 +206,8 @@ def _marks(record: RequestRecord) -> list[Entry]:
 
 
 def _ttft_ms(record: RequestRecord, at_us: Mapping[str, int]) -> int | None:
-    """Returns the time to the first byte of a stream; for a body, to the worker's first token. `at_us` has the time of
-    each mark."""
+    """Returns the time to the first byte of a stream; for a body, to the last worker's first token. `at_us` has the time
+    of each mark."""
     if record.stream:
         first_us = at_us.get("first_byte") if record.usage.output else None
     else:

@@ -14,7 +14,7 @@ from running import Server, Starter
 NUM_CLIENTS = 6
 TOKENS = 120
 ENV = {"HEADGATE_DRAIN_S": "3", "HEADGATE_DRAIN_GRACE_S": "1"}
-"""Shorter than a stream may take, so that drained workers hand some over."""
+"""Short, so that the test is. What a drained worker hands over is in tests/integration/gateway/test_resumes.py."""
 
 
 async def serve(server: Server, until_done: asyncio.Event, stream: bool) -> list[tuple[int, str]]:

@@ -156,6 +156,7 @@ class Service:
             logger.info("accepting again", extra={"event": "drain_taken_back"})
             self._accepting_ended = False
             self._quiet.clear()
+            self.status = msgspec.structs.replace(self.status, draining=False)
             self._inbox.put((0, Accept()))
 
     def drain(self) -> None:
@@ -427,6 +428,7 @@ def hello_of(engine: Engine, model: str, process: str) -> Hello:
         any_dimensions=abilities.any_dimensions,
         pairs=abilities.pairs,
         vocabulary=runner.vocabulary,
+        takes_over=True,
     )
 
 

@@ -45,8 +45,8 @@ class Connection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the peer has not been heard for half of the time after which it is lost. Only `listen` knows it."""
-        return self._silence is not None and self._silence.is_half_over
+        """Whether the peer has not been heard for more than half of the time after which it is lost. Only `listen` knows."""
+        return self._silence is not None and self._silence.is_long
 
     async def __aiter__(self) -> AsyncIterator[list[Message]]:
         """Yields messages in order, grouped as they arrived. It ends when the peer closes or is silent for `SILENCE_S`:

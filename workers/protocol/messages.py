@@ -61,6 +61,8 @@ class Hello(Frame, frozen=True, tag="hello"):
     vocabulary: str = ""
     """The digest of the tokens and their ids (`workers/process/vocabulary_digest.py`). A worker that says none is sent
     every prompt, one that says another than the gateway's is sent none."""
+    takes_over: bool = False
+    """The worker goes on with requests of lost workers, and takes a drain back. Earlier versions do neither well."""
 
 
 class SamplingParams(Frame, frozen=True, weakref=True):

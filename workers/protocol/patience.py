@@ -65,9 +65,9 @@ class Silence:
         self._num_silent = 0
 
     @property
-    def is_half_over(self) -> bool:
-        """Whether half of the time has gone by."""
-        return self._num_silent >= TICKS // 2
+    def is_long(self) -> bool:
+        """Whether more than half of the time has gone by."""
+        return self._num_silent > TICKS // 2
 
     def stop(self) -> None:
         self._timer.cancel()

@@ -14,6 +14,11 @@ def upstream_lost() -> errors.ApiError:
     return errors.unavailable("upstream_lost", "The worker that ran this request was lost.")
 
 
+def lost_too_often() -> errors.ApiError:
+    """Returns the error of a request under which several workers were lost: it may be what ends them."""
+    return errors.unavailable("upstream_lost", "Several workers were lost while they ran this request.", None)
+
+
 def quarantined() -> errors.ApiError:
     return errors.ApiError(
         500,

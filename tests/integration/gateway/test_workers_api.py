@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+import pytest
 import redis.asyncio
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
@@ -88,6 +90,16 @@ async def test_a_drain_that_is_taken_back_lets_requests_in_again(
     assert answer.usage.completion_tokens == 3
     events = await gateway.sql("SELECT event FROM audit_log WHERE event LIKE 'headgate.worker.%' ORDER BY id")
     assert [row[0].split(".")[-1] for row in events] == ["drained", "resumed"] * 2
+
+
+async def test_a_worker_of_an_earlier_version_is_not_asked_to_take_a_drain_back(
+    gateway: RunningGateway, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the command for a drain."""
+    link = gateway.app[GENERATION].fleet.links[0]
+    monkeypatch.setattr(link, "hello", msgspec.structs.replace(link.hello, takes_over=False))
+    status, body = await call(gateway, "POST", f"{PATH}/{worker.worker}/resume")
+    assert (status, body["error"]["code"]) == (409, "worker_not_resumable")
 
 
 async def test_a_worker_that_is_registered_and_gone_is_named_and_cannot_be_drained(

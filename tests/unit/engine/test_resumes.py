@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import pytest
 from engine_driver import LINK, Driver
-from fakes import VOCAB_SIZE, ScriptedRunner, encode, generate_request
-from inline_grammars import InlineGrammars
+from fakes import ScriptedRunner, encode, generate_request
 from simulation import PacedRunner, paced_driver
 
-from workers.engine.grammars.grammar_queue import GrammarsWait
 from workers.protocol.messages import Cancel, ExtendLease
 
 LONG = encode("the quick brown fox jumps over the lazy dog")
@@ -146,19 +144,6 @@ def test_a_request_of_a_lost_worker_is_not_refused_for_its_wait(cut):
     assert drive.tokens[LINK, "moved", 0] == whole[0][cut:]
 
 
-def test_a_request_of_a_lost_worker_is_taken_in_as_long_as_the_list_has_room(monkeypatch):
-    monkeypatch.setattr("workers.engine.step.request_validator.MAX_PRESENT", 12)
-    whole = answer()
-    drive = Driver()
-    drive.send(*(generate_request(f"r{i}", [i + 1, 98], 4) for i in range(8)))
-    drive.send(*(resumed(whole, name=f"m{i}") for i in range(8)))
-    drive.step()
-    refused = [request_id for (_, request_id) in drive.endings]
-    assert refused == ["r6", "r7", "m6", "m7"]
-    drive.run().check_idle()
-    assert all(drive.tokens[LINK, f"m{i}", 0] == whole[0][8:] for i in range(6))
-
-
 def admitted(drive):
     """Returns the names of the attempts by the step in which the first of their sequences was admitted."""
     found = {}
@@ -196,26 +181,6 @@ def test_others_are_let_in_beside_a_resume_whose_choices_wait_for_each_other(ten
         drive.run().check_idle()
         steps_until.append(admitted(drive)["short"])
     assert steps_until[1] == steps_until[0]
-
-
-class FullGrammars(InlineGrammars):
-    """Has as many grammars of every tenant as may wait."""
-
-    def ask(self, key, text, *, bounded=True):
-        if bounded:
-            raise GrammarsWait("too many")
-        return super().ask(key, text)
-
-
-def test_the_grammar_of_a_request_of_a_lost_worker_is_compiled_however_many_wait():
-    vocabulary = [*(bytes([i]) for i in range(256)), *[b""] * (VOCAB_SIZE - 256)]
-    drive = Driver(grammars=FullGrammars(vocabulary))
-    text = "start: /[a-z]+/"
-    drive.send(generate_request("new", LONG, 4, grammar=text))
-    drive.send(generate_request("moved", LONG, 4, grammar=text, attempt=1, resume=((0, (97,)),), num_output_spent=1))
-    drive.run().check_idle()
-    assert drive.endings[LINK, "new"].code == "overloaded"
-    assert len(drive.tokens[LINK, "moved", 0]) == 3
 
 
 def long_prompt_in_prefill(output=(), **options):

@@ -29,7 +29,7 @@ class Compiler:
         self._asked: list = []
         self._kept: set = set()
 
-    def ask(self, key, text, *, bounded=True):
+    def ask(self, key, text):
         if key in self._kept:
             return Anything()
         self._asked.append(key)

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.generation.choices import Choice
 from gateway.generation.generation import Generation
+from gateway.metering.lease_keeper import LeaseKeeper
 from gateway.metering.leases import LOW_WATER, Extension
 from gateway.parsers.plain import PlainText
 from gateway.routing.links.link import Mailbox
@@ -90,3 +91,21 @@ async def test_tokens_that_come_in_the_round_in_which_an_extension_ends_start_th
         await asyncio.sleep(0)
     assert admitted.lease_bound == 3 * STEP
     generation.close()
+
+
+async def test_a_hold_does_not_take_the_last_lease_back() -> None:
+    """The worker would park at the bound for ever: nobody asks the limiter again once a budget has ended the request."""
+    told: list[tuple[int, bool]] = []
+    admitted = Admitted()
+    spender = SimpleNamespace(
+        call=SimpleNamespace(extend=lambda bound, *, last, wait_ms: told.append((bound, last))),
+        num_received=STEP,
+        num_cached=None,
+        draws=True,
+    )
+    keeper = LeaseKeeper(admitted, 10 * STEP, lambda error: None)
+    keeper.hold(spender)
+    admitted.budget_stop = object()
+    keeper.hold(spender)
+    keeper.moved(spender)
+    assert told == [(STEP, False), (STEP, True), (STEP, True)]

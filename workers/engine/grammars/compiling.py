@@ -132,10 +132,10 @@ class Grammars:
 
     # --- the engine thread ---
 
-    def ask(self, key: Key, text: str, *, bounded: bool = True) -> Compiled | None:
+    def ask(self, key: Key, text: str) -> Compiled | None:
         """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
-        refused before, and `GrammarsWait` for one too many if it is `bounded`. A grammar that `take` returned with
-        `GrammarsWait` is compiled again."""
+        refused before, and `GrammarsWait` for one too many. A grammar that `take` returned with `GrammarsWait` is
+        compiled again."""
         outcome = self._shelf.get(key)
         if isinstance(outcome, GrammarError):
             raise GrammarError(str(outcome))  # the traceback of the one that is kept would hold each request
@@ -143,7 +143,7 @@ class Grammars:
             if len(text) > MAX_TEXT_BYTES:
                 raise GrammarError("the grammar is too large")
             with self._condition:
-                self._queue.push(Job(key, text), bounded=bounded)
+                self._queue.push(Job(key, text))
                 self._condition.notify()
             self._asked.add(key)
             self._begin()

@@ -16,7 +16,7 @@ from workers.engine.grammars.grammar import Key
 from workers.engine.grammars.library import GrammarError
 
 MAX_GRAMMARS = 64
-"""Largest number of waiting grammars of one tenant, besides those of requests that come from a lost worker."""
+"""Largest number of waiting grammars of one tenant."""
 FADE_S = 60.0
 """Seconds after which used compile time counts about a third (1/e)."""
 LEAST_S = 1e-3
@@ -44,10 +44,10 @@ class GrammarQueue:
     def __len__(self) -> int:
         return sum(map(len, self._jobs.values()))
 
-    def push(self, job: Job, *, bounded: bool = True) -> None:
-        """Adds a job. Raises `GrammarsWait` if it is one too many; one that is not `bounded` never is."""
+    def push(self, job: Job) -> None:
+        """Adds a job. Raises `GrammarsWait`."""
         jobs = self._jobs.get(job.key[0], deque())
-        if bounded and len(jobs) >= MAX_GRAMMARS:
+        if len(jobs) >= MAX_GRAMMARS:
             raise GrammarsWait("too many grammars of this tenant wait to be compiled")
         jobs.append(job)
         self._jobs[job.key[0]] = jobs

@@ -38,9 +38,9 @@ GRAMMARS_RETRY_MS = 2000
 class GrammarSource(Protocol):
     """Compiler that works outside the engine thread (grammars/compiling.py). None of its calls waits."""
 
-    def ask(self, key: Key, text: str, *, bounded: bool = True) -> Compiled | None:
+    def ask(self, key: Key, text: str) -> Compiled | None:
         """Returns the compiled grammar, or None if `take` will return it later. Raises `GrammarError` for one that was
-        refused before. One that is not `bounded` is compiled however many grammars of its tenant wait."""
+        refused before."""
         ...
 
     def drop(self, key: Key) -> bool:
@@ -141,7 +141,7 @@ class Attempts:
             raise Refusal("grammar", "this worker compiles no grammars")
         key = message.tenant, digest(message.grammar)
         try:
-            compiled = self._grammars.ask(key, message.grammar, bounded=not message.attempt)
+            compiled = self._grammars.ask(key, message.grammar)
             if compiled is not None:
                 attempt.use_grammar(compiled, self._mask_times.of(message.tenant))
         except GrammarsWait as error:

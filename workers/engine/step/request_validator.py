@@ -23,7 +23,7 @@ from workers.protocol.messages import GenerateRequest, SamplingParams
 MAX_PRESENT = 10_000
 """Largest number of requests that a worker has at once. A tenant has at most as many as are still free for others: a
 single tenant half of them, each of two a third, so nobody's queue keeps others out (dynamic thresholds, Choudhury and
-Hahne 1998). A request that comes from a lost worker was let in there, and takes what is free."""
+Hahne 1998)."""
 OVERLOAD_RETRY_MS = 1000
 PINNED_PART = 5
 """At most a 1 / `PINNED_PART` part of the pool's blocks may be pinned."""
@@ -43,7 +43,7 @@ class RequestValidator:
     def admit(self, message: GenerateRequest, link: int, now: float, num_present: int, num_own: int) -> Attempt:
         """Checks a request and returns its attempt. `num_present` requests are here, `num_own` of them of the same
         tenant. Raises `Refusal`."""
-        if num_present + (0 if message.attempt else num_own) >= MAX_PRESENT:
+        if num_own >= MAX_PRESENT - num_present:
             raise Refusal(
                 "overloaded",
                 f"{num_own} requests of this tenant are here already, of {num_present}",
