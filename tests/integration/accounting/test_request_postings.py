@@ -129,6 +129,19 @@ async def test_several_attempts_are_billed_once_in_whatever_order_they_arrive(co
     assert not await request_postings.half_witnessed(conn, 0, 2**62)
 
 
+async def test_what_a_gateway_counted_itself_waits_for_the_lost_workers_record(conn):
+    ended = posting("req_1", Usage(0, 48, 5, 100), write_off="worker_crash")
+    await request_postings.post(conn, 0, 1, [ended, posting("req_2")], now_ms=7)
+    assert await request_postings.half_witnessed(conn, 7, 8) == {"req_1"}
+    assert await request_postings.unwitnessed(conn, 7) == {"req_1", "req_2"}
+    await request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 60), attempt=1), record("req_2")])
+    assert await request_postings.half_witnessed(conn, 7, 8) == {"req_1"}
+    assert await request_postings.unwitnessed(conn, 7) == {"req_1"}
+    await request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 44))])
+    assert not await request_postings.half_witnessed(conn, 7, 8)
+    assert not await request_postings.unwitnessed(conn, 7)
+
+
 async def test_a_request_lacks_the_record_of_a_worker_that_was_lost_until_that_is_back(conn):
     await request_postings.post(conn, 0, 1, [posting(f"req_{n}", Usage(0, 48, 5, 100)) for n in range(3)], now_ms=7)
     second = [record("req_1", Usage(48, 0, 5, 60), attempt=1), record("req_2", Usage(48, 0, 5, 20), attempt=2)]
