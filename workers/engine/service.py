@@ -328,6 +328,7 @@ class Service:
                 self.accept_again()
             else:
                 self.stop_accepting()
+            self._tell_status()  # before the next beat: a gateway that drains another worker now needs this one
         elif isinstance(message, EngineAck):
             if acked := self._shipper.ack(link, message.seq, time.monotonic()):
                 self._inbox.put((link, EngineAck(message.worker, acked)))
@@ -352,13 +353,18 @@ class Service:
         """Returns the engine's last status and its age. The age is computed here, because an engine that hangs cannot
         send its own."""
         age_ms = int(self._silent.look(self._beat_at) * 1000)
-        return msgspec.structs.replace(self.status, last_step_age_ms=age_ms)
+        return msgspec.structs.replace(self.status, last_step_age_ms=age_ms, draining=self.draining)
+
+    def _tell_status(self) -> None:
+        status = self._status_now()
+        for link in list(self._links):
+            self._send(link, status)
 
     def _send_heartbeats(self) -> None:
         self._cut_unread()
-        status, report = self._status_now(), self._reporter.report(time.monotonic())
+        self._tell_status()
+        report = self._reporter.report(time.monotonic())
         for link in list(self._links):
-            self._send(link, status)
             self._send(link, report)
         self._ship()
 

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUM_TOKENS = 20
 LARGEST = 20_000
-REPLIES = {200, 400, 403, 404, 413, 415, 429, 503}
+REPLIES = {200, 400, 403, 404, 413, 415, 422, 429, 503}
+"""422: the model wrote no summary of a conversation that was to be compacted."""
 
 
 class World:
