@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 Records = Mapping[tuple[str, int], LedgerRow]
 ENDINGS = ("settle", "void")
+LOST_REASONS = ("worker_crash", "link_lost", "draining")
+"""Reasons of engine records after which another worker may have gone on with the request."""
 LOST_RECORD_MS = 86_400_000
 """How long the records of a lost worker may come after the endings of requests that another one went on with. Its host
 may have to be started again, or its journal to be replayed.
@@ -184,13 +186,13 @@ async def unended(conn: AsyncConnection) -> list[Unsettled]:
 
 
 async def unwitnessed(conn: AsyncConnection, since_ms: int) -> frozenset[str]:
-    """Returns requests whose ending was posted at `since_ms` or later and whose engine records have not all come: they
-    have none, or count less output than was billed.
+    """Returns requests whose ending was posted at `since_ms` or later and that have no engine record, or only those of
+    workers that did not bring it to its end.
     """
     ending, record = LedgerEntry, EngineRecordRow
-    counted = select(func.sum(record.output)).where(record.request_id == ending.request_id).scalar_subquery()
     recent = select(ending.request_id).where(ending.kind.in_(ENDINGS), ending.posted_at_ms >= since_ms)
-    return frozenset(await conn.scalars(recent.where(func.coalesce(counted, -1) < ending.output)))
+    ended = exists().where(record.request_id == ending.request_id, record.reason.not_in(LOST_REASONS))
+    return frozenset(await conn.scalars(recent.where(~ended)))
 
 
 async def half_witnessed(conn: AsyncConnection, since_ms: int, until_ms: int) -> frozenset[str]:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from money import NOON_MS, posting, record
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from accounting.books import books
@@ -133,12 +134,20 @@ async def test_what_a_gateway_counted_itself_waits_for_the_lost_workers_record(c
     ended = posting("req_1", Usage(0, 48, 5, 100), write_off="worker_crash")
     await request_postings.post(conn, 0, 1, [ended, posting("req_2")], now_ms=7)
     assert await request_postings.half_witnessed(conn, 7, 8) == {"req_1"}
-    assert await request_postings.unwitnessed(conn, 7) == {"req_1", "req_2"}
     await request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 60), attempt=1), record("req_2")])
     assert await request_postings.half_witnessed(conn, 7, 8) == {"req_1"}
-    assert await request_postings.unwitnessed(conn, 7) == {"req_1"}
     await request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 44))])
     assert not await request_postings.half_witnessed(conn, 7, 8)
+
+
+async def test_the_record_of_a_lost_worker_is_no_witness_of_the_end(conn):
+    """The record of the worker that went on comes some moments later."""
+    await request_postings.post(conn, 0, 1, [posting("req_1"), posting("req_2")], now_ms=7)
+    lost = replace(record("req_1", Usage(0, 48, 5, 44)), reason="link_lost")
+    await request_postings.post_engine_records(conn, [lost, record("req_2")])
+    assert await request_postings.unwitnessed(conn, 7) == {"req_1"}
+    assert not await request_postings.unwitnessed(conn, 8)
+    await request_postings.post_engine_records(conn, [record("req_1", Usage(0, 48, 5, 56), attempt=1)])
     assert not await request_postings.unwitnessed(conn, 7)
 
 
