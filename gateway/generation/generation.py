@@ -145,17 +145,16 @@ class Generation:
         on with, or too many workers were lost.
         """
         state, order = self._state, self.order
-        if self.call is not None and not isinstance(
-            state.final, Failed
-        ):  # it had the request, and did not give it back
+        gave_it_back = isinstance(state.final, Failed)
+        if self.call is not None and not gave_it_back:
             state.num_lost += 1
         if state.num_lost > MAX_LOST:
             raise failures.lost_too_often()
-        if order.beams is not None and self._open and any(choice.num_received for choice in self._choices):
+        if order.beams is not None and self._is_open and any(choice.num_received for choice in self._choices):
             raise failures.upstream_lost()
         state.lost, state.final = True, None
         state.stranded_at = state.stranded_at or time.monotonic()
-        if self._choices and state.prompt is not None and not self._open:
+        if self._choices and state.prompt is not None and not self._is_open:
             state.lost, state.final, state.has_last_words = False, self._last_words(state.prompt), True
 
     @property
@@ -184,6 +183,10 @@ class Generation:
         state.num_resumes += 1
         state.num_before, state.lost = self.num_received, False
         self.lease.moved(self)
+
+    @property
+    def _is_open(self) -> bool:
+        return any(choice.finish is None for choice in self._choices)
 
     @property
     def _open(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -350,7 +353,7 @@ class Generation:
     @property
     def draws(self) -> bool:
         """Whether output is still to come."""
-        return self._state.final is None and any(choice.finish is None for choice in self._choices)
+        return self._state.final is None and self._is_open
 
     def hold(self) -> None:
         """Called when the client does not read."""
