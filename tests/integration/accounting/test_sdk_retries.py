@@ -168,8 +168,10 @@ async def test_s8_prompts_of_one_attempt_count_each(conn, owner):
 async def test_s8_repeats_at_the_same_time_do_not_go_past_the_bound(db, owner_of):
     owner = await owner_of(db)
 
+    at_once = asyncio.Semaphore(12)  # fewer than connections, for one of which the others would wait 5 s at most
+
     async def one(number: int) -> int:
-        async with db.write() as conn:
+        async with at_once, db.write() as conn:
             return await repeated(conn, owner, number)
 
     taken = await asyncio.gather(*(one(number) for number in range(MAX_MOVED_OF_KEY + 10)))

@@ -141,16 +141,17 @@ async def test_top_is_a_plain_table_where_there_is_no_terminal(gateway: RunningG
 
 
 async def test_followed_requests_come_once_and_without_the_operators_own(gateway: RunningGateway) -> None:
-    async def ask() -> None:
-        await asyncio.sleep(0.5)
-        for _ in range(2):
-            await headgate(gateway, "chat", "--max-tokens", "2", "Hello", key=gateway.keys.api_key)
-
-    followed, _ = await asyncio.gather(
-        headgate(gateway, "requests", "follow", "--number", "4", "--interval", "0.3", "--json"), ask()
-    )
-    rows: list[dict[str, Any]] = [json.loads(line) for line in followed[1].splitlines()]
-    assert len({row["id"] for row in rows}) == 4
+    follow = headgate(gateway, "requests", "follow", "--number", "4", "--interval", "0.3", "--json")
+    following = asyncio.create_task(follow)
+    async with gateway.client() as client:
+        while not following.done():
+            await client.models.list()
+            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2)
+            await asyncio.sleep(0.1)
+    status, output, errors = await following
+    assert status == OK, errors
+    rows: list[dict[str, Any]] = [json.loads(line) for line in output.splitlines()]
+    assert len({row["id"] for row in rows}) == len(rows) == 4, rows
     assert {row["endpoint"] for row in rows} == {"GET /v1/models", "POST /v1/chat/completions"}
 
 

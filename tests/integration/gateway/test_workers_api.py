@@ -33,7 +33,8 @@ async def test_a_worker_tells_its_pool_its_steps_and_who_has_what(
 ) -> None:
     await answer(gateway)
     link = gateway.app[GENERATION].fleet.links[0]
-    await until(lambda: link.report.step_times.num_steps >= 8 and link.report.tenants)
+    await until(lambda: link.report.step_times.num_steps == worker.engine.scheduler.budget.step_time.num_steps >= 8)
+    await until(lambda: link.report.tenants)
     status, page = await call(gateway, "GET", PATH)
     assert (status, page["gateway"]) == (200, 0)
     (one,) = page["data"]
