@@ -43,14 +43,19 @@ async def pull_epoch(
     been admitted on what this process remembered when the key ended.
     """
 
+    read_at_ms: int = 0
     changes_at_ms: int | None = None
+    """From `read_at_ms` to here no price begins or ends by itself."""
     version: int | None = None
 
+    def is_over(now_ms: int) -> bool:
+        """Returns whether the clock has left that time, be it that it was set back."""
+        return now_ms < read_at_ms or (changes_at_ms is not None and changes_at_ms <= now_ms)
+
     async def pull() -> None:
-        nonlocal changes_at_ms, version
+        nonlocal version
         found = database.data_version()
-        is_over = changes_at_ms is not None and changes_at_ms <= clock.now_ms()
-        if found is None or found != version or running.key_ids or is_over:
+        if found is None or found != version or running.key_ids or is_over(clock.now_ms()):
             await read()
             version = found
         assert epoch.number is not None
@@ -58,13 +63,13 @@ async def pull_epoch(
         prices.saw(epoch.number, changes_at_ms)
 
     async def read() -> None:
-        nonlocal changes_at_ms
+        nonlocal read_at_ms, changes_at_ms
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
             number, now_ms = await auth_epoch.auth_epoch(conn), clock.now_ms()
-            if number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
-                changes_at_ms = await next_change_ms(conn, now_ms)
+            if number != epoch.number or is_over(now_ms):
+                read_at_ms, changes_at_ms = now_ms, await next_change_ms(conn, now_ms)
         epoch.number = number
 
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid

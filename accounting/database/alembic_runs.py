@@ -9,11 +9,12 @@ import fcntl
 import io
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.resources import files
-from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
@@ -114,7 +115,7 @@ def locked(engine: Engine) -> Iterator[Connection]:
         return
     database = engine.url.database
     assert database, "a database in memory cannot be migrated: it ends with the connection"
-    with Path(f"{database}.migrate.lock").open("a") as lock:
+    with open(f"{database}.migrate.lock", "a", opener=partial(os.open, mode=0o600)) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with engine.connect() as conn:
             _let_tables_be_replaced(conn)

@@ -6,9 +6,11 @@ takes 10 MB with its libraries and is loaded only where a script has to run (`al
 
 from __future__ import annotations
 
+import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,7 +25,9 @@ from accounting.values.progress import Told, nobody
 def upgrade(url: str, revision: str = "head", told: Told = nobody) -> None:
     """Runs every migration that is missing; `told` hears of each. Raises SchemaNewer if the database is newer than this
     code; nothing is changed then. Like `check`, it raises `DatabaseUrlError` or `DatabaseUnreachable` if no database
-    can be used."""
+    can be used. A file of SQLite is made for its owner alone, and one that is there is closed to strangers."""
+    if (path := _sqlite_file(url)) is not None and path.parent.is_dir():
+        _close_to_strangers(path)
     with _engine(url) as engine:
         if revision == "head" and _found(engine) == head():
             return
@@ -119,6 +123,18 @@ def _sqlite_file(url: str) -> Path | None:
     if told.get_backend_name() != "sqlite" or told.database in (None, "", ":memory:"):
         return None
     return Path(str(told.database))
+
+
+def _close_to_strangers(path: Path) -> None:
+    """Makes the file, mode 0600, or takes the rights of those from it who are neither its owner nor in its group. SQLite
+    makes the two files beside it with the mode of the file. Who may not change it leaves it as it is.
+    """
+    with suppress(OSError):  # the driver says what is wrong with the path
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for one in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(OSError):
+            if (mode := stat.S_IMODE(one.stat().st_mode)) & stat.S_IRWXO:
+                one.chmod(mode & ~stat.S_IRWXO)
 
 
 def _found(engine: Engine) -> str | None:

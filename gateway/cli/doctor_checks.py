@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database import migrate
 from accounting.database.db import Database, first_line
 from accounting.lifecycle import master_key
-from accounting.values.errors import AccountingError, SchemaOlder
+from accounting.values.errors import AccountingError, SchemaNewer, SchemaOlder
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, SECRETS, Home, HomeError
 from gateway.cli import embedded, start_checks
@@ -269,6 +269,9 @@ def database(installation: Installation) -> Iterator[Finding]:
         migrate.check(url)
     except SchemaOlder as error:
         yield Finding("database", "failing", str(error), "headgate migrate")
+    except SchemaNewer as error:
+        said, _, remedy = str(error).partition(": ")
+        yield Finding("database", "failing", said, remedy.capitalize())
     except AccountingError as error:
         said, _, remedy = str(error).partition(". ")
         yield Finding("database", "failing", said, remedy or "Set HEADGATE_DATABASE_URL.")

@@ -13,6 +13,8 @@ from gateway.base.home import HomeError
 from gateway.cli.exit_codes import CONFIG, FAILED, FAULT
 
 TRACEBACK = "HEADGATE_TRACEBACK"
+_REFUSED_CONFIGURATION = ("SettingsError", "SchemaNewer")
+"""The names of errors that another start does not mend. Their classes are in modules that the command may not have loaded."""
 _REMEDIES = {
     errno.ENOSPC: "Make room on that disk, or name a file on another one.",
     errno.EDQUOT: "Make room within the quota of that disk, or name a file on another one.",
@@ -30,7 +32,7 @@ _REMEDIES = {
 def sentence(error: Exception) -> tuple[str, int]:
     """Returns what to tell the operator about an error that no command has caught, and the status to end with."""
     if (told := _of_settings(error) or database_fault(error)) is not None:
-        return told, CONFIG if type(error).__name__ == "SettingsError" else FAILED
+        return told, CONFIG if type(error).__name__ in _REFUSED_CONFIGURATION else FAILED
     if isinstance(error, HomeError):
         return str(error), FAILED
     if isinstance(error, OSError) and error.errno is not None:

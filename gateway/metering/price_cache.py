@@ -75,11 +75,12 @@ class PriceCache:
         return entry.price
 
     def saw(self, version: int, changes_at_ms: int | None) -> None:
-        """Takes the version of what SQL knows, and the next moment at which a price begins or ends."""
-        if version != self._version:
+        """Takes the version of what SQL knows, and the next moment at which a price begins or ends. Another moment than the
+        last one says that that one has come, whether a request asked for a price since or not.
+        """
+        if (version, changes_at_ms) != (self._version, self._changes_at_ms):
             self.forget()
-            self._version = version
-        self._changes_at_ms = changes_at_ms
+        self._version, self._changes_at_ms = version, changes_at_ms
         self._confirmed_at = self._clock()
 
     def forget(self) -> None:

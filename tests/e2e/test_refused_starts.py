@@ -15,7 +15,7 @@ from running import HEADGATE
 DEMO = Path(__file__).resolve().parents[2] / "ops/demo_model/model"
 
 
-def refused(home: Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+def refused(home: Path, *arguments: str, env: dict[str, str] | None = None, status: int | None = None) -> str:
     done = subprocess.run(
         [HEADGATE, "up", "--home", str(home), *arguments],
         capture_output=True,
@@ -24,6 +24,7 @@ def refused(home: Path, *arguments: str, env: dict[str, str] | None = None) -> s
         env={**os.environ, **(env or {})},
     )
     assert done.returncode != 0
+    assert status in (None, done.returncode)
     output = done.stdout + done.stderr
     assert "Traceback" not in output, output
     lines = [line for line in done.stderr.splitlines() if line.startswith("headgate: ")]
@@ -76,7 +77,7 @@ def test_a_database_newer_than_the_code_is_refused(tmp_path):
     with sqlite3.connect(home / "headgate.db") as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
     connection.close()
-    assert "newer" in refused(home, "--port", "0")
+    assert "newer" in refused(home, "--port", "0", status=os.EX_CONFIG)
 
 
 def test_a_damaged_key_file_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -75,6 +77,24 @@ def test_a_database_of_a_newer_headgate_is_refused_untouched(sqlite_url):
     for refused in (migrate.check, migrate.upgrade):
         with pytest.raises(SchemaNewer, match="newer Headgate"):
             refused(sqlite_url)
+
+
+def test_no_stranger_may_read_a_database_whatever_folder_it_is_in(tmp_path):
+    """A folder that an administrator made with 0755 let every user of the machine read the books."""
+    tmp_path.chmod(0o755)
+    url = f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    migrate.upgrade(url)
+    with sqlite3.connect(tmp_path / "x.db") as connection:
+        connection.execute("UPDATE tenant SET name = name")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert modes == dict.fromkeys(("x.db", "x.db-wal", "x.db-shm", "x.db.migrate.lock"), 0o600)
+        for name, mode in (("x.db", 0o664), ("x.db-wal", 0o644), ("x.db-shm", 0o660)):
+            (tmp_path / name).chmod(mode)
+        migrate.upgrade(url)
+        found = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("x.db", "x.db-wal", "x.db-shm")]
+    connection.close()
+    assert found[0] == 0o660, "its group may be meant"
+    assert [mode & stat.S_IRWXO for mode in found] == [0, 0, 0]
 
 
 def test_processes_that_start_together_migrate_once(tmp_path):

@@ -146,7 +146,9 @@ async def test_followed_requests_come_once_and_without_the_operators_own(gateway
     async with gateway.client() as client:
         while not following.done():
             await client.models.list()
-            await client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2)
+            await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "user", "content": "Hello"}], max_tokens=2
+            )
             await asyncio.sleep(0.1)
     status, output, errors = await following
     assert status == OK, errors

@@ -102,6 +102,18 @@ async def test_a_price_that_begins_later_counts_from_its_moment_on_without_a_loo
     assert await world.version() == second
 
 
+async def test_a_price_that_began_while_nobody_asked_counts_for_the_next_request(world: World) -> None:
+    """The look behind its moment names the moment after it, and nothing else says that this one has come."""
+    first = await world.version()
+    second, third = await world.add(world.now_ms + HOUR_MS), await world.add(world.now_ms + 3 * HOUR_MS)
+    await world.looked()
+    assert await world.version() == first
+    for version in (second, second, third):
+        world.now_ms += HOUR_MS
+        await world.looked()
+        assert await world.version() == version
+
+
 async def test_without_looks_a_price_is_two_seconds_old_at_most(world: World) -> None:
     await world.looked()
     first = await world.version()
