@@ -45,7 +45,7 @@ async def pull_epoch(
 
     read_at_ms: int = 0
     changes_at_ms: int | None = None
-    """From `read_at_ms` to here no price begins or ends by itself."""
+    """No price begins or ends by itself from `read_at_ms` to this moment."""
     version: int | None = None
 
     def is_over(now_ms: int) -> bool:
