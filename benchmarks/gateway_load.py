@@ -317,7 +317,8 @@ async def of_peer(peer: Peer, told: argparse.Namespace) -> dict[str, Any]:
     with counting(peer) as figures:
         count, seconds = await clients.until(told.seconds, STREAMS, stream=True, max_tokens=STREAM_TOKENS)
         found["events"] = figures(count * STREAM_TOKENS, seconds)
-    found["latency"] = await clients.latencies(told.latencies)
+    if told.latencies:
+        found["latency"] = await clients.latencies(told.latencies)
     clients.close()
     return found
 
@@ -466,7 +467,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--in-flight", type=int, nargs="*", default=[1, 16, 64, 256])
     made.add_argument("--keys", type=int, nargs="*", default=[1, 1_000, 10_000], help="warm keys; 0 measures none")
     made.add_argument("--requests", type=int, default=100_000, help="for the memory that grows; 0 measures none")
-    made.add_argument("--latencies", type=int, default=50, help="streams one after the other")
+    made.add_argument("--latencies", type=int, default=50, help="streams one after the other; 0 measures none")
     made.add_argument("--litellm", default=shutil.which("litellm"), help="LiteLLM's program")
     made.add_argument("--output", type=Path, help="JSON; figures of the other database stay in it")
     return made
