@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from kernels.dispatch import TWINS, Ops
 from kernels.pages import in_large_pages
@@ -98,7 +101,7 @@ def read_vocabulary(directory: Path, config: PreTrainedConfig) -> str:
 def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
     """Builds the model without memory for its parameters (meta), but with its buffers computed on the device."""
     try:
-        with torch.device("meta"):
+        with _WithoutMemory(), no_init_weights():
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
@@ -106,6 +109,7 @@ def build(config: PreTrainedConfig, dtype: torch.dtype, device: torch.device, at
         raise ModelError(
             f"No model of the type '{config.model_type}' can be built from its configuration: {cause_of(error)}"
         ) from error
+    model.tie_weights()
     _compute_buffers(model, device)
     model.eval().requires_grad_(False)
     return model
@@ -255,6 +259,20 @@ def assign(module: nn.Module, name: str, tensor: torch.Tensor) -> None:
         module._parameters[name] = nn.Parameter(tensor, requires_grad=False)
     else:
         module._buffers[name] = tensor
+
+
+class _WithoutMemory(TorchFunctionMode):
+    """Makes empty tensors without memory (meta): those of parameters, until they are read. No other tensor is: for a
+    power, or a drawn number, of a tensor without memory torch loads sympy, which takes 1.3 s and 30 MB.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.empty:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
 
 
 def _compute_buffers(model: PreTrainedModel, device: torch.device) -> None:

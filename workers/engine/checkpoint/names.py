@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from functools import cached_property
 
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -36,9 +37,15 @@ class Names:
         self._known = known
         self._prefix = f"{model.base_model_prefix}."
         self._is_wrapped = is_wrapped
-        transforms = get_model_conversion_mapping(model)
-        self._renamings = [one for one in transforms if isinstance(one, WeightRenaming)]
+        self._model = model
         self._ignored = (*_DERIVED, *(model._keys_to_ignore_on_load_unexpected or ()))
+
+    @cached_property
+    def _renamings(self) -> list[WeightRenaming]:
+        """The renamings for the model's type. transformers compiles those of all types for it, which takes half a second,
+        so they are made where a tensor needs them: most checkpoints have the model's own names.
+        """
+        return [one for one in get_model_conversion_mapping(self._model) if isinstance(one, WeightRenaming)]
 
     def text(self, name: str) -> str | None:
         """Returns the name inside the text model; None for a tensor of another part of a wrapper."""
