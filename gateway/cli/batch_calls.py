@@ -17,6 +17,7 @@ import aiohttp
 import msgspec
 
 from accounting.batches.files import ENDED
+from gateway.cli.answers import warn
 from gateway.cli.api import ApiFailed, NotThere, TenantApi, check_is_headgate, refusal, segment, silent
 
 ANSWER_S = 300.0
@@ -127,6 +128,8 @@ class BatchCalls:
                 num_failures += 1
                 if num_failures > MOST_FAILURES:
                     raise broken.failed from None
+                if num_failures == 2:
+                    warn(f"{broken} It is asked again.")
                 await asyncio.sleep(broken.pause_s or min(LONGEST_PAUSE_S, 0.5 * 2**num_failures))
                 continue
             if found.status in ENDED or not until_end:

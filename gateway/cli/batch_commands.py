@@ -196,16 +196,20 @@ def last_line(file: BinaryIO, batch_id: str) -> str | None:
     `ApiFailed` for a file with anything else.
     """
     file.seek(0)
-    last, num_bytes = b"", 0
+    last, rest, num_bytes = b"", b"", 0
     for line in file:
         if line.endswith(b"\n"):
             last, num_bytes = line, num_bytes + len(line)
+        else:
+            rest = line
+    begins = b'{"id":"batch_req_%s_' % batch_id.removeprefix("batch_").encode()
+    refusal = ApiFailed(f"The file {file.name} has something other than results of {batch_id}: name another one.")
+    if (last and not last.startswith(begins)) or rest[: len(begins)] != begins[: len(rest)]:
+        raise refusal
     try:
-        found = None if not last else msgspec.json.decode(last, type=_Result).id
+        found = msgspec.json.decode(last, type=_Result).id if last else None
     except msgspec.MsgspecError:
-        found = ""
-    if found is not None and not found.startswith(f"batch_req_{batch_id.removeprefix('batch_')}_"):
-        raise ApiFailed(f"The file {file.name} has something other than results of {batch_id}: name another one.")
+        raise refusal from None
     file.truncate(num_bytes)
     return found
 
@@ -236,7 +240,7 @@ def retry(batch_id: str, watches: bool, home: Path, as_json: bool) -> None:
             show(_told(failed, batch), fields, as_json)
             return
         if not as_json:
-            click.echo(f"headgate: {len(failed.retried):,} lines are run again.", err=True)
+            click.echo(f"headgate: {_lines(len(failed.retried))} run again.", err=True)
             _tell_left(failed)
         _made(api, batch, watches, as_json)
 
@@ -249,8 +253,12 @@ def _tell_left(failed: Sorted) -> None:
     for one in as_value(failed):
         status = "" if one["status"] is None else f" (status {one['status']})"
         click.echo(
-            f"headgate: {one['num_lines']:,} lines are not retried: {one['code']}{status}. {one['reason']}", err=True
+            f"headgate: {_lines(one['num_lines'])} not retried: {one['code']}{status}. {one['reason']}", err=True
         )
+
+
+def _lines(number: int) -> str:
+    return f"{number:,} lines are" if number != 1 else "1 line is"
 
 
 async def _retry(api: TenantApi, batch_id: str) -> tuple[Sorted, dict[str, Any] | None]:
@@ -371,7 +379,11 @@ COMMANDS: tuple[click.Command, ...] = (
                 "list",
                 "List batches, the newest first.",
                 "GET /v1/batches",
-                option("--state", type=click.Choice(["running", "any"]), help="Those that have not ended, or all.  [default: any]"),
+                option(
+                    "--state",
+                    type=click.Choice(["running", "any"]),
+                    help="Those that have not ended, or all.  [default: any]",
+                ),
                 option("--limit", default=100, type=click.IntRange(min=1), help="The most batches to list."),
                 shows=_listed,
                 api=TenantApi,
