@@ -1,4 +1,4 @@
-"""Which failed lines of a batch are worth another try. The module is pure."""
+"""The choice of the failed lines of a batch that are worth another try. The module is pure."""
 
 from __future__ import annotations
 
