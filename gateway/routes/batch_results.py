@@ -22,6 +22,7 @@ from accounting.batches.files import FileInfo
 from accounting.requests import batch_results
 from gateway.base import errors
 from gateway.batches import filed
+from gateway.batches.filed import Filed, LineStarts
 from gateway.batches.waits import BATCH_WAITS, MOST_S
 from gateway.http.auth import PRINCIPAL
 from gateway.http.middleware import check_again
@@ -129,10 +130,13 @@ class Results:
         output, faults = [None if file is None else await self._opened(file) for file in found]
         return filed.parts(lines, output, faults)
 
-    async def _opened(self, file: FileInfo) -> Reader:
+    async def _opened(self, file: FileInfo) -> Filed:
         reader = await downloads.opened(self._request, file)
         self._open.append(reader)
-        return reader
+        found, content = Filed(reader, LineStarts()), reader.parts()
+        while await asyncio.to_thread(found.starts.take, content):
+            pass
+        return found
 
     def close(self) -> None:
         for reader in self._open:
