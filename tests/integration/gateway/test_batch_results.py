@@ -172,14 +172,24 @@ async def test_the_end_of_a_batch_between_two_pages_loses_and_repeats_nothing(
     await batch.ends(4, 1)
     read = pages.ended_page
 
-    async def then_it_ends(conn: Any, batch_id: str, after_no: int) -> Sequence[Any]:
-        rows = await read(conn, batch_id, after_no)
+    get = batches.get
+
+    async def committed(conn: Any, *which: Any) -> Any:
+        """Each statement sees what is committed by then, as on PostgreSQL."""
+        async with batch.gateway.app[DATABASE].read() as other:
+            return await get(other, *which)
+
+    async def after_the_end(conn: Any, batch_id: str, after_no: int) -> Sequence[Any]:
+        """The end takes the answers from the rows."""
         if after_no == 2:
             await batch.completes()
-        return rows
+        async with batch.gateway.app[DATABASE].read() as other:
+            return await read(other, batch_id, after_no)
 
-    monkeypatch.setattr(pages, "ended_page", then_it_ends)
-    assert await batch.numbers() == [3, 5, 1, 4]
+    monkeypatch.setattr(batches, "get", committed)
+    monkeypatch.setattr(pages, "ended_page", after_the_end)
+    _, lines, _ = await batch.results()
+    assert [line["response"]["body"]["text"] for line in lines] == ["3", "5", "1", "4"]
 
 
 @pytest.mark.parametrize(
