@@ -16,15 +16,16 @@ from gateway.base.addresses import UnlistedProxy
 from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, UNLISTED_PROXY
 from gateway.base.buckets import Buckets
 from gateway.base.lifecycle import Detached, Lifecycle
-from gateway.base.running import KeyConnections, Running
+from gateway.base.running import KeyConnections, Places, Running
 from gateway.base.settings import GatewaySettings
+from gateway.batches.waits import BATCH_WAITS, BatchWaits
 from gateway.console import routes as console
 from gateway.console.pages import EXPORTING
 from gateway.http import cors, middleware
 from gateway.http.route_table import ROUTES, Route
 from gateway.http.sql import NEWS_OF_TENANTS, NewsOfTenants
+from gateway.idempotency import waits
 from gateway.idempotency.idempotency import KEYED
-from gateway.idempotency.waits import REPEAT_WAITS, RepeatWaits
 from gateway.intake.intake import INTAKE, Intake
 from gateway.intake.throttle import THROTTLE, AdaptiveThrottle
 from gateway.routes import (
@@ -147,7 +148,8 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[DETACHED] = Detached()
     app[OBSERVERS] = Observers()
     app[KEYED] = set()
-    app[REPEAT_WAITS] = RepeatWaits()
+    app[waits.REPEAT_WAITS] = Places(waits.MOST)
+    app[BATCH_WAITS] = BatchWaits(app)
     app[ESTIMATING] = set()
     app[EXPORTING] = set()
     app[RUNNING] = Running()

@@ -2,15 +2,19 @@
 
 Every write of a runner begins with the renewal of its claim. A runner that has lost the chunk therefore changes no line
 of it.
+
+Lines that end get numbers in the order in which they end. The numbers come from the batch's counters and are taken under
+the lock of its row, which is held until COMMIT. So whoever sees a number sees all smaller ones, although several runners
+write at once; a sequence of the database would not give that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import claims
@@ -85,31 +89,44 @@ async def finish_lines(
 async def end_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> list[LineEnd]:
     """Makes started lines terminal and leaves lines alone that are terminal already. Returns the lines that were
     changed."""
-    won = []
-    for end in sorted(ends, key=lambda e: e.line_no):
-        row = BatchLine.batch_id == batch_id, BatchLine.line_no == end.line_no
-        done = await conn.execute(update(BatchLine).where(*row, BatchLine.state == "started").values(_ending(end)))
-        if done.rowcount:
-            won.append(end)
-    await _count(conn, batch_id, won)
+    mine = {end.line_no: end for end in ends}
+    # Lines are locked before their batch, as where the key of a line is taken.
+    started = select(BatchLine.line_no).where(
+        BatchLine.batch_id == batch_id, BatchLine.line_no.in_(mine), BatchLine.state == "started"
+    )
+    found = await conn.execute(started.order_by(BatchLine.line_no).with_for_update())
+    won = [mine[line_no] for line_no in found.scalars()]
+    if won:
+        first_no = await _count(conn, batch_id, won)
+        rows = [{"_no": end.line_no, **_ending(end, ended_no)} for ended_no, end in enumerate(won, first_no)]
+        row = BatchLine.batch_id == batch_id, BatchLine.line_no == bindparam("_no")
+        await conn.execute(update(BatchLine).where(*row), rows)
     return won
 
 
 async def add_ended_lines(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> None:
     """Adds lines that end without having been started: faulty ones, and those that a cancel or the batch's expiry cut
     off."""
+    if not ends:
+        return
+    first_no = await _count(conn, batch_id, ends)
     for start in range(0, len(ends), 500):
         rows = [
-            {"batch_id": batch_id, "line_no": end.line_no, "custom_id": end.custom_id, **_ending(end)}
-            for end in ends[start : start + 500]
+            {
+                "batch_id": batch_id,
+                "line_no": end.line_no,
+                "custom_id": end.custom_id,
+                **_ending(end, first_no + start + place),
+            }
+            for place, end in enumerate(ends[start : start + 500])
         ]
         await conn.execute(upsert(conn, BatchLine.__table__).values(rows))
-    await _count(conn, batch_id, ends)
 
 
-def _ending(end: LineEnd) -> dict[str, Any]:
+def _ending(end: LineEnd, ended_no: int) -> dict[str, Any]:
     return {
         "state": end.state,
+        "ended_no": ended_no,
         "request_id": end.request_id,
         "status": end.status,
         "body": end.body,
@@ -118,16 +135,18 @@ def _ending(end: LineEnd) -> dict[str, Any]:
     }
 
 
-async def _count(conn: AsyncConnection, batch_id: str, ends: Iterable[LineEnd]) -> None:
-    ends = list(ends)
-    if not ends:
-        return
+async def _count(conn: AsyncConnection, batch_id: str, ends: Sequence[LineEnd]) -> int:
+    """Adds the lines to the batch's counters, and returns the number of the first of them in the order of endings. The
+    batch's row stays locked until the transaction ends."""
     completed = sum(end.state == "succeeded" for end in ends)
     sums = {name: getattr(Batch, name) + sum(getattr(end.usage, name) for end in ends) for name in TOKEN_CLASSES}
-    await conn.execute(
+    counted = (
         update(Batch)
         .where(Batch.id == batch_id)
         .values(
             num_completed=Batch.num_completed + completed, num_failed=Batch.num_failed + len(ends) - completed, **sums
         )
+        .returning(Batch.num_completed + Batch.num_failed)
     )
+    num_ended = (await conn.execute(counted)).scalar_one()
+    return int(num_ended) - len(ends) + 1

@@ -6,6 +6,7 @@ The state changes by compare-and-set. Money is not stored here: it is a sum over
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import files
 from accounting.batches.files import ENDED, FileInfo
 from accounting.database import audit
+from accounting.database.db import among
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.batch_models import Batch
 from accounting.tables.models import BatchCharge, LedgerEntry, Tenant
@@ -45,6 +47,13 @@ TIMESTAMPS = (
 )
 
 
+class Progress(msgspec.Struct, frozen=True):
+    """How far a batch has come."""
+
+    state: str
+    num_ended: int
+
+
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     tenant_id: str
@@ -71,6 +80,10 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     errors: list[Any] | None
     metadata: dict[str, Any] | None
     traceparent: str
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(self.state, self.num_completed + self.num_failed)
 
 
 async def create(
@@ -151,6 +164,14 @@ async def get(conn: AsyncConnection, tenant_id: str | None, batch_id: str) -> Ba
     """Returns a batch of the tenant, or of any tenant for None. Raises NotFoundError, also for another tenant's
     batch."""
     return batch_info(await one(conn, _owned(tenant_id).where(Batch.id == batch_id), "No such Batch object."))
+
+
+async def progress(conn: AsyncConnection, batch_ids: Collection[str]) -> dict[str, Progress]:
+    """Returns the progress of batches of any owner, without those that are not there any more."""
+    query = select(Batch.id, Batch.state, Batch.num_completed + Batch.num_failed).where(
+        among(conn, Batch.id, batch_ids)
+    )
+    return {batch_id: Progress(state, num_ended) for batch_id, state, num_ended in await conn.execute(query)}
 
 
 async def list_batches(

@@ -141,6 +141,9 @@ class BatchLine(Base):
     custom_id: Mapped[str | None]
     """The value is None if the input has no `custom_id` of this line alone."""
     state: Mapped[str] = mapped_column(server_default="started")
+    ended_no: Mapped[int | None]
+    """The line's place in the order in which the lines of the batch ended, from 1 on. A line has none before it ends, nor if
+    a jobs process from before migration 0029 ended it."""
     failures: Mapped[int] = mapped_column(server_default="0")
     crashes: Mapped[int] = mapped_column(server_default="0")
     request_id: Mapped[str | None]
@@ -153,7 +156,10 @@ class BatchLine(Base):
     uncached: Mapped[int] = mapped_column(server_default="0")
     output: Mapped[int] = mapped_column(server_default="0")
 
-    __table_args__ = (CheckConstraint("state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"),)
+    __table_args__ = (
+        CheckConstraint("state IN ('started', 'succeeded', 'errored', 'cancelled', 'expired')", "state"),
+        partial_index("ix_batch_line_ended", "batch_id", "ended_no", where="ended_no IS NOT NULL", unique=True),
+    )
 
 
 class IdempotentReply(Base):

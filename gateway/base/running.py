@@ -1,4 +1,6 @@
-"""The requests that run under each key: how they are ended, and how many there may be. This module knows no SQL."""
+"""The requests that run under each key: how they are ended, and how many there may be or may wait. This module knows no
+SQL.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +69,31 @@ class KeyConnections:
         self._open[principal.key_id] -= 1
         if not self._open[principal.key_id]:
             del self._open[principal.key_id]
+
+
+class Places:
+    """Places of requests that wait. No tenant may have more of them than are left for all others."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._num = Counter[str]()
+
+    @property
+    def num(self) -> int:
+        return self._num.total()
+
+    @contextlib.contextmanager
+    def place(self, tenant_id: str) -> Iterator[bool]:
+        """Holds a place for the length of a block, and yields whether there was one."""
+        if self._num[tenant_id] >= self._most - self.num:
+            yield False
+            return
+        self._num[tenant_id] += 1
+        try:
+            yield True
+        finally:
+            self._num[tenant_id] -= 1
+            self._num += Counter()  # drops tenants without a wait
 
 
 @contextlib.contextmanager

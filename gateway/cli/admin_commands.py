@@ -107,6 +107,8 @@ class Row:
     """Returns a warning about the answer, from the fields that were sent and the answer."""
     fails: Callable[[Any], str | None] | None = None
     """Returns a sentence where the answer says that what was asked did not come about. The command ends with 1 then."""
+    api: type[AdminApi] = AdminApi
+    """Says whose key makes the call: the operator's, or a tenant's."""
     models: Callable[[Fields], Sequence[str]] | None = None
     """Returns the models that the fields name. A warning says which of them are not served, because they may be mistyped."""
 
@@ -152,7 +154,7 @@ class RowCommand(click.Command):
     def _run(self, home: Path, as_json: bool, **given: Any) -> None:
         fields = self.row.fields(given)
         with one_sentence():
-            api = AdminApi(home)
+            api = self.row.api(home)
             answer = self.row.answer(api, fields)
             if callable(self.row.shows) and not as_json:
                 answer = api.named(answer)

@@ -171,6 +171,15 @@ class AdminApi:
         return silent(self.url, _why(error))
 
 
+class TenantApi(AdminApi):
+    """The same API with a tenant's key: `HEADGATE_API_KEY` if it is one, otherwise that of the home's first start."""
+
+    @cached_property
+    def key(self) -> str:
+        """Raises ApiFailed."""
+        return _tenant_key(Home(self.home))
+
+
 def _why(error: Exception) -> str:
     """Returns the system's own words for a failed connection: the client's name its internals beside them."""
     if isinstance(error, TimeoutError):
@@ -242,4 +251,17 @@ def _key(home: Home) -> str:
     except (OSError, msgspec.MsgspecError):
         raise ApiFailed(
             f"There is no admin key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
+        ) from None
+
+
+def _tenant_key(home: Home) -> str:
+    given = os.environ.get("HEADGATE_API_KEY", "")
+    if given and not given.startswith("hg_admin_"):
+        return given
+    try:
+        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).api_key
+    except (OSError, msgspec.MsgspecError):
+        raise ApiFailed(
+            f"There is no tenant's key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
+            " An admin key runs no inference."
         ) from None

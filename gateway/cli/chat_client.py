@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -13,9 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting.lifecycle.bootstrap import Credentials
-from gateway.base.home import Home
-from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, refusal, silent
+from gateway.cli.api import ApiFailed, TenantApi, check_is_headgate, refusal, silent
 
 SILENT_S = 600.0
 """The longest time between two pieces of an answer."""
@@ -44,7 +41,8 @@ class ChatClient:
     @classmethod
     def of(cls, home: Path) -> ChatClient:
         """Raises ApiFailed."""
-        return cls(AdminApi(home).url, _key(Home(home)))
+        api = TenantApi(home)
+        return cls(api.url, api.key)
 
     def first_model(self) -> str:
         """Raises ApiFailed."""
@@ -126,16 +124,3 @@ def _take(event: dict[str, Any], answer: Answer) -> str:
     answer.finish_reason = choices[0].get("finish_reason") or answer.finish_reason
     delta = choices[0].get("delta") or {}
     return str(delta.get("reasoning_content") or "") + str(delta.get("content") or "")
-
-
-def _key(home: Home) -> str:
-    given = os.environ.get("HEADGATE_API_KEY", "")
-    if given and not given.startswith("hg_admin_"):
-        return given
-    try:
-        return msgspec.json.decode(home.credentials.read_bytes(), type=Credentials).api_key
-    except (OSError, msgspec.MsgspecError):
-        raise ApiFailed(
-            f"There is no tenant's key: set HEADGATE_API_KEY to one, or use a home with {home.credentials.name}."
-            " An admin key runs no inference."
-        ) from None

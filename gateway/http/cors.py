@@ -27,6 +27,7 @@ EXPOSED = ", ".join(
         "retry-after",
         "retry-after-ms",
         "x-should-retry",
+        "x-headgate-batch-status",
         "x-headgate-fallback",
         "x-headgate-ignored",
         "x-headgate-stop",

@@ -159,14 +159,24 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     return response
 
 
-async def _authenticate(request: web.Request) -> None:
+async def check_again(request: web.Request) -> None:
+    """Checks the key of a request that has waited: its rights may have changed. Raises `ApiError` as at the beginning."""
+    request[PRINCIPAL] = await _principal(request)
+    _authorize(request, request.app[ROUTES][request.match_info.route])
+
+
+async def _principal(request: web.Request) -> Principal:
     app = request.app
     peer, forwarded_for = request.remote or "", request.headers.getall("x-forwarded-for", ())
     if sentence := app[UNLISTED_PROXY].hint(peer, forwarded_for):
         logger.warning(sentence)
     address = client_address(peer, forwarded_for, app[SETTINGS].trusted_networks)
-    principal = await app[AUTH].authenticate(request.headers, address)
-    request[PRINCIPAL] = principal
+    return await app[AUTH].authenticate(request.headers, address)
+
+
+async def _authenticate(request: web.Request) -> None:
+    app = request.app
+    request[PRINCIPAL] = principal = await _principal(request)
     app[LAST_USE].note(principal.key_id)
     record = request[RECORD]
     record.principal = principal

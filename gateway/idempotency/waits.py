@@ -9,46 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from aiohttp import web
 from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.requests import idempotency_store
 from gateway.base.app_keys import DATABASE, LIFECYCLE
+from gateway.base.running import Places
 from gateway.http.auth import PRINCIPAL
 
 MOST_S = 50.0
 """The longest wait. Many proxies give an answer up of which nothing has come for a minute."""
 LOOK_EVERY_S = 0.5
 MOST = 64
-
-
-class RepeatWaits:
-    """The waits of this process."""
-
-    def __init__(self, most: int = MOST) -> None:
-        self._most = most
-        self._num = Counter[str]()
-
-    @property
-    def num(self) -> int:
-        return self._num.total()
-
-    @contextmanager
-    def place(self, tenant_id: str) -> Iterator[bool]:
-        """Holds a place for the length of a block, and yields whether there was one."""
-        if self._num[tenant_id] >= self._most - self.num:
-            yield False
-            return
-        self._num[tenant_id] += 1
-        try:
-            yield True
-        finally:
-            self._num[tenant_id] -= 1
-            self._num += Counter()  # drops tenants without a wait
+"""The most waits of a process."""
 
 
 async def ran_out(request: web.Request, key: str, until: float) -> bool:
@@ -68,4 +42,4 @@ async def ran_out(request: web.Request, key: str, until: float) -> bool:
     return False
 
 
-REPEAT_WAITS = web.AppKey("repeat_waits", RepeatWaits)
+REPEAT_WAITS = web.AppKey("repeat_waits", Places)

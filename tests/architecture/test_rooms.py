@@ -18,7 +18,17 @@ ORDERS = {
 }
 """Of each package with rooms: its layers from top to bottom, each with what stands in it."""
 SCREENS = {f"console/screens/{group}" for group in ("access", "money", "operation", "traffic")}
-BESIDE_THE_ROAD = {"cli", "billing", "books", "console", "console/screens", *SCREENS, "configuration", "estimates"}
+BESIDE_THE_ROAD = {
+    "cli",
+    "billing",
+    "books",
+    "console",
+    "console/screens",
+    *SCREENS,
+    "configuration",
+    "estimates",
+    "batches",
+}
 """Rooms of the gateway that no request for tokens passes."""
 
 

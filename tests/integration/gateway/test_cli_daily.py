@@ -111,6 +111,45 @@ async def test_chat_says_in_one_sentence_why_there_is_no_answer(gateway, argumen
     assert words in errors.lower() or words in errors, errors
 
 
+async def test_a_batch_is_submitted_listed_shown_and_cancelled(gateway: RunningGateway, tmp_path: Path) -> None:
+    body = {"model": MODEL, "input": "x"}
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body}) + "\n")
+    _, key = await gateway.new_tenant("by hand", ("embeddings", "batch", "files:read", "files:write"))
+    status, output, errors = await headgate(gateway, "batches", "submit", str(file), key=key)
+    batch_id = output.strip()
+    assert (status, f"`headgate batches watch {batch_id}`" in errors) == (OK, True)
+    status, output, _ = await headgate(gateway, "batches", "submit", "-", "--json", text=file.read_text(), key=key)
+    second = json.loads(output)
+    assert (status, second["status"], second["endpoint"]) == (OK, "validating", "/v1/embeddings")
+    _, output, _ = await headgate(gateway, "batches", "list", "--state", "running", key=key)
+    assert [one.split()[:2] for one in output.splitlines()[1:]] == [
+        [second["id"], "validating"],
+        [batch_id, "validating"],
+    ]
+    _, output, _ = await headgate(gateway, "batches", "show", batch_id, key=key)
+    assert re.search(r"endpoint +/v1/embeddings", output)
+    assert re.search(r"cost so far +0\.000000 USD", output)
+    assert (await headgate(gateway, "batches", "results", batch_id, key=key))[:2] == (OK, "")
+    status, _, errors = await headgate(gateway, "batches", "retry", batch_id, key=key)
+    assert (status, "has not ended" in errors) == (FAILED, True)
+    assert (await headgate(gateway, "batches", "cancel", batch_id, key=key))[:2] == (OK, "cancelling\n")
+    for words in (("show",), ("cancel",), ("results",), ("retry",), ("watch",)):
+        status, output, errors = await headgate(gateway, "batches", *words, "--json", batch_id)
+        assert (status, "Traceback" in errors) == (FAILED, False), words
+        assert json.loads(output)["error"]["message"] in errors
+
+
+async def test_a_file_of_which_no_batch_came_is_not_kept(gateway: RunningGateway, tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("{}\n")
+    _, key = await gateway.new_tenant("no chat", ("embeddings", "batch", "files:read", "files:write"))
+    status, _, errors = await headgate(gateway, "batches", "submit", str(file), key=key)
+    assert (status, "may not use the batch's endpoint" in errors) == (FAILED, True)
+    async with gateway.session(key) as session, session.get("/v1/files") as answer:
+        assert (await answer.json())["data"] == []
+
+
 async def test_a_batch_is_estimated_before_it_is_submitted(gateway: RunningGateway, tmp_path: Path) -> None:
     body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "Hello " * 50}]}
     line = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}

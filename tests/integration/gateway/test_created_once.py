@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +159,15 @@ async def test_an_answer_that_has_begun_is_cut_and_no_other_one_follows_in_it(
 ) -> None:
     """A database that went away between two pages of results put the head of a 503 into the file that a client saved."""
 
-    async def parts(*_: Any) -> AsyncIterator[bytes]:
-        yield b"{}\n"
-        raise errors.database_unavailable("The database is away.")
+    found = iter([b"{}\n"])
+
+    async def part(_: Any) -> bytes:
+        if (one := next(found, None)) is not None:
+            return one
+        raise errors.unavailable("database_unavailable", "The database is away.")
 
     _, made, _ = await post(shared_gateway, BATCHES, await uploaded(shared_gateway), None)
-    monkeypatch.setattr(batch_results, "_of_rows", parts)
+    monkeypatch.setattr(batch_results.Results, "part", part)
     reader, writer = await shared_gateway.socket()
     head = f"GET /v1/batches/{made['id']}/results HTTP/1.1\r\nhost: x\r\n"
     writer.write(f"{head}authorization: Bearer {shared_gateway.keys.api_key}\r\n\r\n".encode())

@@ -20,11 +20,12 @@ from accounting.limits.budgets import NewBudget
 from accounting.requests import idempotency_store as replies
 from gateway.base.app_keys import DATABASE, LIFECYCLE
 from gateway.base.lifecycle import Detached
+from gateway.base.running import Places
 from gateway.books.limiter_truth import limiter_equals_books
 from gateway.idempotency import idempotency
 from gateway.idempotency.claimed_key import ClaimedKey
 from gateway.idempotency.idempotency import KEYED
-from gateway.idempotency.waits import REPEAT_WAITS, RepeatWaits
+from gateway.idempotency.waits import REPEAT_WAITS
 from gateway.metering.metering import METERING
 
 CHAT = "/v1/chat/completions"
@@ -214,7 +215,7 @@ async def test_a_repeat_runs_where_the_request_before_it_fails(gateway: RunningG
 
 
 def test_no_tenant_may_wait_more_often_than_there_is_room_for_others() -> None:
-    waits = RepeatWaits(most=8)
+    waits = Places(most=8)
     with ExitStack() as stack:
         found = [stack.enter_context(waits.place("a")) for _ in range(6)]
         assert found == [True] * 4 + [False] * 2

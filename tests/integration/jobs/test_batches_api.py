@@ -11,10 +11,12 @@ from pathlib import Path
 
 import openai
 import pytest
+from click.testing import CliRunner
 from fakes import VECTOR_SIZE, ScriptedRunner, ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway
 
 from accounting.batches import batches
+from gateway.cli.main import main
 from workers.engine.values.abilities import Abilities
 
 pytestmark = pytest.mark.rest
@@ -97,7 +99,7 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (100, 90, 10)
     whole = await client.get(f"/batches/{batch.id}/results", cast_to=str)
-    assert [json.loads(text) for text in whole.splitlines()] == output + errors
+    assert by_id([json.loads(text) for text in whole.splitlines()]) == by_id(output + errors)
     assert (len(output), len(errors)) == (90, 10)
     ids = [result["custom_id"] for result in output + errors if result["custom_id"] is not None]
     assert len(ids) == len(set(ids)) == 98, "two lines have no id of their own"
@@ -133,6 +135,77 @@ async def test_a_hundred_lines_with_ten_invalid_ones_give_one_result_each(gatewa
     listed = [b.id async for b in client.batches.list(limit=1)]
     assert listed == [batch.id]
     assert batch.metadata == {"a": "b"}
+
+
+def by_id(lines: list[dict]) -> list[dict]:
+    return sorted(lines, key=lambda one: one["id"])
+
+
+async def test_results_that_are_followed_while_a_batch_runs_are_those_of_its_files(gateway, client, jobs_process):
+    """Three clients follow it at once, and two of them leave again and again."""
+    lines = [line(i) if i % 9 else line(i, max_tokens=-1) for i in range(150)]
+
+    async def follow(batch_id: str, leaves_after: int) -> list[dict]:
+        found: list[dict] = []
+        async with gateway.session() as session, asyncio.timeout(120):
+            while True:
+                params = {"wait": "10"} | ({"after": found[-1]["id"]} if found else {})
+                async with session.get(f"/v1/batches/{batch_id}/results", params=params) as answer:
+                    assert answer.status == 200
+                    num = 0
+                    async for raw in answer.content:
+                        found.append(json.loads(raw))
+                        if (num := num + 1) == leaves_after:
+                            break
+                    else:
+                        if answer.headers["x-headgate-batch-status"] in ENDED:
+                            return found
+
+    batch = await create(client, lines)
+    followed = await asyncio.gather(*(follow(batch.id, leaves_after) for leaves_after in (0, 1, 7)))
+    batch = await ended(client, batch.id)
+    assert batch.status == "completed"
+    written = await results(client, batch.output_file_id) + await results(client, batch.error_file_id)
+    assert len(written) == 150
+    assert followed[0] == followed[1] == followed[2]
+    assert by_id(followed[0]) == by_id(written)
+
+
+async def headgate(gateway: RunningGateway, *arguments: str) -> tuple[int, str, str]:
+    """(status, output, errors) of a command of the tenant, in a thread beside the gateway's loop."""
+    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.api_key}
+    command = ["--home", str(gateway.settings.home), "batches", *arguments]
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, done.stdout, done.stderr
+
+
+async def test_a_batch_is_watched_read_and_retried_in_the_terminal(gateway, client, jobs_process, worker, tmp_path):
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    file.write_text("".join(json.dumps(line(i, **({"max_tokens": -1} if i == 3 else {}))) + "\n" for i in range(20)))
+    status, shown, said = await headgate(gateway, "submit", str(file), "--watch")
+    assert (status, "completed" in shown, "1 of 20" in said or "20 of 20 lines" in said) == (0, True, True), said
+    batch_id = shown.split("id", 1)[1].split()[0]
+    status, told, _ = await headgate(gateway, "results", batch_id, "--output", str(output), "--follow", "--json")
+    assert (json.loads(told)["num_lines"], json.loads(told)["status"]) == (20, "completed")
+    status, told, _ = await headgate(gateway, "results", batch_id)
+    assert told == output.read_text()
+    status, _, said = await headgate(gateway, "retry", batch_id)
+    assert (status, "1 line is not retried: invalid_value (status 400)" in said) == (1, True)
+    worker.runner.hang()
+    status, second, _ = await headgate(gateway, "submit", str(file))
+    deadline = time.monotonic() + 60
+    while (await client.batches.retrieve(second.strip())).request_counts.failed == 0:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    await headgate(gateway, "cancel", second.strip())
+    status, shown, said = await headgate(gateway, "watch", second.strip(), "--json")
+    assert (status, json.loads(shown)["status"]) == (1, "cancelled")
+    worker.runner.release()
+    status, shown, said = await headgate(gateway, "retry", second.strip(), "--watch")
+    assert (status, "19 lines are run again" in said, "1 line is not retried" in said) == (0, True, True), said
+    again = await client.batches.retrieve(shown.split("id", 1)[1].split()[0])
+    assert (again.request_counts.completed, again.metadata) == (19, {"retry_of": second.strip()})
 
 
 def completion_line(number: int, prompt, **body) -> dict:

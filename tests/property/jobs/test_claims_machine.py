@@ -372,6 +372,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         succeeded = {no for no, state in self.ended.items() if state == "succeeded"}
         assert (batch.num_completed, batch.num_failed) == (len(succeeded), len(self.ended) - len(succeeded))
         assert batch.usage.output == sum(succeeded)
+        assert sorted(row.ended_no for row in rows if row.ended_no is not None) == list(range(1, len(self.ended) + 1))
 
     @invariant()
     def a_line_is_charged_once_and_only_if_it_is_or_will_be_delivered(self) -> None:

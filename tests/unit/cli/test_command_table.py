@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gateway.app import routes
 from gateway.cli.admin_commands import RowCommand
 from gateway.cli.answers import show
-from gateway.cli.api import ApiFailed
+from gateway.cli.api import AdminApi, ApiFailed
 from gateway.cli.main import main
 from workers.engine.commands.calibrate_command import main as calibrate
 from workers.engine.commands.plan_command import main as plan
@@ -57,7 +57,7 @@ def test_most_of_administration_is_rows():
 def test_each_row_calls_a_route_that_is_served(at, command):
     route = route_of(command)
     assert route is not None, command.row.does
-    assert route.scope == "admin"
+    assert route.scope == ("admin" if command.row.api is AdminApi else "batch")
 
 
 @pytest.mark.parametrize(("at", "command"), CALLS.items(), ids=lambda one: str(one))
