@@ -139,7 +139,9 @@ def test_tenants_of_whom_much_was_written_off_are_a_warning_and_five_are_named(m
 
 def test_doctor_reads_what_was_written_off_from_a_database(tmp_path):
     url = f"sqlite+aiosqlite:///{tmp_path / 'headgate.db'}"
-    assert list(doctor_checks.write_offs(Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": url}))) == []
+    for unreadable in (url, f"sqlite:///{tmp_path}", "nonsense"):  # the check of the database tells
+        given = Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": unreadable})
+        assert list(doctor_checks.write_offs(given)) == [], unreadable
     migrate.upgrade(url)
     (found,) = doctor_checks.write_offs(Installation(Home(tmp_path), {"HEADGATE_DATABASE_URL": url}))
     assert found.state == "ok"
