@@ -334,7 +334,7 @@ class Up:
         fd = self._jobs_ops[0].fileno()
         env = self._env(HEADGATE_OPS_FD=str(fd))
         command = [sys.executable, "-m", "workers.jobs"]
-        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,), entry=JOBS)
+        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,), entry=JOBS, beats=True)
 
     # --- the end ---
 

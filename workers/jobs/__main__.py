@@ -39,6 +39,7 @@ from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
 from workers.process.forked import Forked, die_with_parent, fork, load, may_fork, watch_without_threads
+from workers.process.heartbeat import Heartbeat
 from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
@@ -77,8 +78,13 @@ class Jobs:
         self._worker = await self._spawn()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        with ops.listening(self._settings.ops_bind, self._settings.ops_fd, self.registry):
-            await self._run_tasks()
+        heartbeat = Heartbeat(self._settings.heartbeat_fd)
+        heartbeat.begin()  # it has a thread, so it comes after the fork
+        try:
+            with ops.listening(self._settings.ops_bind, self._settings.ops_fd, self.registry):
+                await self._run_tasks()
+        finally:
+            heartbeat.end()
         self._pulse.unlink(missing_ok=True)
         self._tally.clear()
 

@@ -62,6 +62,8 @@ class JobsSettings(pydantic.BaseModel):
     """The address on which `/metrics` listens; empty: nowhere."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """The file descriptor of a socket that listens already, used instead of an address."""
+    heartbeat_fd: int | None = pydantic.Field(default=None, ge=0)
+    """The file descriptor on which the supervisor hears each second that the process's loop turns."""
     webhook_allowed_networks: tuple[Network, ...] = ()
     """The operator's own networks that webhooks may go to. Without them they go only to public addresses."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
