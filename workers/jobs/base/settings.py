@@ -25,6 +25,10 @@ from workers.process.refused_settings import SettingsError as SettingsError
 PREFIX = "HEADGATE_"
 
 
+STOP_MARGIN_S = 5.0
+"""The seconds after a drain in which the Celery worker has to end."""
+
+
 class _Scaled:
     """Seconds that the time scale shortens. The class itself has them unscaled."""
 
