@@ -30,7 +30,7 @@ Sums = Mapping[tuple[str, str], int]
 
 
 class TenantLoss(msgspec.Struct, frozen=True):
-    """What was written off of one tenant, of whose tokens it is more than an alarm allows."""
+    """One tenant of whose tokens more was written off than an alarm allows."""
 
     tenant_id: str
     num_tokens: int

@@ -1,4 +1,4 @@
-"""What was written off lately, by tenant and reason, summed by the hour, so that each minute reads only its own rows.
+"""The tokens that were written off lately, by tenant and reason, summed by the hour, so that each minute reads only its own rows.
 
 The module is pure. It holds the tenants of whom anything was written off in the hours that are judged, and no others.
 """

@@ -159,7 +159,7 @@ class Supervisor:
         self._watchers: dict[str, asyncio.Task[None]] = {}
         self._left: dict[int, float] = {}
         """The process groups of children that died and left something that may still run, with the time of its end."""
-        self._ending_groups: asyncio.Task[None] | None = None
+        self._group_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self.ready = False
         """The owner sets this once every child has served: from then on no death ends the run."""
@@ -269,8 +269,11 @@ class Supervisor:
             else:
                 if is_over:
                     del self._left[group]
-        if self._left and self._ending_groups is None:
-            self._ending_groups = asyncio.create_task(repeat(GROUPS_S, self._end_groups, waits_first=True))
+        if self._group_timer is not None:
+            self._group_timer.cancel()
+            self._group_timer = None
+        if self._left:
+            self._group_timer = asyncio.get_running_loop().call_later(GROUPS_S, self._end_groups)
 
     async def _restart(self, child: Child) -> bool:
         """Starts a child again, however long the machine has no process, memory or file for it. Returns False if the
@@ -385,7 +388,7 @@ class Supervisor:
         """Ends the watchers, after every child was stopped or killed: neither a watcher nor a zombie outlives the
         supervisor.
         """
-        tasks = [*self._watchers.values(), *(one for one in (self._looking, self._ending_groups) if one)]
+        tasks = [*self._watchers.values(), *([self._looking] if self._looking else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
