@@ -45,6 +45,7 @@ async def pull_epoch(
 
     changes_at_ms: int | None = None
     version: int | None = None
+    has_read = False
 
     async def pull() -> None:
         nonlocal changes_at_ms, version
@@ -58,14 +59,14 @@ async def pull_epoch(
         prices.saw(epoch.number, changes_at_ms)
 
     async def read() -> None:
-        nonlocal changes_at_ms
+        nonlocal changes_at_ms, has_read
         async with database.read() as conn:
             if key_ids := running.key_ids:
                 running.end(await api_keys.ended_streams(conn, key_ids))
             number, now_ms = await auth_epoch.auth_epoch(conn), clock.now_ms()
-            if number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
+            if not has_read or number != epoch.number or (changes_at_ms is not None and changes_at_ms <= now_ms):
                 changes_at_ms = await next_change_ms(conn, now_ms)
-        epoch.number = number
+        epoch.number, has_read = number, True
 
     await ask_sql(EPOCH_EVERY_S, pull)  # the authenticator knows how long its remembered keys are valid
 
