@@ -43,9 +43,10 @@ async def pull_epoch(
     been admitted on what this process remembered when the key ended.
     """
 
-    read_at_ms: int = 0
-    changes_at_ms: int | None = None
-    """No price begins or ends by itself from `read_at_ms` to this moment."""
+    read_at_ms = 0
+    changes_at_ms: int | None = 0
+    """No price begins or ends by itself from `read_at_ms` to this moment. None stands for ever, and the 0 makes the first round
+    read."""
     version: int | None = None
 
     def is_over(now_ms: int) -> bool:

@@ -123,8 +123,8 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     for observer in (metrics.observe, traces.observe):
         app[OBSERVERS].of_each(observer)
     async with (
-        background(_watch_loop(metrics, app[LIFECYCLE])),
-        background(repeat(TRACE_EVERY_S, traces.export_slowest)),
+        background(_watch_loop, metrics, app[LIFECYCLE]),
+        background(repeat, TRACE_EVERY_S, traces.export_slowest),
     ):
         yield
     await traces.close()
@@ -203,7 +203,7 @@ async def request_log(app: web.Application) -> AsyncIterator[None]:
         bounds = {"max_rows": settings.request_log_rows, "max_days": settings.request_log_days}
         return request_log_pruning.prune(database, clock.now_ms(), **bounds)
 
-    async with background(repeat(EVERY_S, writer.write, waits_first=True)), background(ask_sql(PRUNE_EVERY_S, prune)):
+    async with background(repeat, EVERY_S, writer.write, waits_first=True), background(ask_sql, PRUNE_EVERY_S, prune):
         yield
     await writer.close()
 
@@ -266,8 +266,8 @@ async def identities(app: web.Application) -> AsyncIterator[None]:
     app[LAST_USE] = used = LastUse()
     app[EMBEDDING_MODELS] = EmbeddingModels(database, app[DETACHED])
     async with (
-        background(changes.pull_epoch(database, epoch, auth, prices, app[RUNNING])),
-        background(ask_sql(last_use.EVERY_S, lambda: used.write(database), waits_first=True)),
+        background(changes.pull_epoch, database, epoch, auth, prices, app[RUNNING]),
+        background(ask_sql, last_use.EVERY_S, lambda: used.write(database), waits_first=True),
     ):
         yield
 
@@ -282,8 +282,11 @@ async def upstreams(app: web.Application) -> AsyncIterator[None]:
         await serve()
         app[COST_PULLER] = puller = CostPuller(market, app[DATABASE])
         app[METRICS].registry.register(CostMetrics(puller))
-        pulling = repeat(LOOK_EVERY_S, puller.look, forgives=(SQLAlchemyError, OSError), waits_first=True)
-        async with background(app[AUTH_EPOCH].follow(serve)), background(pulling):
+        gone = (SQLAlchemyError, OSError)
+        async with (
+            background(app[AUTH_EPOCH].follow, serve),
+            background(repeat, LOOK_EVERY_S, puller.look, forgives=gone, waits_first=True),
+        ):
             yield
 
 
@@ -328,7 +331,7 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
             Capacity(fleet, app[MARKET], router, settings.overflow_after_s, settings.resume_s),
         )
         hearers = {REVOKED_CHANNEL: app[FORGETS], registry.NEWS: [fleet.look_soon]}
-        async with background(changes.hear_changes(app[REDIS], hearers)), background(fleet.run()):
+        async with background(changes.hear_changes, app[REDIS], hearers), background(fleet.run):
             lifecycle.started = True
             yield
             await app[DETACHED].join(10.0)
@@ -350,7 +353,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
 
     app[LIFECYCLE].checks = checks
     app[METRICS].registry.register(ReadinessMetrics(checks))
-    async with background(probe.run()):
+    async with background(probe.run):
         yield
 
 
@@ -361,8 +364,8 @@ async def spending_limits(app: web.Application) -> AsyncIterator[None]:
     app[SPENDING] = limit = spending.OrganizationLimit()
     database = app[DATABASE]
     async with (
-        background(spending.watch_limit(database, app[AUTH_EPOCH], limit)),
-        background(spending.watch_alerts(database, mailer)),
+        background(spending.watch_limit, database, app[AUTH_EPOCH], limit),
+        background(spending.watch_alerts, database, mailer),
     ):
         yield
 
@@ -373,8 +376,8 @@ async def public_prefixes(app: web.Application) -> AsyncIterator[None]:
     served = app[GENERATION]
     app[FILLER] = filler = Filler(known, served.admission, app[MODELS])
     async with (
-        background(changes.pull_prefixes(app[DATABASE], app[AUTH_EPOCH], known)),
-        background(repeat(PREFIX_EVERY_S, lambda: filler.look(served.fleet.links))),
+        background(changes.pull_prefixes, app[DATABASE], app[AUTH_EPOCH], known),
+        background(repeat, PREFIX_EVERY_S, lambda: filler.look(served.fleet.links)),
     ):
         yield
     filler.close()
@@ -387,8 +390,8 @@ async def idempotency_keys(app: web.Application) -> AsyncIterator[None]:
         return idempotency.sweep(database, slot, keyed)
 
     async with (
-        background(ask_sql(idempotency.SWEEP_EVERY_S, sweep, waits_first=True)),
-        background(ask_sql(MOVE_EVERY_S, app[RETRIES].move, waits_first=True)),
+        background(ask_sql, idempotency.SWEEP_EVERY_S, sweep, waits_first=True),
+        background(ask_sql, MOVE_EVERY_S, app[RETRIES].move, waits_first=True),
     ):
         yield
 
@@ -398,8 +401,8 @@ async def adapters(app: web.Application) -> AsyncIterator[None]:
     app[ADAPTERS] = keeper = AdapterKeeper(app[MODELS])
     fleet = app[GENERATION].fleet
     async with (
-        background(changes.pull_adapters(app[DATABASE], app[AUTH_EPOCH], keeper)),
-        background(repeat(PREFIX_EVERY_S, lambda: keeper.look(fleet.links))),
+        background(changes.pull_adapters, app[DATABASE], app[AUTH_EPOCH], keeper),
+        background(repeat, PREFIX_EVERY_S, lambda: keeper.look(fleet.links)),
     ):
         yield
 
@@ -413,7 +416,7 @@ async def bookkeeping(app: web.Application) -> AsyncIterator[None]:
         return await limiter_equals_books(database, app[METERING].link, journals)
 
     app[BOOKKEEPING] = keeper = Bookkeeping(database, app[METRICS].registry, settings.invoice_automatic, limiter_truth)
-    async with background(keeper.run()):
+    async with background(keeper.run):
         yield
 
 
@@ -422,7 +425,7 @@ async def journals(app: web.Application) -> AsyncIterator[None]:
     settings = app[SETTINGS]
     Home(settings.home).make_run()
     watch = journal_watch.JournalWatch(app[DATABASE], app[METRICS].registry, settings.journals_dir, settings.run_dir)
-    async with background(ask_sql(journal_watch.EVERY_S, watch.look)):
+    async with background(ask_sql, journal_watch.EVERY_S, watch.look):
         yield
 
 

@@ -30,7 +30,7 @@ from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
 from gateway.telemetry.metrics import METRICS
 from workers.process import file_systems, turns
-from workers.process.forked import give_back
+from workers.process.children.forked import give_back
 from workers.process.heartbeat import Heartbeat
 from workers.protocol.segments import SlotTaken
 

@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from workers.engine.follower import die_with
+from workers.process.children.parent import die_with
 
 
 def main() -> None:

@@ -6,13 +6,13 @@ When a day is sealed its buckets are compared with the rows and computed anew if
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, Select, case, cast, delete, func, insert, or_, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.database.db import add_up
+from accounting.database.db import add_up, among
 from accounting.tables.invoice_models import RollupMonth
 from accounting.tables.models import LedgerEntry, RollupDay, RollupHour, RollupMinute
 from accounting.values.periods import DAY_S, month_start
@@ -79,6 +79,15 @@ async def by_tenant(
         TenantSums(row.tenant_id, row.num_requests, Usage(row.cache_read, row.cache_write, row.uncached, row.output))
         for row in await conn.execute(query)
     ]
+
+
+async def tokens_of(conn: AsyncConnection, width: Width, start: int, tenant_ids: Collection[str]) -> dict[str, int]:
+    """Returns the tokens of tenants in all buckets from the one of `start` on. A tenant without any is left out."""
+    table = TABLES[width]
+    tokens = func.sum(sum((getattr(table, name) for name in TOKEN_CLASSES[1:]), getattr(table, TOKEN_CLASSES[0])))
+    query = select(table.tenant_id, cast(tokens, BigInteger)).where(table.bucket >= bucket_of(width, start))
+    query = query.where(among(conn, table.tenant_id, tenant_ids)).group_by(table.tenant_id)
+    return {tenant_id: int(number) for tenant_id, number in await conn.execute(query)}
 
 
 def summed(rows: Iterable[LedgerRow]) -> list[dict[str, Any]]:

@@ -8,18 +8,21 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial, update_wrapper
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from gateway.base.checks import Check, Report, report
-from workers.process.rounds import name_of, num_failed, repeat, within
+from gateway.base.errors import ApiError
+from gateway.base.redis_link import LimiterUnavailable
+from workers.process.rounds import name_of, num_failed, repeat, restarted, within
 
 logger = logging.getLogger(__name__)
 
 UNINTERRUPTED_S = 5.0
 CANCEL_AGAIN_S = 1.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -110,8 +113,8 @@ async def ask_sql(
 
 
 def report_end(task: asyncio.Task[None]) -> None:
-    """Counts and logs the error that ends a background task, when it ends. The task is not begun again before the next
-    start.
+    """Counts and logs the error that ends a background task which may not begin again (`restarted`) before the next start
+    of the process.
     """
     name = name_of(task.get_coro())
     num_failed[name] += 0
@@ -124,15 +127,22 @@ def report_end(task: asyncio.Task[None]) -> None:
     task.add_done_callback(report)
 
 
-class background:
-    """Runs a coroutine for the length of a block. If it ends earlier, that is an error of ours."""
+def count_fault(name: str, error: BaseException) -> None:
+    """Counts an error that ended work of this name, unless a dependency is away or a client is refused: that is no fault
+    of ours.
+    """
+    if not isinstance(error, ApiError | LimiterUnavailable | SQLAlchemyError | OSError):
+        num_failed[name] += 1
 
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = work
+
+class background:
+    """Runs `work(*args, **options)` for the length of a block, and begins it again if a fault of ours ends it."""
+
+    def __init__(self, work: Callable[P, Coroutine[Any, Any, None]], *args: P.args, **options: P.kwargs) -> None:
+        self._work = restarted(work, *args, **options)
 
     async def __aenter__(self) -> None:
         self._task = asyncio.create_task(self._work)
-        report_end(self._task)
 
     async def __aexit__(self, *_: object) -> None:
         # redis-py may take a cancellation for a failed connection, so it is repeated until it is heard.
@@ -160,6 +170,7 @@ class Detached:
     def _done(self, name: str, work: asyncio.Future[Any]) -> None:
         self._work.discard(work)
         if not work.cancelled() and (error := work.exception()) is not None:
+            count_fault(name, error)
             logger.error("detached_task_failed", exc_info=error, extra={"task": name})
 
     async def join(self, timeout_s: float) -> None:

@@ -1,5 +1,5 @@
 """The bookkeeping of every minute: seal the days that are over, close the month if the operator wants it, charge kept
-caches, match providers' bills, and check the books.
+caches, match providers' bills, watch what is written off of each tenant, and check the books.
 
 The minute's check covers requests that ended since the last one; a day is checked in full when it is sealed, and one
 day is sealed in a minute. Rows are read in snapshots, a span at a time, so no writer waits for a check. A failed equation is logged, shown by `headgate_books_ok`, and checked again each minute until it holds. Only rollups are
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -21,7 +21,15 @@ from accounting.books import books, day_hashes
 from accounting.books.equations import EquationResult
 from accounting.database.db import Database
 from accounting.ledger import ledger
-from accounting.ledger.write_off_sums import REASONS, written_off
+from accounting.ledger.write_off_sums import (
+    MAX_NAMED,
+    REASONS,
+    TenantLoss,
+    by_reason,
+    losses,
+    window_start_ms,
+    written_off,
+)
 from accounting.limits import end_users
 from accounting.requests import request_postings
 from accounting.upstreams import costs
@@ -29,6 +37,7 @@ from accounting.values import clock
 from accounting.values.errors import AccountingError
 from accounting.values.periods import DAY_S, month_start
 from gateway.base.lifecycle import ask_sql
+from gateway.books.recent_write_offs import HOUR_MS, RecentWriteOffs
 
 logger = logging.getLogger(__name__)
 
@@ -78,13 +87,20 @@ class Bookkeeping:
         self._closes = closes
         self._limiter_truth = limiter_truth
         self._checked_until_ms = clock.now_ms() - QUIET_MS
+        self._recent = RecentWriteOffs()
+        self._recalls = True
+        """Whether the recent write-offs still lack those from before this process began."""
+        self._losing: frozenset[str] = frozenset()
+        """The tenants that the log has named, because too much is written off of them."""
         self._suspect: set[Span] = set()
         """The spans that are checked until they hold."""
         self._refused: dict[str, Refused] = {}
         """The month of each tenant that could not be closed."""
         self._equations: set[str] = set()
         self.watched: dict[str, Any] | None = None
-        """The last round: when it ended (`as_of`, Unix seconds), and the equations that failed. None before the first."""
+        """The last round: when it ended (`as_of`, Unix seconds), the equations that failed, and the tenants of whom too
+        much was written off. None before the first.
+        """
         self._ok = Gauge(
             "headgate_books_ok",
             "Whether the books are correct: 1 while every equation that was checked since the start holds, otherwise 0.",
@@ -105,6 +121,11 @@ class Bookkeeping:
         )
         for reason in REASONS:
             self._written_off.labels(reason)
+        self._num_losing = Gauge(
+            "headgate_writeoff_tenants",
+            "Tenants of whose tokens more than 1 % were written off in this hour and the one before.",
+            registry=registry,
+        )
 
     async def run(self) -> None:
         """Runs until it is cancelled. After a failure the next minute checks this one's requests too."""
@@ -115,10 +136,13 @@ class Bookkeeping:
         until_ms = max(now_ms - QUIET_MS, self._checked_until_ms)  # a clock that steps back brings no span twice
         async with self._database.read() as conn:
             is_any = await books.any_ended(conn, self._checked_until_ms, until_ms)
+        if self._recalls:
+            await self._recall_write_offs()
         await self._count_write_offs(self._checked_until_ms, until_ms)
         if is_any:  # a span without an ending has nothing to check, and a gateway at rest has only such
             self._suspect.update(_pieces(self._checked_until_ms, until_ms))
         self._checked_until_ms = until_ms
+        lost = await self._judge_write_offs()
         failures = await self._seal(now_ms)
         if self._closes:
             failures += await self._close(now_ms)
@@ -133,7 +157,7 @@ class Bookkeeping:
                 self._suspect.remove(span)
         if self._limiter_truth is not None:
             failures += _failures(await self._limiter_truth())
-        self._show(failures)
+        self._show(failures, lost)
 
     async def _judge_bills(self) -> None:
         """Judges rows of providers' bills that came before their calls. Nobody's write waits for the search."""
@@ -146,8 +170,31 @@ class Bookkeeping:
     async def _count_write_offs(self, since_ms: int, until_ms: int) -> None:
         async with self._database.read() as conn:
             found = await written_off(conn, since_ms, until_ms)
-        for reason, number in found.items():
+        self._recent.add(since_ms, found)
+        for reason, number in by_reason(found).items():
             self._written_off.labels(reason).inc(number)
+
+    async def _recall_write_offs(self) -> None:
+        """Reads what was written off before this process began: it is judged, and not counted."""
+        until_ms = self._checked_until_ms
+        async with self._database.read() as conn:
+            spans = _pieces(window_start_ms(until_ms), until_ms, HOUR_MS)
+            earlier = {since_ms: await written_off(conn, since_ms, end_ms) for since_ms, end_ms in spans}
+        for since_ms, found in earlier.items():
+            self._recent.add(since_ms, found)
+        self._recalls = False
+
+    async def _judge_write_offs(self) -> list[TenantLoss]:
+        """Returns the tenants of whom too much was written off lately, and names new ones in the log."""
+        start_ms = window_start_ms(self._checked_until_ms)
+        async with self._database.read() as conn:
+            lost = await losses(conn, self._recent.since(start_ms), start_ms)
+        self._num_losing.set(len(lost))
+        for loss in lost[:MAX_NAMED]:
+            if loss.tenant_id not in self._losing:
+                logger.warning("tenant_written_off", extra={"tenant": loss.tenant_id, **_facts(loss)})
+        self._losing = frozenset(loss.tenant_id for loss in lost)
+        return lost
 
     async def _seal(self, now_ms: int) -> list[Failure]:
         """Seals one day, if one is over. Its rows are read in a snapshot, so postings do not wait for them."""
@@ -189,16 +236,24 @@ class Bookkeeping:
             report = await books.verify_ended(conn, since_ms, until_ms, late)
         return [failure for equation in report.equations for failure in _failures(equation)]
 
-    def _show(self, failures: list[Failure]) -> None:
+    def _show(self, failures: list[Failure], lost: Sequence[TenantLoss]) -> None:
         """Shows the failures, and also that an equation which failed before holds now."""
         self._ok.set(all(equation == CLOSE for equation, _ in failures))
-        self.watched = {"as_of": clock.now_ms() // 1000, "failed": sorted({equation for equation, _ in failures})}
+        self.watched = {
+            "as_of": clock.now_ms() // 1000,
+            "failed": sorted({equation for equation, _ in failures}),
+            "written_off": [{"project_id": loss.tenant_id, **_facts(loss)} for loss in lost[:MAX_NAMED]],
+        }
         self._equations |= {equation for equation, _ in failures}
         for equation in sorted(self._equations):
             names = [name for other, name in failures if other == equation]
             self._failures.labels(equation).set(len(names))
             if names:
                 logger.error("books_differ", extra={"equation": equation, "failures": names[:20]})
+
+
+def _facts(loss: TenantLoss) -> dict[str, Any]:
+    return {"num_tokens": loss.num_tokens, "share": round(loss.share, 4), "reason": loss.reason}
 
 
 def _pieces(since_ms: int, until_ms: int, length_ms: int = PIECE_MS) -> list[Span]:

@@ -17,7 +17,7 @@ import msgspec
 from accounting.books import books
 from accounting.books.equations import DOCUMENTED_IN, BooksReport
 from accounting.database.db import Database
-from accounting.ledger.write_off_sums import written_off
+from accounting.ledger.write_off_sums import by_reason, written_off
 from accounting.limits.limiter_books import CLOCKS_APART_MS
 from accounting.requests import request_postings
 from accounting.values import clock
@@ -84,7 +84,7 @@ async def verify(database: Database, state_dir: Path, link: RedisLink, told: Tol
         young = {one.request_id for one in unended if one.posted_at_ms > young_ms} - running
         report = await books.verify(conn, running=running | late | young, told=told)
         shipped = await shipped_whole(conn, journals)
-        lost = await written_off(conn, 0, FOR_EVER_MS)
+        lost = by_reason(await written_off(conn, 0, FOR_EVER_MS))
     limited = await limiter_equals_books(database, link, journals)
     slots = {slot for slot, found in left.items() if found.requests} | (away if young else set())
     return Verified(BooksReport((*report.equations, limited, shipped)), tuple(sorted(slots)), lost)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
@@ -59,6 +60,23 @@ def several(*names: str, help: str, default: str = "", type: Any = str, required
         required=required,
         help=f"{help}; may be repeated.{default and f'  [default: {default}]'}",
     )
+
+
+def idempotency_key(promise: str) -> click.Option:
+    """Makes the option of a command that may be repeated safely. `promise` says what the same key does."""
+    return option(
+        "--idempotency-key",
+        callback=_sendable,
+        default=lambda: str(uuid.uuid4()),
+        show_default="a new key",
+        help=f"Key for safe repeats: {promise}.",
+    )
+
+
+def _sendable(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not (value and value.isascii() and value.isprintable()):
+        raise click.BadParameter(f"{value[:80]!r} is not printable ASCII characters.", ctx, param)
+    return value
 
 
 COUNT = OrNone(min=0)

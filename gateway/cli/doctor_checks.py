@@ -27,6 +27,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from accounting.database import migrate
 from accounting.database.db import Database, first_line
+from accounting.ledger.write_off_sums import TenantLoss, recent_losses
 from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaNewer, SchemaOlder
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
@@ -45,6 +46,8 @@ NUM_FLUSHES, FLUSH_BYTES = 20, 4096
 SLOW_FLUSH_MS = 20.0
 ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
+NUM_NAMED = 5
+"""The number of tenants that one finding names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +283,35 @@ def database(installation: Installation) -> Iterator[Finding]:
         yield from _key_files(installation.home, url)
 
 
+def write_offs(installation: Installation) -> Iterator[Finding]:
+    """Names tenants of whom much was written off lately. A database that cannot be read is told of by `database`."""
+    given = installation.environ.get("HEADGATE_DATABASE_URL")
+    if not given and not installation.home.database.exists():
+        return
+    try:
+        lost = asyncio.run(_losses(given or installation.home.database_url))
+    except (AccountingError, SQLAlchemyError, OSError):
+        return
+    if not lost:
+        yield Finding("write-offs", "ok", "at most 1 % of each tenant's tokens of the last hours were written off")
+        return
+    named = ", ".join(f"{loss.tenant_id} {loss.share:.1%} ({loss.reason})" for loss in lost[:NUM_NAMED])
+    more = f" and of {len(lost) - NUM_NAMED} more" if len(lost) > NUM_NAMED else ""
+    said = f"more than 1 % of the last hours' tokens were written off of {named}{more}"
+    yield Finding(
+        "write-offs", "warning", said, "docs/runbooks.md says what each reason means (HeadgateTenantWriteOffs)."
+    )
+
+
+async def _losses(url: str) -> list[TenantLoss]:
+    database = Database(url)
+    try:
+        async with database.read() as conn:
+            return await recent_losses(conn, int(time.time() * 1000))
+    finally:
+        await database.close()
+
+
 def _key_files(home: Home, url: str) -> Iterator[Finding]:
     """Says whether the home has the key files that belong to its database. `secrets` tells of damaged ones."""
     try:
@@ -426,7 +458,7 @@ def serving(installation: Installation) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     *(versions, home, secrets, disk, flushes, memory, open_files),
-    *(port, clear_text, database, redis, broker, clock, gpu, serving),
+    *(port, clear_text, database, write_offs, redis, broker, clock, gpu, serving),
 )
 
 

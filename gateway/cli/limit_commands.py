@@ -10,7 +10,17 @@ import click
 
 from accounting.values.budget_types import Dimension, Level
 from accounting.values.types import Tier
-from gateway.cli.admin_commands import ONE_TENANT, REQUEST_LIMITS, Fields, OrNone, argument, group, option, row
+from gateway.cli.admin_commands import (
+    ONE_TENANT,
+    REQUEST_LIMITS,
+    Fields,
+    OrNone,
+    argument,
+    group,
+    idempotency_key,
+    option,
+    row,
+)
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
 from gateway.cli.money import Amount, cost, shown
@@ -285,6 +295,7 @@ BUDGETS = group(
         ),
         option("--tier", help="The one tier that it binds: interactive or batch.  [default: both]"),
         _KIND,
+        idempotency_key("the same key never makes a second budget"),
         shows="id",
         models=lambda sent: [sent["model"]] if "model" in sent else [],
         reads=_budget,
@@ -324,6 +335,7 @@ BUDGETS = group(
             "--from", type=MOMENT, default=lambda: int(time.time()), show_default="now", help="Start of the change."
         ),
         option("--to", type=MOMENT, required=True, help="End of the change, not included."),
+        idempotency_key("with the same key, and --from, the limit is never changed twice"),
         shows="id",
         example="budgets adjust budget_0123 10.00 --to 2026-12-31",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 
 from accounting.values import periods
 from gateway.cli import price_sheets
-from gateway.cli.admin_commands import ONE_TENANT, argument, group, option, row, several
+from gateway.cli.admin_commands import ONE_TENANT, argument, group, idempotency_key, option, row, several
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
 from gateway.cli.api import AdminApi, ApiFailed, segment
 from gateway.cli.common import example_text, home_option, json_option
@@ -293,19 +292,7 @@ def _amounts(credit: dict[str, Any]) -> tuple[str, str]:
 _AMOUNT = argument("amount_micro_units", metavar="AMOUNT", type=Amount(positive=True))
 
 
-def _sendable(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if not (value and value.isascii() and value.isprintable()):
-        raise click.BadParameter(f"{value[:80]!r} is not printable ASCII characters.", ctx, param)
-    return value
-
-
-_IDEMPOTENCY_KEY = option(
-    "--idempotency-key",
-    callback=_sendable,
-    default=lambda: str(uuid.uuid4()),
-    show_default="a new key",
-    help="Key for safe repeats: the same key never gives a credit twice.",
-)
+_IDEMPOTENCY_KEY = idempotency_key("the same key never gives a credit twice")
 
 CREDITS = group(
     "credits",

@@ -24,7 +24,7 @@ from gateway.cli.model import ServedModel
 from gateway.generation.served import model_files
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
-from workers.process.forked import give_back
+from workers.process.children.forked import give_back
 
 
 class Preparation:

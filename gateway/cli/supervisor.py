@@ -1,7 +1,8 @@
 """Starts child processes, restarts the ones that die, stops them in order. It knows no gateway and no worker.
 
 Children run in a session of their own (a Ctrl-C in the terminal reaches only the supervisor, which then drains them)
-and die with the supervisor by a parent-death signal. A child that dies is restarted at once, then with back-off. Before
+and die with the supervisor by a parent-death signal. What a child started and left behind, stopped or hung, is killed
+when the child has ended; `Spec.lingers_s` gives it time. A child that dies is restarted at once, then with back-off. Before
 the run is ready, three deaths of one child end it (crash-loop breaker). Afterwards one broken child must not take the
 healthy ones away, so it is restarted every `MAX_BACKOFF_S`. A SIGKILL from outside is no crash loop: it never adds
 back-off. Nor does the one that a child gets from here once it stands still. The watch over a
@@ -28,7 +29,8 @@ from pathlib import Path
 from gateway.base.home import HomeError
 from gateway.cli.heartbeats import LOOK_S, MAX_SILENT, Heartbeats
 from workers.process import turns
-from workers.process.forked import Forked, die_with_parent, ending, fork, may_fork
+from workers.process.children.forked import Forked, ending, fork, may_fork
+from workers.process.children.parent import die_with
 from workers.process.rounds import repeat
 
 LAST_BYTES = 64 * 1024
@@ -40,6 +42,8 @@ STOP_LIMIT_S = 75.0
 MAX_LATE = 1.2
 """The longest time between two looks for hung children, as a multiple of the time that was meant. Later ones do not count."""
 HEARTBEAT_FD = "HEADGATE_HEARTBEAT_FD"
+GROUPS_S = 1.0
+"""The time between two looks at what a child left behind that may still run."""
 SPAWN_AGAIN_S = 2.0
 """The time after which a process is tried again that the machine refused to start."""
 
@@ -71,6 +75,8 @@ class Spec:
     """The module whose `main` is the process. If it is given, the first start is a fork, which shares what this process
     has loaded; a restart is always an exec of `command`.
     """
+    lingers_s: float = 0.0
+    """How long what it started may still run when it has died itself, to finish what is under way. A stop gives none."""
     beats: bool = False
     """Whether it beats each second (`workers/process/heartbeat.py`), so that it is killed once it is hung."""
     answers_promptly: bool = False
@@ -85,6 +91,8 @@ class Child:
     deaths: deque[float] = field(default_factory=deque)
     refusal: str = ""
     """The child's sentence why it could not start, if its last end was that."""
+    group: int | None = None
+    """The process group of the present process, until it has ended and what it left is looked after."""
     heartbeats: Heartbeats | None = None
     is_hung: bool = False
     """Whether the present process was killed because it stood still."""
@@ -149,6 +157,9 @@ class Supervisor:
         self._on_change = on_change
         self._children: list[Child] = []
         self._watchers: dict[str, asyncio.Task[None]] = {}
+        self._left: dict[int, float] = {}
+        """The process groups of children that died and left something that may still run, with the time of its end."""
+        self._group_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self.ready = False
         """The owner sets this once every child has served: from then on no death ends the run."""
@@ -195,6 +206,7 @@ class Supervisor:
             child.log_start = os.fstat(fd).st_size
             if spec.entry and child.process is None and may_fork():
                 child.process = _fork(spec, env, pass_fds, fd)
+                child.group = child.process.pid
                 return
             child.process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -204,8 +216,9 @@ class Supervisor:
                 stderr=fd,
                 pass_fds=pass_fds,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, signal.SIGKILL),
+                preexec_fn=partial(die_with, os.getpid()),
             )
+            child.group = child.process.pid
             if spec.answers_promptly:
                 turns.shorten(child.process.pid)
         finally:
@@ -216,6 +229,7 @@ class Supervisor:
         while True:
             assert child.process is not None
             code = await child.process.wait()
+            self._leave_group(child, child.spec.lingers_s)
             if self._stopping or child not in self._children:
                 return
             child.refusal = child.last_line() if code == os.EX_CONFIG else ""
@@ -225,11 +239,41 @@ class Supervisor:
                     self.failed.set_result(failure)
                 return
             why = f" ({child.refusal})" if child.refusal else ""
-            _say(f"{child.spec.name} ended with {ending(code)}{why} and is restarted.")
-            await asyncio.sleep(MAX_BACKOFF_S if code == os.EX_CONFIG else _backoff_s(len(child.deaths)))
+            wait_s = MAX_BACKOFF_S if code == os.EX_CONFIG else _backoff_s(len(child.deaths))
+            if wait_s:  # until then its owner may give it up
+                _say(f"{child.spec.name} ended with {ending(code)}{why}.")
+                await asyncio.sleep(wait_s)
+                _say(f"{child.spec.name} is restarted.")
+            else:
+                _say(f"{child.spec.name} ended with {ending(code)}{why} and is restarted.")
             if not await self._restart(child):
                 return
             await self._tell_owner()
+
+    def _leave_group(self, child: Child, lingers_s: float = 0.0) -> None:
+        """Ends what a child that has ended left behind, at the latest `lingers_s` seconds from now. It is safe to call twice."""
+        if child.group is not None:
+            self._left[child.group], child.group = time.monotonic() + lingers_s, None
+            self._end_groups()
+
+    def _end_groups(self) -> None:
+        """Kills what children that died have left behind and that may run no longer. A group that is empty is forgotten:
+        until then its number is no other's.
+        """
+        for group, until in list(self._left.items()):
+            is_over = self._stopping or time.monotonic() >= until
+            try:
+                os.killpg(group, signal.SIGKILL if is_over else 0)
+            except ProcessLookupError:
+                del self._left[group]
+            else:
+                if is_over:
+                    del self._left[group]
+        if self._group_timer is not None:
+            self._group_timer.cancel()
+            self._group_timer = None
+        if self._left:
+            self._group_timer = asyncio.get_running_loop().call_later(GROUPS_S, self._end_groups)
 
     async def _restart(self, child: Child) -> bool:
         """Starts a child again, however long the machine has no process, memory or file for it. Returns False if the
@@ -311,6 +355,7 @@ class Supervisor:
         if child.process is not None and child.process.returncode is None:
             child.process.send_signal(child.spec.stop_signal)
             await self._wait(child)
+        self._leave_group(child)
         child.hear_no_more()
         watcher = self._watchers.pop(name)
         watcher.cancel()
@@ -347,10 +392,13 @@ class Supervisor:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._stopping = True
         for child in self._children:
             if child.process is not None:
                 await child.process.wait()
+            self._leave_group(child)
             child.hear_no_more()
+        self._end_groups()
 
 
 def _say(line: str) -> None:

@@ -33,7 +33,7 @@ from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import check_file_system, check_redis, check_room, told
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
-from workers.process.forked import give_back, load, watch_without_threads
+from workers.process.children.forked import give_back, load, watch_without_threads
 
 if TYPE_CHECKING:
     from accounting.lifecycle.bootstrap import Credentials
@@ -45,6 +45,8 @@ PREPARATION, PROBES = "gateway.cli.preparation", "gateway.cli.gateway_probes"
 GATEWAY, JOBS = "gateway.__main__", "workers.jobs.__main__"
 """The modules of the processes that are forked (ADR 104). They are loaded once, and never run in this process."""
 AFTER_DRAIN_S = 15.0
+JOBS_STOP_S = 35.0
+"""The drain of a jobs process takes 25 s, and its Celery worker has 5 s more to end."""
 GATEWAYS_OPS_PORT = 9300
 """The port, or the next free one, of all gateways together; each gateway answers for all."""
 
@@ -334,7 +336,17 @@ class Up:
         fd = self._jobs_ops[0].fileno()
         env = self._env(HEADGATE_OPS_FD=str(fd))
         command = [sys.executable, "-m", "workers.jobs"]
-        return Spec("jobs", "jobs", command, env, stop_limit_s=35, pass_fds=(fd,), entry=JOBS)
+        return Spec(
+            "jobs",
+            "jobs",
+            command,
+            env,
+            stop_limit_s=JOBS_STOP_S,
+            lingers_s=JOBS_STOP_S,  # its Celery worker finishes its lines
+            pass_fds=(fd,),
+            entry=JOBS,
+            beats=True,
+        )
 
     # --- the end ---
 

@@ -22,6 +22,7 @@ from accounting.values.types import OPERATOR_TENANT, Principal, RequestFacts
 from cache.tree.hashing import region_id
 from gateway.base import ids
 from gateway.base.errors import ApiError
+from gateway.base.lifecycle import report_end
 from gateway.generation.engine_request import EngineRequest
 from gateway.generation.generation import Generation
 from gateway.generation.served.models import Models
@@ -139,6 +140,7 @@ class Filler:
             for info in due:
                 worker.fills[info.id] = Fill("filling")
             worker.task = asyncio.create_task(self._fill_all(worker, due))
+            report_end(worker.task)
 
     async def _fill_all(self, worker: _OnWorker, due: Sequence[PrefixInfo]) -> None:
         """Fills shorter prefixes first, because a longer one continues where they end."""

@@ -27,20 +27,22 @@ Create = Callable[[AsyncConnection], Awaitable[Mapping[str, Any]]]
 """Creates the object in the transaction, and returns it as clients see it."""
 
 
-async def once(request: web.Request, known_by: Callable[[], Awaitable[bytes]], create: Create) -> tuple[bytes, bool]:
+async def once(
+    request: web.Request, known_by: Callable[[], Awaitable[bytes]], create: Create, *, changes_identities: bool = False
+) -> tuple[bytes, bool]:
     """Returns the answer as JSON, and whether it is the stored one of an earlier request. `known_by` makes the
-    request's fingerprint, which only a key needs. Raises `ApiError`.
+    request's fingerprint, which only a key needs. `changes_identities` is that of `writing`. Raises `ApiError`.
     """
     key = own_key(request)
     if key is None:
-        async with writing(request, changes_identities=False) as conn:
+        async with writing(request, changes_identities=changes_identities) as conn:
             return msgspec.json.encode(await create(conn)), False
     tenant_id, request_id = request[PRINCIPAL].tenant_id, request[RECORD].request_id
     fingerprint = await known_by()
     with translated():
         data_key = await request.app[DATA_KEYS].key(tenant_id)
     try:
-        async with writing(request, changes_identities=False) as conn:
+        async with writing(request, changes_identities=changes_identities) as conn:
             known = await idempotency_store.take(
                 conn,
                 tenant_id,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import struct
 import subprocess
@@ -107,7 +108,7 @@ class _Process:
             for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
                 ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", ANSWER_S, 0))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gateway.intake.checking_process"],
+                [sys.executable, "-m", "gateway.intake.checking_process", str(os.getpid())],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's signals are for the gateway

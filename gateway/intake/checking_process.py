@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from gateway.base import errors
 from gateway.intake.json_body import check
 from gateway.intake.json_pieces import Cut
+from workers.process.children.parent import die_with
 from workers.process.turns import step_back
 
 NICENESS = 10
@@ -53,6 +55,7 @@ def serve(link: Connection) -> None:
 
 
 def main() -> None:
+    die_with(int(sys.argv[1]))
     step_back(NICENESS)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(Connection(os.dup(0)))

@@ -25,6 +25,7 @@ from accounting.database.db import Database
 from gateway.base.lifecycle import uninterrupted
 from gateway.journal.poster import Posted, Poster
 from workers.process import logs
+from workers.process.children.parent import die_with
 from workers.process.turns import step_back
 from workers.protocol.counts import EngineAck, EngineRecords, ResidencyReport
 from workers.protocol.frames import Frames
@@ -135,6 +136,7 @@ class PosterProcess:
                 sys.executable,
                 "-m",
                 "gateway.journal.poster_process",
+                str(os.getpid()),
                 stdin=theirs.fileno(),
                 start_new_session=True,  # a terminal's signals are for the gateway
             )
@@ -211,6 +213,7 @@ async def _write(writer: asyncio.StreamWriter, frame: bytes) -> None:
 
 
 def main() -> None:
+    die_with(int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM):  # these signals are meant for the gateway, which ends this process
         signal.signal(number, signal.SIG_IGN)
     step_back(NICENESS)

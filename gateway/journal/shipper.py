@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from gateway.base.lifecycle import report_end
 from gateway.journal.journal import Journal
 from gateway.journal.poster import MAX_RECORDS, Posts
 from gateway.journal.unshipped import num_bytes_unshipped
@@ -131,6 +132,7 @@ class Shipper:
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())
+        report_end(self._task)  # `has_failed` takes the gateway out of service: what posts money does not begin again
 
     async def close(self, limit_s: float = 10.0) -> None:
         """Stops shipping. A transaction under way is not cut off: a cancelled driver may leave something that blocks
@@ -219,17 +221,11 @@ class Shipper:
         return ack
 
     async def _run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                measuring = repeat(
-                    MEASURE_EVERY_S, self._measure_backlog, forgives=(Exception,), on_failure=_not_measured
-                )
-                measured = tasks.create_task(measuring)
-                await self._ship_on()
-                measured.cancel()
-        except Exception:  # a fault of ours: the log has it when it happens, and not when the gateway ends
-            log.exception("journal %s is not shipped any more", self._journal.directory)
-            raise
+        async with asyncio.TaskGroup() as tasks:
+            measuring = repeat(MEASURE_EVERY_S, self._measure_backlog, forgives=(Exception,), on_failure=_not_measured)
+            measured = tasks.create_task(measuring)
+            await self._ship_on()
+            measured.cancel()
 
     async def _ship_on(self) -> None:
         while not self._stop.is_set():

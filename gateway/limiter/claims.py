@@ -19,7 +19,7 @@ from accounting.limits import limiter_state
 from accounting.values import clock
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.redis_keys import CLAIMS_KEY
-from workers.process.rounds import within
+from workers.process.rounds import restarted, within
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Claims:
     def keep(self) -> None:
         """Begins to bring the claims in Redis into SQL, those of gateways that were killed included."""
         if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(self._keep())
+            self._keeping = asyncio.create_task(restarted(self._keep))
 
     async def close(self) -> None:
         """Brings what is in Redis into SQL at once, and ends. A transaction under way is not cut off, unless it takes

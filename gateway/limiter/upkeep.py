@@ -16,12 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database import auth_epoch
 from accounting.database.db import Database
 from accounting.limits import budgets, limiter_books
-from gateway.base.lifecycle import report_end
 from gateway.base.redis_link import LimiterUnavailable, RedisLink
 from gateway.limiter.limits import Limiter
 from gateway.limiter.redis_keys import open_key, reservation_key, tenant_of
 from gateway.limiter.rules import LimitSubject
-from workers.process.rounds import within
+from workers.process.rounds import restarted, within
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +50,7 @@ class Upkeep:
         except (LimiterUnavailable, SQLAlchemyError, OSError) as reason:
             log.warning("reservations of an earlier process are not given back yet: %s", reason)
         self._limiter.rebuilder.keep_claims()
-        self._task = asyncio.create_task(self._run())
-        report_end(self._task)
+        self._task = asyncio.create_task(restarted(self._run))
 
     async def close(self) -> None:
         """Ends the task. A transaction under way is not cut off, unless it takes too long."""

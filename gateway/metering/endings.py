@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.database.db import Database
 from accounting.requests import idempotency_store, request_postings
 from accounting.values.types import Charge, Posting, Usage
+from gateway.base.lifecycle import count_fault
 from gateway.journal.journal import Journal, JournalPoisoned
 from gateway.limiter.limits import Limiter
 from gateway.limiter.rules import LimitSubject
@@ -236,4 +237,5 @@ class Endings:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (failure := task.exception()) is not None:
+            count_fault("ending", failure)
             log.error("an ending failed", exc_info=failure)

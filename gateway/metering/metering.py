@@ -21,7 +21,6 @@ from aiohttp import web
 from accounting.database.db import Database
 from accounting.requests import idempotency_store, request_postings
 from accounting.values.types import Posting
-from gateway.base.lifecycle import report_end
 from gateway.base.redis_link import TIMEOUT_S, RedisLink
 from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import Poster, Posts
@@ -33,7 +32,7 @@ from gateway.metering.admission import Admission
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PriceCache
 from gateway.metering.slot_owner import SlotOwner
-from workers.process.rounds import repeat
+from workers.process.rounds import repeat, restarted
 
 log = logging.getLogger(__name__)
 
@@ -102,8 +101,7 @@ async def metering(
     metrics.watch(limiter, link, journal, shipper)
     await shipper.start()
     await upkeep.start()
-    reviver = asyncio.create_task(_revive(journal))
-    report_end(reviver)
+    reviver = asyncio.create_task(restarted(_revive, journal))
     try:
         yield Metering(admission, shipper, poster, journal, limiter, link, prices, owner)
     finally:

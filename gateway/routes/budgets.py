@@ -14,8 +14,10 @@ from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values import clock
 from accounting.values.budget_types import Budget, Quota
+from gateway.base.lifecycle import uninterrupted
 from gateway.http.route_table import Route
 from gateway.http.sql import reading, writing
+from gateway.idempotency import creations
 from gateway.routes import admin, common
 from gateway.schema import budgets as shapes
 from gateway.schema import query
@@ -28,12 +30,16 @@ QUOTAS = "/admin/v1/quotas"
 
 
 async def create(request: web.Request) -> web.Response:
-    """Creates a budget."""
-    fields = convert(await common.stored_object(request), shapes.BudgetFields)
-    async with writing(request) as conn:
+    """Creates a budget, once for each Idempotency-Key."""
+    value = await common.stored_object(request)
+    fields = convert(value, shapes.BudgetFields)
+
+    async def create_in(conn: AsyncConnection) -> dict[str, Any]:
         await prices.check_currency(conn, fields.project_id, fields.currency, clock.now_ms())
         made = await budgets.create(conn, fields.new(), **admin.who(request))
-        return await _reply(conn, made)
+        return await _shown_one(conn, made)
+
+    return await _once(request, value, create_in)
 
 
 async def list_all(request: web.Request) -> web.Response:
@@ -77,15 +83,19 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def adjust(request: web.Request) -> web.Response:
-    """Raises or lowers the limit of a budget for a time."""
-    fields = convert(await common.stored_object(request), shapes.NewAdjustment)
-    async with writing(request) as conn:
+    """Raises or lowers the limit of a budget for a time, once for each Idempotency-Key."""
+    value = await common.stored_object(request)
+    fields = convert(value, shapes.NewAdjustment)
+
+    async def adjust_in(conn: AsyncConnection) -> dict[str, Any]:
         before = await budgets.get(conn, request.match_info["budget_id"])
         await prices.check_currency(conn, before.tenant_id, fields.currency, clock.now_ms())
         after = await budgets.adjust(
             conn, before.id, fields.micro_units, fields.from_ * 1000, fields.to * 1000, **admin.who(request)
         )
-        return await _reply(conn, after)
+        return await _shown_one(conn, after)
+
+    return await _once(request, value, adjust_in)
 
 
 async def list_quotas(request: web.Request) -> web.Response:
@@ -111,8 +121,20 @@ async def set_quota(request: web.Request) -> web.Response:
     return reply(shapes.quota(fields.project_id, quota))
 
 
+async def _once(request: web.Request, value: dict[str, Any], create: creations.Create) -> web.Response:
+    async def known_by() -> bytes:
+        return (await common.fingerprint_of(request, request.path, value)).digest()
+
+    made = creations.once(request, known_by, create, changes_identities=True)
+    return creations.reply(*await uninterrupted(made))
+
+
 async def _reply(conn: AsyncConnection, budget: Budget) -> web.Response:
-    return reply((await _shown(conn, [budget]))[0])
+    return reply(await _shown_one(conn, budget))
+
+
+async def _shown_one(conn: AsyncConnection, budget: Budget) -> dict[str, Any]:
+    return (await _shown(conn, [budget]))[0]
 
 
 async def _shown(conn: AsyncConnection, found: Sequence[Budget]) -> list[dict[str, Any]]:

@@ -149,7 +149,7 @@ class BackgroundMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "headgate_background_failures",
-            "Failures of background work that nobody foresaw. Work that is done in rounds goes on with the next one.",
+            "Failures of background work that nobody foresaw. Work that is done in rounds goes on with the next one, other work begins again.",
             labels=["work"],
         )
         for work, count in rounds.num_failed.items():

@@ -91,6 +91,12 @@ TENANTS = Dashboard(
                     ("max by (reason) (increase(headgate_writeoff_tokens_total[$rate]))", "{{reason}}"),
                     text="Counted two minutes after their ending. Every gateway counts those of all.",
                 ),
+                panel(
+                    "Tenants with much written off",
+                    "none",
+                    ("max(headgate_writeoff_tenants)", "more than 1 % of their tokens"),
+                    text="Of this hour and the one before. The Books screen names them.",
+                ),
                 panel("Books in order", "none", ("min by (gateway) (headgate_books_ok)", "gateway {{gateway}}")),
             ),
         ),

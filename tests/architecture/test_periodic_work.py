@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/design/operations.md"
 ROW = re.compile(r"^\| (?:gateway|jobs|worker) \| .+ \| ([\d.]+) (?:s|rounds) \| `(\w+)` of `([\w/]+\.py)` \|$", re.M)
-REPEATS = re.compile(r"\b(?:repeat|ask_sql)\(\s*([\w.]+)")
+REPEATS = re.compile(r"\b(?:(?:repeat|ask_sql)\(|background\((?:repeat|ask_sql), )\s*([\w.]+)")
 
 
 def section() -> str:

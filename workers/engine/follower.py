@@ -20,18 +20,11 @@ from workers.engine.parallel.wire import Channel, Ended, frame
 from workers.engine.untraced import untraced
 from workers.engine.values.errors import StartError
 from workers.process import logs
-from workers.process.forked import die_with_parent
+from workers.process.children.parent import die_with
 
 logger = logging.getLogger("workers.engine.follower")
 
 EXIT_CONFIG, EXIT_BROKEN = 78, 2
-
-
-def die_with(parent: int) -> None:
-    """Makes the end of the parent, even by SIGKILL, kill this process too."""
-    die_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_BROKEN)
 
 
 def main(arguments: list[str]) -> int:

@@ -29,7 +29,7 @@ from workers.jobs import worker as celery_worker
 from workers.jobs.base import ops
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base.app import create_celery
-from workers.jobs.base.settings import JobsSettings
+from workers.jobs.base.settings import STOP_MARGIN_S, JobsSettings
 from workers.jobs.base.tally import Tally
 from workers.jobs.base.time_limit import excused_until
 from workers.jobs.batches.batch_metrics import EVERY_S, BatchMetrics
@@ -38,12 +38,13 @@ from workers.jobs.responses.restarts import Restarts
 from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
-from workers.process.forked import Forked, die_with_parent, fork, load, may_fork, watch_without_threads
+from workers.process.children.forked import Forked, fork, load, may_fork, watch_without_threads
+from workers.process.children.parent import die_with_parent
+from workers.process.heartbeat import Heartbeat
 from workers.process.rounds import repeat, within
 
 logger = logging.getLogger(__name__)
 
-STOP_MARGIN_S = 5.0
 START_S = 60.0
 """The seconds that a Celery worker has to become ready."""
 MAX_RESTART_S = 30.0
@@ -77,8 +78,13 @@ class Jobs:
         self._worker = await self._spawn()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        with ops.listening(self._settings.ops_bind, self._settings.ops_fd, self.registry):
-            await self._run_tasks()
+        heartbeat = Heartbeat(self._settings.heartbeat_fd)
+        heartbeat.begin()  # it has a thread, so it comes after the fork
+        try:
+            with ops.listening(self._settings.ops_bind, self._settings.ops_fd, self.registry):
+                await self._run_tasks()
+        finally:
+            heartbeat.end()
         self._pulse.unlink(missing_ok=True)
         self._tally.clear()
 

@@ -10,8 +10,11 @@ import asyncio
 import gc
 import logging
 import mmap
+import os
+import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,11 +26,11 @@ from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base import tracing
 from workers.jobs.base.app import create_celery
-from workers.jobs.base.settings import HARD_LIMIT_S, JobsSettings
+from workers.jobs.base.settings import HARD_LIMIT_S, STOP_MARGIN_S, JobsSettings
 from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches.tasks import Look, Turns
 from workers.process import logs
-from workers.process.forked import give_back
+from workers.process.children.forked import give_back
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ class Process:
 
     settings: JobsSettings
     drain: mmap.mmap
+    parent: int = field(default_factory=os.getppid)
+    """The jobs process that started this one."""
     provider: TracerProvider | None = None
     turns: Turns = field(default_factory=Turns)
     """The memory of the child that this process is."""
@@ -88,6 +93,8 @@ def _connect(app: Celery, process: Process) -> None:
 
     def on_shutdown(**_: Any) -> None:
         process.drain[0] = 1
+        if os.getppid() != process.parent:
+            _end_in(process.settings.drain_s + STOP_MARGIN_S, process.parent)
 
     def on_sign_of_life(**_: Any) -> None:
         if process.settings.jobs_pulse is not None:
@@ -109,6 +116,17 @@ def _connect(app: Celery, process: Process) -> None:
     signals.worker_shutting_down.connect(on_shutdown, weak=False)
     signals.worker_ready.connect(on_sign_of_life, weak=False)
     signals.task_received.connect(on_sign_of_life, weak=False)
+
+
+def _end_in(seconds: float, parent: int) -> None:
+    """Lets nothing outlive the jobs process for longer than it would have waited: it has died, so nobody else will end
+    what hangs.
+    """
+    is_of_parent = os.getpgrp() == parent  # the group has the children too, and nobody else
+    kill, whom = (os.killpg, parent) if is_of_parent else (os.kill, os.getpid())
+    timer = threading.Timer(seconds, kill, (whom, signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
 
 
 def main() -> int:

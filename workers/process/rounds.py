@@ -6,11 +6,16 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, ParamSpec
 
 logger = logging.getLogger(__name__)
 
+P = ParamSpec("P")
+
 LOG_EVERY_S = 60.0
+AGAIN_S, MAX_AGAIN_S = 1.0, 60.0
+"""The time after which work begins again that a fault of ours ended: at first, and at most, if that happens again and again."""
 num_failed: Counter[str] = Counter()
 """Failures of this process' background work that nobody foresaw, by the function that was called. 0 before the first one. A process has one
 table, because work is begun in places that know of no metrics."""
@@ -46,6 +51,26 @@ async def repeat(
                 logger.error("background_work_failed", exc_info=failure, extra={"work": name})
         heed_cancellation()
         await asyncio.sleep(every_s)
+
+
+async def restarted(work: Callable[P, Coroutine[Any, Any, None]], *args: P.args, **options: P.kwargs) -> None:
+    """Runs `work(*args, **options)` until it returns or the task is cancelled. An error that ends it is a fault of ours: it
+    is counted and logged, and the work begins again, from its start. So it must be work that may begin again.
+    """
+    name, again_s = name_of(work), AGAIN_S
+    num_failed[name] += 0
+    while True:
+        began = time.monotonic()
+        try:
+            return await work(*args, **options)
+        except Exception as failure:  # other work goes on, and this one must not be missing until the process ends
+            num_failed[name] += 1
+            logger.error("background_task_failed", exc_info=failure, extra={"work": name})
+        heed_cancellation()
+        if time.monotonic() - began > MAX_AGAIN_S:
+            again_s = AGAIN_S
+        await asyncio.sleep(again_s)
+        again_s = min(2 * again_s, MAX_AGAIN_S)
 
 
 async def within(event: asyncio.Event, seconds: float) -> bool:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gateway.base.lifecycle import report_end, uninterrupted
-from workers.process.rounds import within
+from gateway.base.lifecycle import uninterrupted
+from workers.process.rounds import restarted, within
 from workers.protocol.counts import MAX_RECORDS_IN_FRAME, EngineAck, EngineRecords, ResidencyReport
 
 logger = logging.getLogger(__name__)
@@ -44,8 +44,7 @@ class WorkerRecords:
         return self._waiting.qsize()
 
     def begin(self) -> None:
-        self._keeping = asyncio.create_task(self._keep_all())
-        report_end(self._keeping)
+        self._keeping = asyncio.create_task(restarted(self._keep_all))
 
     def stop(self) -> None:
         """Takes nothing more. What is being written goes on; `until_kept` waits for it."""

@@ -334,3 +334,64 @@ async def test_ends_of_budgets_are_shown_by_the_tenants_clocks_and_stay_what_the
         assert (status, told["error"]["param"]) == (400, "time_zone")
     assert (await call(gateway, "GET", path))[1]["time_zone"] == "Europe/Berlin"
     assert (await call(gateway, "PATCH", path, {"time_zone": None}))[1]["time_zone"] == "UTC"
+
+
+async def keyed(gateway, path, body, key):
+    """(status, whether it is the stored answer, the answer)."""
+    async with gateway.session(gateway.keys.admin_key) as session:
+        answer = await session.post(path, json=body, headers={"idempotency-key": key})
+        return answer.status, answer.headers.get("idempotent-replayed"), await answer.json()
+
+
+async def test_repeats_of_a_budget_under_one_key_make_one_budget_also_at_the_same_moment(gateway):
+    tenant, _ = await gateway.new_tenant("repeats")
+    body = {"project_id": tenant, "period": "month", "limit_micro_units": 30}
+    answers = await asyncio.gather(*(keyed(gateway, BUDGETS, body, "one") for _ in range(8)))
+    assert [status for status, _, _ in answers] == [200] * 8
+    assert sorted(str(replayed) for _, replayed, _ in answers) == ["None", *["true"] * 7]
+    (made,) = {json.dumps(answer) for _, _, answer in answers}
+    turned = dict(reversed(body.items()))
+    assert await keyed(gateway, BUDGETS, turned, "one") == (200, "true", json.loads(made))
+    [(number,)] = await gateway.sql("SELECT count(*) FROM budget WHERE tenant_id = :t", t=tenant)
+    audited = await gateway.sql(
+        "SELECT 1 FROM audit_log WHERE tenant_id = :t AND event = 'headgate.budget.created'", t=tenant
+    )
+    assert (number, len(audited)) == (1, 1)
+    status, replayed, other = await keyed(gateway, BUDGETS, body, "two")
+    assert (status, replayed, other["id"] != json.loads(made)["id"]) == (200, None, True)
+
+
+async def test_another_budget_under_a_used_key_is_refused_and_a_refused_one_uses_no_key(gateway):
+    tenant, _ = await gateway.new_tenant("mismatches")
+    body = {"project_id": tenant, "period": "month", "limit_micro_units": 30}
+    assert (await keyed(gateway, BUDGETS, {**body, "project_id": "proj_none"}, "k"))[0] == 404
+    assert (await keyed(gateway, BUDGETS, body, "k"))[:2] == (200, None)
+    for wrong in ({**body, "limit_micro_units": 31}, {**body, "hard": False}):
+        status, _, answer = await keyed(gateway, BUDGETS, wrong, "k")
+        assert (status, answer["error"]["code"]) == (422, "idempotency_mismatch")
+    for key in ("batch:1:1", "\u00e9", "x" * 256):
+        assert (await keyed(gateway, BUDGETS, body, key))[0] == 400
+    [(number,)] = await gateway.sql("SELECT count(*) FROM budget WHERE tenant_id = :t", t=tenant)
+    assert number == 1
+
+
+async def test_repeats_of_an_adjustment_under_one_key_raise_a_limit_once(gateway):
+    tenant, _ = await gateway.new_tenant("raised")
+    made = await budget(gateway, tenant, 30)
+    now = int(time.time())
+    path, body = f"{BUDGETS}/{made['id']}/adjustments", {"micro_units": 5, "from": now - 1, "to": now + 3600}
+    answers = await asyncio.gather(*(keyed(gateway, path, body, "raise") for _ in range(4)))
+    assert len({json.dumps(answer) for _, _, answer in answers}) == 1
+    _, shown = await call(gateway, "GET", f"{BUDGETS}/{made['id']}")
+    assert (len(shown["adjustments"]), shown["current"]["limit_micro_units"]) == (1, 35)
+    elsewhere = await budget(gateway, tenant, 30)
+    status, _, answer = await keyed(gateway, f"{BUDGETS}/{elsewhere['id']}/adjustments", body, "raise")
+    assert (status, answer["error"]["code"]) == (422, "idempotency_mismatch")
+
+
+async def test_the_command_of_a_budget_is_safe_to_repeat_under_a_key(gateway):
+    tenant, _ = await gateway.new_tenant("typed")
+    command = ("budgets", "add", tenant, "--limit", "25.00", "--period", "day", "--idempotency-key", "may")
+    assert [(await headgate(gateway, *command))[0] for _ in range(2)] == [0, 0]
+    [(number,)] = await gateway.sql("SELECT count(*) FROM budget WHERE tenant_id = :t", t=tenant)
+    assert number == 1

@@ -243,3 +243,63 @@ async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(
     await keeper.once(NOON_MS)
     async with books.read() as conn:
         assert [(one.matched, one.drift) for one in await costs.sums(conn)] == [(500, {})]
+
+
+async def lose(books, tenant: str, num_charged: int, num_lost: int, at_ms: int = NOON_MS, **more: int) -> None:
+    """Posts a request of which the tenant pays a part of what the engine counted."""
+    name, mine = f"req_{tenant}_{at_ms}", {"tenant_id": tenant, "opened_at_ms": at_ms, "write_off": "worker_crash"}
+    counted = Usage(0, 0, 0, num_charged + num_lost)
+    async with books.write() as conn:
+        ending = posting(name, Usage(0, 0, 0, num_charged), **mine)
+        await request_postings.post(conn, 0, 1, [ending], now_ms=at_ms)
+        made = record(name, counted, seq=at_ms % 1000 + hash(tenant) % 1000, tenant_id=tenant, **more)
+        await request_postings.post_engine_records(conn, [made], now_ms=at_ms)
+
+
+async def test_a_tenant_of_whom_more_than_1_percent_is_written_off_is_named_and_counted(
+    books, keeper, registry, caplog
+):
+    await lose(books, "proj_most", 100_000, 3_000)
+    await lose(books, "proj_some", 100_000, 1_100)
+    await lose(books, "proj_share", 200_000, 1_900)
+    await lose(books, "proj_tiny", 10, 900)
+    await lose(books, "proj_guesses", 1_000, 0, speculated=50_000, recomputed=50_000)
+    await lose(books, "operator", 0, 50_000)
+    for minute in (0, 1):
+        await keeper.once(NOON_MS + QUIET_MS + 1 + 60_000 * minute)
+        assert registry.get_sample_value("headgate_writeoff_tenants") == 2
+        assert keeper.watched["written_off"] == [
+            {"project_id": "proj_most", "num_tokens": 3_000, "share": 0.0291, "reason": "worker_crash"},
+            {"project_id": "proj_some", "num_tokens": 1_100, "share": 0.0109, "reason": "worker_crash"},
+        ]
+    named = [one.tenant for one in caplog.records if one.getMessage() == "tenant_written_off"]
+    assert named == ["proj_most", "proj_some"]
+
+
+async def test_write_offs_of_an_hour_are_judged_after_a_restart_and_forgotten_with_their_hour(books, registry):
+    await lose(books, "proj_a", 0, 5_000, NOON_MS - 1_800_000)
+    keeper = Bookkeeping(books, registry, closes=False)
+    keeper._checked_until_ms = NOON_MS
+    for minutes, num_losing in ((0, 1), (59, 1), (60, 0)):
+        await keeper.once(NOON_MS + QUIET_MS + 60_000 * minutes)
+        assert registry.get_sample_value("headgate_writeoff_tenants") == num_losing, minutes
+    assert not sum(
+        one.value
+        for family in registry.collect()
+        for one in family.samples
+        if one.name == "headgate_writeoff_tokens_total"
+    ), "what was written off before the process began is not counted"
+
+
+async def test_a_round_that_failed_counts_no_write_off_of_a_tenant_twice(books, keeper, monkeypatch):
+    await lose(books, "proj_a", 0, 1_500)
+
+    async def fails(*_: object) -> None:
+        raise OSError("no SQL")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("gateway.books.bookkeeping.losses", fails)
+        with pytest.raises(OSError, match="no SQL"):
+            await keeper.once(NOON_MS + QUIET_MS + 1)
+    await keeper.once(NOON_MS + QUIET_MS + 1)
+    assert [one["num_tokens"] for one in keeper.watched["written_off"]] == [1_500]

@@ -24,6 +24,7 @@ from gateway.journal.journal import Journal, open_journal
 from gateway.journal.poster import Poster
 from gateway.journal.shipper import Shipper
 from gateway.readiness import of_database
+from workers.process.rounds import num_failed
 from workers.protocol.counts import EngineRecord, EngineRecords, TokenUsage
 from workers.protocol.journal import Kind
 
@@ -194,31 +195,36 @@ async def test_a_shipper_at_rest_hears_of_a_record_at_once(sqlite_books, journal
 
 
 async def test_a_clean_up_that_fails_ends_no_shipping(sqlite_books, journal: Journal, quick, monkeypatch) -> None:
-    num_failed = 0
+    num_calls = 0
 
     def fail_once(*_) -> int:
-        nonlocal num_failed
-        num_failed += 1
+        nonlocal num_calls
+        num_calls += 1
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("gateway.journal.shipper.drop_old", fail_once)
     shipper = Shipper(journal, Poster(journal.directory, sqlite_books, 0, 0))
     await shipper.start()
-    await _until(lambda: num_failed)
+    await _until(lambda: num_calls)
     await write(journal, 1)
     await _until(lambda: not shipper.num_unshipped)
     await shipper.close()
     assert await entries(sqlite_books) == expected(1)
 
 
-async def test_a_shipper_that_ended_by_itself_is_seen_and_can_be_closed(sqlite_books, journal: Journal, quick) -> None:
+async def test_a_shipper_that_ended_by_itself_is_seen_and_counted_and_can_be_closed(
+    sqlite_books, journal: Journal, quick, caplog
+) -> None:
     poster = Poster(journal.directory, sqlite_books, 0, 0)
     post, poster.post = poster.post, None
     shipper = Shipper(journal, poster)
     await write(journal, 1)
     assert not shipper.has_failed
     await shipper.start()
+    num_faults = num_failed["Shipper._run"]
     await _until(lambda: shipper.has_failed)
+    await _until(lambda: num_failed["Shipper._run"] == num_faults + 1)
+    assert "background_task_failed" in caplog.text
     auth = SimpleNamespace(silent_s=0.0)
     assert of_database(auth, shipper).state == "failing"
     poster.post = post

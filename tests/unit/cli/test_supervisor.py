@@ -15,7 +15,7 @@ import pytest
 from gateway.base.home import write_private
 from gateway.cli import supervisor as module
 from gateway.cli.supervisor import Child, ChildRefused, Spec, Supervisor
-from workers.process.forked import ending
+from workers.process.children.forked import ending
 
 
 def spec(script: str, kind: str = "worker", **more) -> Spec:
@@ -138,14 +138,7 @@ asyncio.run(main())
     process.kill()
     await process.wait()
 
-    def gone() -> bool:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                return file.read().split()[2] == "Z"
-        except FileNotFoundError:
-            return True
-
-    await until(gone)
+    await until(lambda: is_gone(pid))
 
 
 def test_the_last_line_is_searched_in_the_end_of_a_log_alone(tmp_path, monkeypatch):
@@ -232,3 +225,75 @@ async def test_a_log_that_somebody_deleted_does_not_end_restarts(supervisor, tmp
 def test_every_ending_of_a_child_can_be_said(code: int, said: str) -> None:
     """Real-time signals between the first and the last have no name: the watcher ended, and nobody restarted the child."""
     assert ending(code) == said
+
+
+LEAVES_ONE = "sleep 60 & kill -STOP $!; echo $! >{left}; "
+"""A child starts a process that is stopped, so that it notices nothing."""
+
+
+def left_by(path) -> int | None:
+    return int(path.read_text()) if path.exists() and path.read_text().strip() else None
+
+
+async def test_what_a_killed_child_left_behind_is_killed_even_if_it_is_stopped(supervisor, tmp_path):
+    supervisor.ready = True
+    left = tmp_path / "left"
+    await supervisor.start(spec(LEAVES_ONE.format(left=left) + "wait"))
+    await until(lambda: left_by(left))
+    (pid,), behind = supervisor.pids("worker"), left_by(left)
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: is_gone(behind))
+    assert supervisor._left == {}
+
+
+async def test_what_a_stopped_child_left_behind_is_killed(supervisor, tmp_path):
+    left = tmp_path / "left"
+    await supervisor.start(spec(LEAVES_ONE.format(left=left) + "trap 'exit 0' TERM; while :; do sleep 0.01; done"))
+    await until(lambda: left_by(left))
+    await supervisor.stop("worker")
+    await supervisor.close()
+    await until(lambda: is_gone(left_by(left)))
+
+
+async def test_what_a_dead_child_started_may_finish_for_a_while_and_not_beyond_the_end_of_the_run(
+    supervisor, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "GROUPS_S", 0.05)
+    supervisor.ready = True
+    left = tmp_path / "left"
+    await supervisor.start(spec(LEAVES_ONE.format(left=left) + "exit 1", lingers_s=60.0))
+    await until(lambda: len(supervisor.changes) > 1)
+    groups = dict(supervisor._left)
+    assert len(groups) > 1
+    behind = left_by(left)
+    await asyncio.sleep(0.2)
+    assert not is_gone(behind)
+    supervisor._left[next(iter(groups))] = 0.0
+    await until(lambda: next(iter(groups)) not in supervisor._left)
+    supervisor.kill_all()
+    await supervisor.close()
+    await until(lambda: is_gone(left_by(left)) and is_gone(behind))
+
+
+async def test_a_child_that_refuses_while_others_serve_is_not_said_to_be_restarted_until_it_is(
+    supervisor, capfd, monkeypatch
+):
+    """A reload gives up a new worker that refuses, and it was said to be restarted."""
+    supervisor.ready = True
+    await supervisor.start(spec(f"echo The model is broken.; exit {os.EX_CONFIG}"))
+    await until(lambda: supervisor.refusal("worker-0"))
+    await asyncio.sleep(0.05)
+    assert capfd.readouterr().err == "worker-0 ended with exit code 78 (The model is broken.).\n"
+    await supervisor.remove("worker-0")
+    monkeypatch.setattr(module, "MAX_BACKOFF_S", 0.01)
+    await supervisor.start(spec(f"echo The model is broken.; exit {os.EX_CONFIG}"))
+    await until(lambda: supervisor.changes)
+    assert "worker-0 is restarted.\n" in capfd.readouterr().err
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split()[2] == "Z"
+    except FileNotFoundError:
+        return True

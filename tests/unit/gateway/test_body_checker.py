@@ -144,7 +144,9 @@ def test_a_gateway_that_dies_while_it_sends_leaves_no_process_and_no_traceback(n
     ours, theirs = socket.socketpair()
     with ours, theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.intake.checking_process"], stdin=theirs.fileno(), stderr=subprocess.PIPE
+            [sys.executable, "-m", "gateway.intake.checking_process", str(os.getpid())],
+            stdin=theirs.fileno(),
+            stderr=subprocess.PIPE,
         )
         ours.sendall((struct.pack("!i", 1000) + b"0123456789")[:num_bytes])
     assert process.communicate(timeout=240)[1] == b""

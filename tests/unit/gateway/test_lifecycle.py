@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
-from gateway.base.lifecycle import Detached, report_end
+from gateway.base.errors import ApiError
+from gateway.base.lifecycle import Detached, background, report_end
 from gateway.telemetry.metrics import Metrics
+from workers.process import rounds
 
 
 async def test_tasks_that_begin_while_others_are_awaited_are_awaited_too() -> None:
@@ -47,3 +49,34 @@ async def test_the_error_that_ends_a_background_task_is_logged_and_counted(caplo
     assert "a fault" in caplog.text
     name = "test_the_error_that_ends_a_background_task_is_logged_and_counted"
     assert f'headgate_background_failures_total{{gateway="0",work="{name}"}} 1.0' in Metrics(0).page("").body.decode()
+
+
+async def test_background_work_that_a_fault_ends_begins_again_within_its_block_and_not_after_it(monkeypatch) -> None:
+    monkeypatch.setattr(rounds, "AGAIN_S", 0.01)
+    begun = asyncio.Queue[str]()
+
+    async def faulty(name: str) -> None:
+        begun.put_nowait(name)
+        raise RuntimeError("a fault")
+
+    async with background(faulty, "one"), asyncio.timeout(10):
+        assert [await begun.get() for _ in range(3)] == ["one"] * 3
+    num_begun = begun.qsize()
+    await asyncio.sleep(0.1)
+    assert begun.qsize() == num_begun
+
+
+@pytest.mark.parametrize(
+    ("error", "counts"),
+    [(RuntimeError("a fault"), True), (OSError("away"), False), (ApiError(429, "refused", code="x"), False)],
+)
+async def test_work_that_outlives_a_request_is_counted_if_a_fault_of_ours_ends_it(
+    error: Exception, counts: bool
+) -> None:
+    async def fails() -> None:
+        raise error
+
+    detached, before = Detached(), rounds.num_failed["settle a request"]
+    _ = detached.spawn(fails(), "settle a request")
+    await detached.join(5.0)
+    assert rounds.num_failed["settle a request"] - before == counts

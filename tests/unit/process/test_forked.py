@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import asyncio, os, signal, sys, threading
-from workers.process.forked import Forked, fork, load, may_fork, watch_without_threads
+from workers.process.children.forked import Forked, fork, load, may_fork, watch_without_threads
 
 def entry():
     is_open = [os.path.exists(f"/proc/self/fd/{one}") for one in (kept, secret)]
@@ -46,7 +46,7 @@ asyncio.run(main())
 
 BROKEN = """
 import asyncio, signal, socket
-from workers.process.forked import fork, watch_without_threads
+from workers.process.children.forked import fork, watch_without_threads
 
 def entry():
     ours, theirs = socket.socketpair()

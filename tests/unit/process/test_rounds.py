@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from workers.process.rounds import num_failed, repeat
+from workers.process import rounds
+from workers.process.rounds import num_failed, repeat, restarted
 
 
 class Work:
@@ -67,3 +68,54 @@ async def test_a_cancellation_that_a_round_swallowed_ends_the_work_all_the_same(
     await asyncio.wait([task], timeout=0.2)
     assert task.cancelled()
     assert work.num_rounds == 1
+
+
+async def test_work_that_a_fault_of_ours_ended_begins_again_later_and_later_until_it_returns(
+    caplog, monkeypatch
+) -> None:
+    waited = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(rounds.asyncio, "sleep", sleep)
+    work, before = Work(*(ValueError("a bug") for _ in range(9))), num_failed["Work.round"]
+    await restarted(work.round)
+    assert (work.num_rounds, num_failed["Work.round"] - before) == (10, 9)
+    assert waited == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert {(one.getMessage(), one.work) for one in caplog.records} == {("background_task_failed", "Work.round")}
+
+
+async def test_work_that_ran_for_long_before_its_fault_begins_again_soon(monkeypatch) -> None:
+    waited, now = [], [0.0]
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def work() -> None:
+        now[0] += 3600
+        if len(waited) < 3:
+            raise ValueError("a bug")
+
+    monkeypatch.setattr(rounds.asyncio, "sleep", sleep)
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: now[0])
+    await restarted(work)
+    assert waited == [1, 1, 1]
+
+
+async def test_work_that_was_cancelled_does_not_begin_again_even_if_it_swallowed_that() -> None:
+    begun = []
+
+    async def deaf(name: str) -> None:
+        begun.append(name)
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            raise ConnectionError("as a library says it") from None
+
+    task = asyncio.create_task(restarted(deaf, name="mine"))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task], timeout=1)
+    assert task.cancelled()
+    assert begun == ["mine"]

@@ -30,7 +30,7 @@ from workers.engine.checkpoint.stored import Scheme
 from workers.engine.checkpoint.stored_gptq import Tensors
 from workers.engine.layers.quant import QuantLinear
 from workers.engine.values.errors import ModelError
-from workers.process.forked import give_back
+from workers.process.children.forked import give_back
 from workers.process.vocabulary_digest import vocabulary_digest
 
 log = logging.getLogger(__name__)

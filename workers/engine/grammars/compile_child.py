@@ -21,6 +21,7 @@ import msgspec
 
 from workers.engine.grammars.grammar import Automaton, begin
 from workers.engine.grammars.library import GrammarError, Library
+from workers.process.children.parent import die_with
 from workers.protocol.frames import Frames
 
 LIMIT_S = 2.0
@@ -52,6 +53,7 @@ VERDICTS: Frames[Verdict] = Frames(Verdict)
 
 
 def main() -> int:
+    die_with(int(sys.argv[1]))
     given, answers = sys.stdin.buffer.read, os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints must not become an answer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker ends this process when it ends

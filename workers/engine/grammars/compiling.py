@@ -10,6 +10,7 @@ ready, so that the next grammar, which may be another tenant's, does not wait fo
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -277,7 +278,7 @@ class Grammars:
 
     def _started(self) -> subprocess.Popen[bytes]:
         """Starts a child and waits until it is ready. Raises `RuntimeError`."""
-        command = [sys.executable, "-m", compile_child.__name__]
+        command = [sys.executable, "-m", compile_child.__name__, str(os.getpid())]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._children.add(child)
         assert self._start is not None

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from workers.engine.parallel.wire import Channel, Ended, Leave, Loaded, Said, frame
-from workers.process.forked import ending
+from workers.process.children.forked import ending
 
 logger = logging.getLogger(__name__)
 

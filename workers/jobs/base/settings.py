@@ -25,6 +25,10 @@ from workers.process.refused_settings import SettingsError as SettingsError
 PREFIX = "HEADGATE_"
 
 
+STOP_MARGIN_S = 5.0
+"""The seconds after a drain in which the Celery worker has to end."""
+
+
 class _Scaled:
     """Seconds that the time scale shortens. The class itself has them unscaled."""
 
@@ -62,6 +66,8 @@ class JobsSettings(pydantic.BaseModel):
     """The address on which `/metrics` listens; empty: nowhere."""
     ops_fd: int | None = pydantic.Field(default=None, ge=0)
     """The file descriptor of a socket that listens already, used instead of an address."""
+    heartbeat_fd: int | None = pydantic.Field(default=None, ge=0)
+    """The file descriptor on which the supervisor hears each second that the process's loop turns."""
     webhook_allowed_networks: tuple[Network, ...] = ()
     """The operator's own networks that webhooks may go to. Without them they go only to public addresses."""
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)

@@ -1,13 +1,13 @@
-"""Books: whether they are right, what nobody paid for, and how far each gateway's journal is posted."""
+"""Books: whether they are right, what nobody paid for and of which tenant, and how far each gateway's journal is posted."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from gateway.console import pages
+from gateway.console import choices, pages
 from gateway.console.tables import Column, Table
 from gateway.console.viewer import Viewer
 
@@ -18,7 +18,8 @@ NUM_NAMED = 5
 async def show_books(request: web.Request, viewer: Viewer) -> web.StreamResponse:
     found = await viewer.get("/admin/v1/books")
     verified = found["verified"]
-    tables = [_equations(verified), _write_offs(verified), _journals(found)]
+    losing = await choices.named(viewer, (found["watched"] or {}).get("written_off", ()))
+    tables = [_equations(verified), _write_offs(verified), _journals(found), _losing(losing)]
     return pages.show(request, viewer, "books.html", found=found, verified=verified, tables=tables)
 
 
@@ -54,6 +55,17 @@ def _write_offs(verified: Mapping[str, Any] | None) -> Table:
     rows = [{"reason": reason, "num_tokens": lost[reason]} for reason in sorted(lost, key=lambda one: -lost[one])]
     columns = (Column("reason", "Reason"), Column("num_tokens", "Tokens", "count"))
     return Table("write-offs", columns, rows, "Nothing was written off, as far as the books were verified.")
+
+
+def _losing(rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = (
+        choices.TENANT,
+        Column("num_tokens", "Tokens", "count"),
+        Column("share", "Share of its tokens", "share"),
+        Column("reason", "Reason for most"),
+        choices.TENANT_ID,
+    )
+    return Table("tenants-written-off", columns, rows, "Of no tenant more than 1 % of its tokens was written off.")
 
 
 def _journals(found: Mapping[str, Any]) -> Table:

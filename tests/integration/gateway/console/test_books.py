@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 
 import pytest
 from console_pages import signed_in
 from console_world import spend
-from money import EQUATIONS
+from money import EQUATIONS, posting, record
 
 from accounting.access import api_keys
-from accounting.values.types import OPERATOR_TENANT
+from accounting.requests import request_postings
+from accounting.values.types import OPERATOR_TENANT, Usage
 from gateway.base.app_keys import DATABASE, REDIS
+from gateway.books.bookkeeping import BOOKKEEPING, QUIET_MS
 from gateway.console.navigation import screens_of
 from gateway.limiter.redis_keys import VERDICT_KEY
 
@@ -103,3 +106,20 @@ async def test_journals_show_how_far_they_are_posted(shared_gateway):
         found = await answer.json()
     assert found["this_gateway"]["num_unshipped"] == 0
     assert 0 in [journal["slot"] for journal in found["journals"]]
+
+
+async def test_tenants_of_whom_much_was_written_off_are_named(shared_gateway):
+    tenant, _ = await shared_gateway.new_tenant("unlucky")
+    now_ms = int(time.time() * 1000)
+    request_id = f"req_{now_ms:012x}{secrets.token_hex(10)}"
+    mine = {"tenant_id": tenant, "write_off": "worker_crash", "opened_at_ms": now_ms, "kind": "void"}
+    async with shared_gateway.app[DATABASE].write() as conn:
+        await request_postings.post(conn, 7, 2, [posting(request_id, **mine)])
+        made = record(request_id, Usage(0, 0, 0, 5_000), tenant_id=tenant, worker="lost")
+        await request_postings.post_engine_records(conn, [made])
+    keeper = shared_gateway.app[BOOKKEEPING]
+    await keeper.once(now_ms + QUIET_MS + 1_000)
+    async with signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator:
+        csv = (await operator.get("/books?table=tenants-written-off&format=csv")).text
+        assert f'"unlucky",5000,1.0,"worker_crash","{tenant}"' in csv
+        assert "unlucky" in (await operator.get("/books")).words

@@ -4,7 +4,7 @@ memory until either of them writes to it.
 The parent must have no threads at that moment, because the child has only the thread that forked. What the parent has open
 stays closed to the child, but for the descriptors that are named. `Forked` looks like `asyncio.subprocess.Process`.
 
-`give_back`, `die_with_parent` and `ending` are for every process, whichever way it was made.
+`give_back` and `ending` are for every process, whichever way it was made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+from workers.process.children.parent import die_with_parent
+
+_PR_SET_NAME = 15
 _NAME_BYTES = 15
 _libc = ctypes.CDLL(None, use_errno=True)
 _DEFAULTS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD)
@@ -53,11 +55,6 @@ def give_back() -> None:
     trim = getattr(_libc, "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def die_with_parent(death_signal: signal.Signals) -> None:
-    """Lets this process get the signal when its parent ends, even by SIGKILL."""
-    _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
 
 
 def ending(code: int) -> str:
