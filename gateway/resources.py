@@ -66,6 +66,7 @@ from gateway.http.auth import AUTH, Authenticator
 from gateway.http.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse
+from gateway.http.tls import CERTIFICATES, Certificates
 from gateway.http.upload import UNENDED
 from gateway.idempotency import idempotency
 from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
@@ -82,7 +83,7 @@ from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
-from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
+from gateway.readiness import ReadinessMetrics, RedisProbe, of_certificates, of_database, of_disk, of_limiter, of_models
 from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.links.quarantine import Quarantine
 from gateway.routing.router import Router
@@ -97,6 +98,7 @@ from gateway.upstreams.cost_puller import COST_PULLER, LOOK_EVERY_S, CostPuller
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import CostMetrics, UpstreamMetrics
+from workers.process.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
 from workers.process.rounds import repeat
 from workers.protocol import registry
 from workers.protocol.registry import Registration
@@ -128,6 +130,19 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     ):
         yield
     await traces.close()
+
+
+async def certificates(app: web.Application) -> AsyncIterator[None]:
+    """Reads the certificates of the base URL and of links to workers, and again when they change."""
+    app[CERTIFICATES] = read = await asyncio.to_thread(Certificates.of, app[SETTINGS])
+    for collector in read.metrics():
+        app[METRICS].registry.register(collector)
+    if not read.by_use:
+        yield
+        return
+    look = repeat(CERTIFICATES_EVERY_S, lambda: asyncio.to_thread(read.look), waits_first=True)
+    async with background(look):
+        yield
 
 
 async def secrets(app: web.Application) -> AsyncIterator[None]:
@@ -345,6 +360,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
             of_database(app[AUTH], metered.shipper),
             *of_limiter(probe.asked),
             of_disk(metered.journal),
+            *of_certificates(app[CERTIFICATES].by_use),
             *of_models(app[MODELS].vocabularies, fleet.links),
         ]
 
@@ -428,6 +444,7 @@ async def journals(app: web.Application) -> AsyncIterator[None]:
 
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     telemetry,
+    certificates,
     secrets,
     text,
     database,

@@ -52,13 +52,13 @@ async def _estimate(client: ChatClient, file: BinaryIO, asked: dict[str, Any]) -
         {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     )
     form.add_field("file", file, filename="estimate.jsonl", content_type="application/jsonl")
-    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        made = await _asked(client, session.post(f"{client.url}/v1/files", data=form))
+    async with aiohttp.ClientSession(connector=client.server.connector(), headers=headers, timeout=timeout) as session:
+        made = await _asked(client, session.post(f"{client.server.base}/v1/files", data=form))
         try:
             body = {"input_file_id": made["id"], **asked}
-            return await _asked(client, session.post(f"{client.url}/v1/batches/estimate", json=body))
+            return await _asked(client, session.post(f"{client.server.base}/v1/batches/estimate", json=body))
         finally:
-            await _asked(client, session.delete(f"{client.url}/v1/files/{made['id']}"))
+            await _asked(client, session.delete(f"{client.server.base}/v1/files/{made['id']}"))
 
 
 async def _asked(client: ChatClient, call: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import msgspec
 from accounting.lifecycle.bootstrap import Credentials
 from gateway.base.home import Home
 from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, refusal, silent
+from gateway.cli.server_place import Server
 
 SILENT_S = 600.0
 """The longest time between two pieces of an answer."""
@@ -38,13 +39,18 @@ class Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    url: str
+    server: Server
     key: str
+
+    @property
+    def url(self) -> str:
+        """The base URL as people know it."""
+        return self.server.url
 
     @classmethod
     def of(cls, home: Path) -> ChatClient:
         """Raises ApiFailed."""
-        return cls(AdminApi(home).url, _key(Home(home)))
+        return cls(AdminApi(home).server, _key(Home(home)))
 
     def first_model(self) -> str:
         """Raises ApiFailed."""
@@ -56,7 +62,7 @@ class ChatClient:
     async def _models(self) -> list[str]:
         async with self._session() as session:
             try:
-                async with session.get(f"{self.url}/v1/models") as answer:
+                async with session.get(f"{self.server.base}/v1/models") as answer:
                     check_is_headgate(self.url, answer)
                     content = await answer.read()
                     if answer.status != 200:
@@ -87,7 +93,7 @@ class ChatClient:
         return answer
 
     async def _events(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+        async with session.post(f"{self.server.base}/v1/chat/completions", json=body) as answer:
             check_is_headgate(self.url, answer)
             if answer.status == 404:
                 served = ", ".join(await self._models()) or "none"
@@ -108,7 +114,8 @@ class ChatClient:
 
     def _session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_S)
-        return aiohttp.ClientSession(headers={"authorization": f"Bearer {self.key}"}, timeout=timeout)
+        headers = {"authorization": f"Bearer {self.key}"}
+        return aiohttp.ClientSession(connector=self.server.connector(), headers=headers, timeout=timeout)
 
 
 def _take(event: dict[str, Any], answer: Answer) -> str:

@@ -29,7 +29,7 @@ from accounting.database import migrate
 from accounting.database.db import Database, first_line
 from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaOlder
-from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
+from gateway.base.addresses import CERTIFICATE, LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, SECRETS, Home, HomeError
 from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
@@ -213,7 +213,9 @@ def clear_text(installation: Installation) -> Iterator[Finding]:
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         return  # `port` says so
-    if said := keys_in_the_clear(str(address), has_proxies=bool(installation.environ.get(TRUSTED))):
+    if said := keys_in_the_clear(
+        str(address), is_safe=any(installation.environ.get(name) for name in (TRUSTED, CERTIFICATE))
+    ):
         yield Finding("clear text", "warning", said, LIST_A_PROXY)
 
 

@@ -252,6 +252,7 @@ def up(
             num_threads=threads,
             tensor_parallel=tensor_parallel,
             num_gateways=gateways,
+            tls=told.tls_files,
             drain_s=told.drain_grace_s + told.drain_s,
             ready_file=ready_file,
             database_url=os.environ.get("HEADGATE_DATABASE_URL"),
