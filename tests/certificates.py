@@ -24,6 +24,8 @@ class Pair:
 
 
 class Authority:
+    """One that signs; `ca` is what others know it by."""
+
     def __init__(self, directory: Path, name: str = "ca") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory

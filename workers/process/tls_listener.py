@@ -45,7 +45,9 @@ _WORDS = {
 
 
 def why(error: BaseException) -> str:
-    """Says of the other side why a handshake failed."""
+    """Says of the other side why a handshake failed. A side that refuses a certificate tells its own log alone, because
+    asyncio sends no alert.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
@@ -53,7 +55,7 @@ def why(error: BaseException) -> str:
         return _WORDS.get(reason) or reason.replace("_", " ").lower() or "the handshake failed"
     if isinstance(error, TimeoutError | ConnectionAbortedError):
         return "it did not finish its handshake in time"
-    return "it closed the connection during its handshake"
+    return "it ended the connection during the handshake: if it refused our certificate, its log says why"
 
 
 @dataclass(frozen=True, slots=True)
