@@ -86,6 +86,7 @@ from gateway.metering.price_cache import PRICES, PriceCache
 from gateway.readiness import ReadinessMetrics, RedisProbe, of_certificates, of_database, of_disk, of_limiter, of_models
 from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.links.quarantine import Quarantine
+from gateway.routing.links.trust import Trust
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
 from gateway.telemetry import access_log, span_export
@@ -327,7 +328,8 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]
-        fleet = Fleet(look, metered.shipper.keep, group_key, Quarantine(settings.quarantine_s))
+        trust = Trust(app[CERTIFICATES].links, settings.link_plain)
+        fleet = Fleet(look, metered.shipper.keep, group_key, Quarantine(settings.quarantine_s), trust)
         router = Router(group_key)
         app[METRICS].registry.register(RouterMetrics(router, fleet, lambda: app[MODELS].vocabularies))
         lifecycle = app[LIFECYCLE]

@@ -84,7 +84,6 @@ class TlsListener:
             one.setblocking(False)
             self._loop.add_reader(one, self._accept, one)
 
-    @property
     def is_serving(self) -> bool:
         return not self._is_closed
 
@@ -103,6 +102,10 @@ class TlsListener:
             one.close()
         for handshake in self._handshakes:
             handshake.cancel()
+
+    async def wait_closed(self) -> None:
+        """Waits for the end of the handshakes."""
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
 
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(ACCEPTED_AT_ONCE):

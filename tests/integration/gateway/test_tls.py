@@ -73,9 +73,7 @@ async def is_served(gateway: RunningGateway, authority: Authority) -> bool:
 async def test_the_official_client_is_answered_and_streamed_to(gateway: RunningGateway, authority: Authority) -> None:
     async with official(gateway, authority) as client:
         whole = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, seed=1)
-        stream = await client.chat.completions.create(
-            model=MODEL, messages=MESSAGES, max_tokens=8, seed=1, stream=True
-        )
+        stream = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=8, seed=1, stream=True)
         pieces = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
     assert whole.choices[0].message.content == "".join(pieces) != ""
 
@@ -87,7 +85,7 @@ async def test_it_is_tls_of_today_and_http_1_1(gateway: RunningGateway, authorit
     spoken = writer.get_extra_info("ssl_object")
     assert (spoken.version(), spoken.selected_alpn_protocol()) == ("TLSv1.3", "http/1.1")
     writer.close()
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("ALL:@SECLEVEL=0")
     with pytest.raises((ssl.SSLError, ConnectionResetError)):
@@ -146,7 +144,7 @@ async def test_a_refused_body_is_answered_although_half_a_connection_cannot_clos
 async def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours(
     gateway: RunningGateway, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting(authority))
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=trusting(authority))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
     writer.write(f"{head}content-type: application/json\r\ncontent-length: 1000\r\n\r\n{{".encode())
     await writer.drain()
@@ -206,9 +204,7 @@ async def test_files_that_cannot_be_used_leave_the_certificate_in_use(
     certificates.look()
     assert [record.event for record in caplog.records if record.levelname == "ERROR"] == ["certificate_unusable"]
     assert certificates.listener.newest is context
-    assert gateway.app[METRICS].registry.get_sample_value(
-        "headgate_tls_certificate_unusable", {"use": "listener"}
-    )
+    assert gateway.app[METRICS].registry.get_sample_value("headgate_tls_certificate_unusable", {"use": "listener"})
     cert.write_bytes(good)
     certificates.look()
     assert certificates.listener.fault == ""
