@@ -34,7 +34,7 @@ class Authority:
         cert = _builder(self._name, self._name, self._key.public_key(), 365).add_extension(
             x509.BasicConstraints(ca=True, path_length=0), critical=True
         )
-        self.ca = directory / f"{name}.pem"
+        self.ca = directory / f"authority-{name}.pem"
         self.ca.write_bytes(_pem(cert.sign(self._key, hashes.SHA256())))
 
     def sign(

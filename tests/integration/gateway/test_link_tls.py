@@ -5,38 +5,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from certificates import CLIENT, SERVER, Authority, Pair
-from fakes import ScriptedWorker
-from gateways import MODEL, RunningGateway, running_gateway, until
+from fakes import MODEL, ROOT, ScriptedWorker
+from gateways import RunningGateway, running_gateway, until
 
 from gateway.generation.stream import GENERATION
 from gateway.routing.links import fleet as fleets
+from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.trust import LinkRefused, Trust
+from gateway.routing.links.worker_link import WorkerLink
 from gateway.telemetry.metrics import METRICS
-from workers.process.certificates import Certificate, Files, Setting, listening_context
+from workers.process.certificates import Certificate, Files, Setting, dialling_context, listening_context
+from workers.protocol.counts import EngineAck, EngineRecords
+from workers.protocol.registry import Registration
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
-REFUSED_S = 0.1
-
-
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was refused is dialled again soon."""
-    monkeypatch.setattr(fleets, "REFUSED_S", REFUSED_S)
+ENDED_BY_GATEWAY = "it ended the connection during the handshake: if it refused our certificate, its log says why"
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
+    return Authority(tmp_path_factory.mktemp("authority"), "ours")
 
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("stranger"))
+    return Authority(tmp_path_factory.mktemp("stranger"), "theirs")
 
 
 @pytest.fixture
@@ -46,92 +46,62 @@ def address() -> Iterator[str]:
     return f"tcp:127.0.0.1:{port}"
 
 
-def settings(authority: Authority, pair: Pair) -> dict[str, Path]:
-    return {"link_ca": authority.ca, "link_cert": pair.cert, "link_key": pair.key}
+def files(ca: Authority, pair: Pair) -> Files:
+    return Files(Setting("CERT", pair.cert), Setting("KEY", pair.key), Setting("CA", ca.ca))
 
 
-def certificate(authority: Authority, pair: Pair) -> Certificate:
-    files = Files(Setting("CERT", pair.cert), Setting("KEY", pair.key), Setting("CA", authority.ca))
-    return Certificate(files, listening_context)
+def of_worker(ca: Authority, signed_by: Authority, host: str = "127.0.0.1", **how: Any) -> Certificate:
+    return Certificate(files(ca, signed_by.sign("worker", host, **how)), listening_context)
 
 
-def of_gateway(authority: Authority, **how: Any) -> dict[str, Path]:
-    return settings(authority, authority.sign("gateway", use=CLIENT, **how))
+def of_gateway(ca: Authority, signed_by: Authority, **how: Any) -> Certificate:
+    how.setdefault("use", CLIENT)
+    return Certificate(files(ca, signed_by.sign("gateway", **how)), dialling_context)
 
 
-def of_worker(authority: Authority, host: str = "127.0.0.1", **how: Any) -> Certificate:
-    return certificate(authority, authority.sign("worker", host, **how))
+def registered(address: str) -> Registration:
+    return Registration("worker-0", "p", address, MODEL, ROOT, 1)
 
 
-@contextlib.asynccontextmanager
-async def linked(
-    home: Path, redis_url: str, address: str, worker: Certificate | None, **gateway: Any
-) -> AsyncIterator[RunningGateway]:
-    """A gateway and a worker that have found each other in Redis."""
-    async with (
-        ScriptedWorker(home, redis_url=redis_url, address=address, certificate=worker),
-        running_gateway(home / "home", redis_url, **gateway) as running,
-    ):
-        yield running
+async def keep(records: EngineRecords) -> EngineAck:
+    return EngineAck(records.worker, records.records[-1].seq)
 
 
-async def refusal(gateway: RunningGateway) -> str:
-    """Waits until the worker was refused at least three times, and returns what the operator's list of workers says."""
-    fleet = gateway.app[GENERATION].fleet
-    await until(lambda: fleet.num_refused >= 3)
-    async with gateway.session(gateway.keys.admin_key) as session, session.get("/admin/v1/workers") as answer:
-        found = await answer.json()
-    [one] = found["unreachable"]
-    assert found["data"] == []
-    assert (gateway.app[METRICS].registry.get_sample_value("headgate_worker_links_refused_total") or 0) >= 3
-    return str(one["refused"])
+async def refusal(address: str, gateway: Certificate | None, **how: Any) -> str:
+    """Dials a worker once, and returns why there is no link."""
+    with pytest.raises(LinkRefused) as refused:
+        await WorkerLink(registered(address), "me", keep, trust=Trust(gateway, **how)).run()
+    return str(refused.value)
 
 
 def said(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
+    """Returns why, of each record of an event."""
     return [record.why for record in caplog.records if event in (getattr(record, "event", ""), record.msg)]
-
-
-async def test_tokens_travel_on_a_link_whose_ends_know_each_other(
-    tmp_path: Path, redis_url: str, address: str, authority: Authority
-) -> None:
-    async with linked(tmp_path, redis_url, address, of_worker(authority), **of_gateway(authority)) as gateway:
-        await gateway.workers(1)
-        answer = await gateway.client().chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=16)
-        assert answer.usage is not None and answer.usage.completion_tokens == 16
-        await gateway.balanced()
 
 
 @pytest.mark.parametrize(
     ("of", "why"),
     [
         ("another authority", "unable to get local issuer certificate"),
-        ("another host", "IP address mismatch"),
+        ("another host", "IP address mismatch, certificate is not valid for '127.0.0.1'"),
         ("an end in the past", "certificate has expired"),
         ("a gateway", "unsuitable certificate purpose"),
     ],
 )
-async def test_a_worker_that_shows_the_certificate_of(
-    of: str,
-    why: str,
-    tmp_path: Path,
-    redis_url: str,
-    address: str,
-    authority: Authority,
-    stranger: Authority,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_gateway_refuses_a_worker_with_the_certificate_of(
+    of: str, why: str, tmp_path: Path, address: str, authority: Authority, stranger: Authority, caplog: Any
 ) -> None:
-    how: dict[str, Any] = {
+    ways: dict[str, dict[str, Any]] = {
+        "another authority": {"signed_by": stranger},
         "another host": {"host": "127.0.0.2"},
         "an end in the past": {"days": -1},
         "a gateway": {"use": CLIENT},
-    }.get(of, {})
-    worker = of_worker(stranger if of == "another authority" else authority, **how)
-    async with linked(tmp_path, redis_url, address, worker, **of_gateway(authority)) as gateway:
-        assert why in await refusal(gateway)
-    assert len(said(caplog, "worker_link_refused")) == 1, "the log has it once"
-    assert said(caplog, "link_refused") == [
-        "it ended the connection during the handshake: if it refused our certificate, its log says why"
-    ]
+    }
+    worker = of_worker(authority, **{"signed_by": authority} | ways[of])
+    async with ScriptedWorker(tmp_path, address=address, certificate=worker):
+        assert why in await refusal(address, of_gateway(authority, authority))
+        await until(lambda: said(caplog, "link_refused"))
+    assert said(caplog, "link_refused") == [ENDED_BY_GATEWAY]
 
 
 @pytest.mark.parametrize(
@@ -142,93 +112,131 @@ async def test_a_worker_that_shows_the_certificate_of(
         ("a worker", "unsuitable certificate purpose"),
     ],
 )
-async def test_a_gateway_that_shows_the_certificate_of(
-    of: str,
-    why: str,
-    tmp_path: Path,
-    redis_url: str,
-    address: str,
-    authority: Authority,
-    stranger: Authority,
-    caplog: pytest.LogCaptureFixture,
+async def test_a_worker_refuses_a_gateway_with_the_certificate_of(
+    of: str, why: str, tmp_path: Path, address: str, authority: Authority, stranger: Authority, caplog: Any
 ) -> None:
-    how: dict[str, Any] = {"an end in the past": {"days": -1}, "a worker": {"use": SERVER}}.get(of, {})
-    shown = of_gateway(stranger if of == "another authority" else authority, **how)
-    shown["link_ca"] = authority.ca
-    async with linked(tmp_path, redis_url, address, of_worker(authority), **shown) as gateway:
-        assert "if it refused this gateway's certificate" in await refusal(gateway)
-    [reason] = said(caplog, "link_refused")
+    ways: dict[str, dict[str, Any]] = {
+        "another authority": {"signed_by": stranger},
+        "an end in the past": {"days": -1},
+        "a worker": {"use": SERVER},
+    }
+    gateway = of_gateway(authority, **{"signed_by": authority} | ways[of])
+    async with ScriptedWorker(tmp_path, address=address, certificate=of_worker(authority, authority)):
+        assert "if it refused this gateway's certificate, its log says why" in await refusal(address, gateway)
+        assert "if it refused this gateway's certificate, its log says why" in await refusal(address, gateway)
+    [reason] = said(caplog, "link_refused")  # the log has it once a minute
     assert why in reason
 
 
-async def test_who_shows_no_certificate_is_not_let_in(
-    tmp_path: Path, redis_url: str, address: str, authority: Authority, caplog: pytest.LogCaptureFixture
+async def test_a_worker_lets_nobody_in_who_shows_no_certificate(
+    tmp_path: Path, address: str, authority: Authority, caplog: Any
 ) -> None:
-    import ssl
-
-    context = ssl.create_default_context(cafile=authority.ca)
     host, port = address.removeprefix("tcp:").split(":")
-    async with ScriptedWorker(tmp_path, redis_url=redis_url, address=address, certificate=of_worker(authority)):
+    context = ssl.create_default_context(cafile=authority.ca)
+    async with ScriptedWorker(tmp_path, address=address, certificate=of_worker(authority, authority)) as worker:
         reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
         with contextlib.suppress(ConnectionResetError, ssl.SSLError):
             assert await reader.read() == b""
         writer.close()
         await until(lambda: said(caplog, "link_refused"))
+        assert not worker.service._links
     assert said(caplog, "link_refused") == ["it shows no certificate"]
 
 
-async def test_tls_against_a_worker_without(
-    tmp_path: Path, redis_url: str, address: str, authority: Authority, caplog: pytest.LogCaptureFixture
+async def test_tls_against_a_worker_without_is_said_on_both_sides(
+    tmp_path: Path, address: str, authority: Authority, caplog: Any
 ) -> None:
-    async with linked(tmp_path, redis_url, address, None, **of_gateway(authority)) as gateway:
-        assert await refusal(gateway) == "it does not speak TLS"
-    bad = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "bad_frame"]
-    assert "the peer speaks TLS, and this side does not" in bad[0]
+    async with ScriptedWorker(tmp_path, address=address):
+        assert await refusal(address, of_gateway(authority, authority)) == "it does not speak TLS"
+    [bad] = [record.getMessage() for record in caplog.records if getattr(record, "event", "") == "bad_frame"]
+    assert "the peer speaks TLS, and this side does not" in bad
 
 
-async def test_no_tls_against_a_worker_with(
-    tmp_path: Path, redis_url: str, address: str, authority: Authority, caplog: pytest.LogCaptureFixture
+async def test_no_tls_against_a_worker_with_it_is_said_on_both_sides(
+    tmp_path: Path, address: str, authority: Authority, caplog: Any
 ) -> None:
-    async with linked(tmp_path, redis_url, address, of_worker(authority)) as gateway:
-        assert "HEADGATE_LINK_CA is not set" in await refusal(gateway)
+    async with ScriptedWorker(tmp_path, address=address, certificate=of_worker(authority, authority)):
+        assert "HEADGATE_LINK_CA is not set for this gateway" in await refusal(address, None)
+        await until(lambda: said(caplog, "link_refused"))
     assert said(caplog, "link_refused") == ["it does not speak TLS"]
 
 
-@pytest.mark.parametrize("may_be_plain", [False, True])
 async def test_an_address_beyond_this_machine_is_dialled_without_tls_only_if_that_is_set(
-    may_be_plain: bool, tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch, address: str
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No machine is beyond this one, so that loopback counts as it."""
+    """No machine is beyond this one here, so that loopback has to count as it."""
+    assert "HEADGATE_LINK_PLAIN=1" in await refusal("tcp:192.0.2.1:7000", None)
     monkeypatch.setattr("workers.protocol.addresses.is_open", lambda _: True)
-    async with linked(tmp_path, redis_url, address, None, link_plain=may_be_plain) as gateway:
-        if may_be_plain:
-            await gateway.workers(1)
-        else:
-            assert "needs TLS" in await refusal(gateway)
+    async with ScriptedWorker(tmp_path, address=address):
+        assert "needs TLS" in await refusal(address, None)
+        link = WorkerLink(registered(address), "me", keep, trust=Trust(may_be_plain=True))
+        running = asyncio.create_task(link.run())
+        await until(lambda: link.is_up)
+        link.abort()
+        await running
 
 
-async def test_a_new_certificate_mends_a_link_without_a_restart(
-    tmp_path: Path, redis_url: str, address: str, authority: Authority
+async def test_a_worker_that_is_refused_stays_refused_and_the_log_has_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    worker = of_worker(authority, days=-1)
-    async with linked(tmp_path, redis_url, address, worker, **of_gateway(authority)) as gateway:
-        await refusal(gateway)
-        authority.sign("worker", "127.0.0.1")
-        worker.look()
-        await gateway.workers(1)
+    async def look() -> list[Registration]:
+        return [registered("tcp:192.0.2.1:7000")]
+
+    monkeypatch.setattr(fleets, "REFUSED_S", 0.05)
+    fleet = Fleet(look, keep)
+    running = asyncio.create_task(fleet.run())
+    await until(lambda: fleet.num_refused >= 3)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert [one.worker for one in fleet.unreachable] == ["worker-0"]
+    [why] = said(caplog, "worker_link_refused")
+    assert fleet.refusals == {"worker-0": why}
 
 
-async def test_handshakes_that_do_not_end_keep_no_gateway_out(
+async def test_the_operator_sees_why_and_a_new_certificate_mends_it_without_a_restart(
     tmp_path: Path, redis_url: str, address: str, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.engine.link_listener.HANDSHAKE_S", 0.5)
-    host, port = address.removeprefix("tcp:").split(":")
-    async with linked(tmp_path, redis_url, address, of_worker(authority), **of_gateway(authority)) as gateway:
+    monkeypatch.setattr(fleets, "REFUSED_S", 0.1)
+    certificate = of_worker(authority, authority, days=-1)
+    pair = authority.sign("gateway", use=CLIENT)
+    links = {"link_ca": authority.ca, "link_cert": pair.cert, "link_key": pair.key}
+    worker = ScriptedWorker(
+        tmp_path, redis_url=redis_url, address=address, certificate=certificate, journal_dir=tmp_path / "journal"
+    )
+    async with running_gateway(tmp_path / "home", redis_url, **links) as gateway, worker:
+        fleet = gateway.app[GENERATION].fleet
+        await until(lambda: fleet.num_refused >= 2)
+        [one] = (await workers_of(gateway))["unreachable"]
+        assert "certificate has expired" in one["refused"]
+        assert (
+            gateway.app[METRICS].registry.get_sample_value("headgate_worker_links_refused_total") == fleet.num_refused
+        )
+
+        authority.sign("worker", "127.0.0.1")
+        certificate.look()
         await gateway.workers(1)
-        silent = [await asyncio.open_connection(host, int(port)) for _ in range(100)]
-        for reader, writer in silent:
-            with contextlib.suppress(ConnectionResetError):
-                assert await reader.read() == b""
-            writer.close()
-        answer = await gateway.client().chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=4)
-        assert answer.usage is not None
+        assert (await workers_of(gateway))["unreachable"] == []
+        async with gateway.client() as client:
+            for num_tokens in (16, 4):
+                answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=num_tokens)
+                assert answer.usage is not None
+                assert answer.usage.completion_tokens == num_tokens
+                await handshakes_that_do_not_end(address)
+        assert fleet.num_lost == 0
+        await gateway.balanced()
+
+
+async def workers_of(gateway: RunningGateway) -> dict[str, Any]:
+    async with gateway.session(gateway.keys.admin_key) as session, session.get("/admin/v1/workers") as answer:
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def handshakes_that_do_not_end(address: str) -> None:
+    """More of them than a worker has at a time: it closes each, at once or after its time."""
+    host, port = address.removeprefix("tcp:").split(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(80)]
+    for reader, writer in silent:
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
