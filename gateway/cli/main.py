@@ -44,6 +44,7 @@ MODULES = {
     "maintenance": "verify-books journals",
     "backup": "backup restore",
     "secret_rotation": "secrets",
+    "certificates": "certificates",
     "model_tools": "plan calibrate",
     "requests": "requests",
     "rerate": "rerate",
