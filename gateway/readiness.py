@@ -23,8 +23,8 @@ from gateway.journal.journal import Journal
 from gateway.journal.shipper import Shipper
 from gateway.metering.slot_owner import KEPT_S, SlotOwner
 from gateway.routing.links.worker_link import WorkerLink, WorkerState
-from workers.process.certificates import Certificate
 from workers.process.rounds import heed_cancellation
+from workers.process.tls.certificates import Certificate
 
 EVERY_S = 2.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}

@@ -66,7 +66,6 @@ from gateway.http.auth import AUTH, Authenticator
 from gateway.http.auth_epoch import AUTH_EPOCH, AuthEpoch
 from gateway.http.key_lookups import KeyLookups, LookupFailed
 from gateway.http.last_use import LAST_USE, LastUse
-from gateway.http.tls import CERTIFICATES, Certificates
 from gateway.http.upload import UNENDED
 from gateway.idempotency import idempotency
 from gateway.idempotency.data_keys import DATA_KEYS, DataKeys
@@ -78,6 +77,7 @@ from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.listening.tls import CERTIFICATES, Certificates
 from gateway.messages.line_counts import LINE_COUNTS, LineCounts
 from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
@@ -99,8 +99,8 @@ from gateway.upstreams.cost_puller import COST_PULLER, LOOK_EVERY_S, CostPuller
 from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import CostMetrics, UpstreamMetrics
-from workers.process.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
 from workers.process.rounds import repeat
+from workers.process.tls.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 

@@ -24,9 +24,9 @@ from gateway.base.app_keys import DETACHED, LIFECYCLE
 from gateway.base.lifecycle import Lifecycle
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.served.models import MODELS
-from gateway.http import tls
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
-from gateway.http.listeners import BACKLOG, ListenerMetrics, base_socket, inherited, ops_socket
+from gateway.listening import tls
+from gateway.listening.sockets import BACKLOG, ListenerMetrics, base_socket, inherited, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
 from gateway.telemetry.metrics import METRICS

@@ -50,7 +50,7 @@ from workers.engine.values.plan import (
     Ticket,
 )
 from workers.engine.values.probe import DECAY, AttentionMass, Pooled
-from workers.process.certificates import Certificate
+from workers.process.tls.certificates import Certificate
 from workers.protocol.messages import (
     GenerateRequest,
     Message,

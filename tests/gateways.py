@@ -32,8 +32,8 @@ from gateway.app import create_app
 from gateway.base.app_keys import DATABASE, DETACHED
 from gateway.base.settings import GatewaySettings
 from gateway.generation.stream import GENERATION
-from gateway.http import tls
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
+from gateway.listening import tls
 from gateway.metering.metering import METERING
 
 MODEL = "scripted"

@@ -24,8 +24,8 @@ from gateway.base.output_formats import REASONING_FORMATS, TOOL_FORMATS
 from gateway.base.redis_link import TIMEOUT_S
 from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
 from workers.process import refused_settings, setting_forms
-from workers.process.certificates import Files, Setting, link_files
 from workers.process.refused_settings import SettingsError as SettingsError
+from workers.process.tls.certificates import Files, Setting, link_files
 
 PREFIX = "HEADGATE_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")

@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from gateway.base.home import HomeError
-from gateway.http.listeners import BACKLOG
+from gateway.listening.sockets import BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -37,8 +37,15 @@ from gateway.cli.api import AdminApi, ApiFailed, running
 from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room, refuse_new_secrets
 from workers.process import file_systems, masked
-from workers.process.certificates import Certificate, CertificateError, Files, Setting, https_context, listening_context
 from workers.process.free_memory import free_memory
+from workers.process.tls.certificates import (
+    Certificate,
+    CertificateError,
+    Files,
+    Setting,
+    https_context,
+    listening_context,
+)
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)

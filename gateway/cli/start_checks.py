@@ -20,7 +20,7 @@ from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
 from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.process import file_systems
-from workers.process.certificates import Certificate, CertificateError, Files, host_name, https_context
+from workers.process.tls.certificates import Certificate, CertificateError, Files, host_name, https_context
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0

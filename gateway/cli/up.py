@@ -33,8 +33,8 @@ from gateway.cli.reload import RELOAD
 from gateway.cli.start_checks import certified_host, check_file_system, check_redis, check_room, told
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
-from workers.process.certificates import Files
 from workers.process.forked import give_back, load, watch_without_threads
+from workers.process.tls.certificates import Files
 
 if TYPE_CHECKING:
     from accounting.lifecycle.bootstrap import Credentials

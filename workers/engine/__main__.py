@@ -39,8 +39,8 @@ from workers.engine.values.errors import CannotStartYet, StartError
 from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
 from workers.process import file_systems, logs, waiting
-from workers.process.certificates import Certificate, CertificateError, CertificateMetrics, listening_context
 from workers.process.heartbeat import Heartbeat
+from workers.process.tls.certificates import Certificate, CertificateError, CertificateMetrics, listening_context
 
 logger = logging.getLogger("workers.engine")
 

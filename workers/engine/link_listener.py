@@ -11,8 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from workers.process.certificates import Certificate
-from workers.process.tls_listener import Hands, TlsListener
+from workers.process.tls.certificates import Certificate
+from workers.process.tls.listener import Hands, TlsListener
 from workers.protocol import addresses
 from workers.protocol.connection import HANDSHAKE_S
 

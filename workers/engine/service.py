@@ -31,10 +31,10 @@ from workers.engine.reports.engine_report import EngineReporter
 from workers.engine.reports.residency import REPORT_EVERY_S, ResidencyMeter
 from workers.engine.step import faults
 from workers.process import turns
-from workers.process.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
-from workers.process.certificates import Certificate
 from workers.process.heartbeat import places
 from workers.process.rounds import repeat
+from workers.process.tls.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
+from workers.process.tls.certificates import Certificate
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords

@@ -17,7 +17,7 @@ import pydantic
 
 from workers.engine.values.errors import StartError
 from workers.process import refused_settings, setting_forms
-from workers.process.certificates import Files, link_files
+from workers.process.tls.certificates import Files, link_files
 from workers.protocol import addresses
 
 PREFIX = "HEADGATE_"

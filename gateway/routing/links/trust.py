@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from workers.process.certificates import Certificate
+from workers.process.tls.certificates import Certificate
 from workers.protocol import addresses
 
 

@@ -24,7 +24,7 @@ from gateway.routing.links.link import Lost, Mailbox, reads
 from gateway.routing.links.quarantine import FIRST_TOKENS, Quarantine, fingerprint
 from gateway.routing.links.trust import LinkDown, LinkRefused, Trust
 from gateway.routing.links.worker_records import KeepRecords, WorkerRecords
-from workers.process import tls_listener
+from workers.process.tls import listener
 from workers.protocol import addresses, registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
 from workers.protocol.counts import EngineRecords, ResidencyReport
@@ -325,7 +325,7 @@ class WorkerLink:
         except (ssl.SSLError, ConnectionError) as error:
             if context is None:
                 raise LinkDown from None
-            raise LinkRefused(tls_listener.why(error)) from None
+            raise LinkRefused(listener.why(error)) from None
         except (OSError, TimeoutError):
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.

@@ -21,7 +21,7 @@ from gateway.routing.links.fleet import Fleet
 from gateway.routing.links.trust import LinkRefused, Trust
 from gateway.routing.links.worker_link import WorkerLink
 from gateway.telemetry.metrics import METRICS
-from workers.process.certificates import Certificate, Files, Setting, dialling_context, listening_context
+from workers.process.tls.certificates import Certificate, Files, Setting, dialling_context, listening_context
 from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.registry import Registration
 

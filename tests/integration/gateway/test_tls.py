@@ -19,7 +19,7 @@ from certificates import Authority
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, running_gateway, until
 
-from gateway.http.tls import CERTIFICATES
+from gateway.listening.tls import CERTIFICATES
 from gateway.telemetry.metrics import METRICS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

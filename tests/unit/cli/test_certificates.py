@@ -14,7 +14,14 @@ from click.testing import CliRunner, Result
 from gateway.base.home import Home
 from gateway.cli.doctor_checks import Installation, certificates
 from gateway.cli.main import main
-from workers.process.certificates import Certificate, Files, Setting, dialling_context, https_context, listening_context
+from workers.process.tls.certificates import (
+    Certificate,
+    Files,
+    Setting,
+    dialling_context,
+    https_context,
+    listening_context,
+)
 
 
 def run(*words: str) -> Result:

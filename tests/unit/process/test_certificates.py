@@ -11,7 +11,7 @@ import pytest
 from certificates import Authority, write_key
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from workers.process.certificates import Certificate, CertificateError, Files, Setting, host_name, https_context
+from workers.process.tls.certificates import Certificate, CertificateError, Files, Setting, host_name, https_context
 
 
 @pytest.fixture(scope="module")

@@ -16,15 +16,15 @@ from yarl import URL
 
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.http.http_limits import GatewayProtocol, GatewayRunner, GatewayServer
-from gateway.http.listeners import BACKLOG, descriptors
-from workers.process.certificates import (
+from gateway.listening.sockets import BACKLOG, descriptors
+from workers.process.tls.certificates import (
     Certificate,
     CertificateError,
     CertificateMetrics,
     dialling_context,
     https_context,
 )
-from workers.process.tls_listener import Hands, TlsListener
+from workers.process.tls.listener import Hands, TlsListener
 
 
 class TlsFailures(Collector):
