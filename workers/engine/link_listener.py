@@ -61,7 +61,7 @@ async def _listen_by_tls(host: str, port: int, certificate: Certificate, serve: 
 
 
 class Strangers:
-    """Those who dial and are not let in. Anybody can be one, so the log has each reason once a minute."""
+    """The log of those who dial and are not let in. Anybody can be one, so it has each reason once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""What makes a worker's address one to dial: this machine, TLS with a certificate on both ends, or the operator's word."""
+"""Trust in a worker's address: it is of this machine, both ends of the link show a certificate, or the operator has said so."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def why(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hands:
-    """What a listener does with a connection."""
+    """The two ways of a connection, as the listener's owner sees them."""
 
     begin: Callable[[str], asyncio.Protocol | None]
     """Returns the protocol for an address, which is called once the handshake is done; or None to refuse it at once."""
