@@ -100,7 +100,7 @@ from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import CostMetrics, UpstreamMetrics
 from workers.process.rounds import repeat
-from workers.process.tls.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
+from workers.process.tls.certificates import FILES_EVERY_S
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 
@@ -141,7 +141,7 @@ async def certificates(app: web.Application) -> AsyncIterator[None]:
     if not read.by_use:
         yield
         return
-    look = repeat(CERTIFICATES_EVERY_S, lambda: asyncio.to_thread(read.look), waits_first=True)
+    look = repeat(FILES_EVERY_S, lambda: asyncio.to_thread(read.look), waits_first=True)
     async with background(look):
         yield
 

@@ -33,8 +33,7 @@ from workers.engine.step import faults
 from workers.process import turns
 from workers.process.heartbeat import places
 from workers.process.rounds import repeat
-from workers.process.tls.certificates import LOOK_EVERY_S as CERTIFICATES_EVERY_S
-from workers.process.tls.certificates import Certificate
+from workers.process.tls.certificates import FILES_EVERY_S, Certificate
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords
@@ -185,7 +184,7 @@ class Service:
                 ]
                 if self.identity.certificate is not None:
                     look = self.identity.certificate.look
-                    reading = repeat(CERTIFICATES_EVERY_S, lambda: asyncio.to_thread(look), waits_first=True)
+                    reading = repeat(FILES_EVERY_S, lambda: asyncio.to_thread(look), waits_first=True)
                     helpers.append(tasks.create_task(reading))
                 if self.identity.redis_url:
                     helpers.append(tasks.create_task(self._keep_registered()))

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 10.0
+FILES_EVERY_S = 10.0
 """The time between two looks whether the files have changed."""
 ENDS_SOON_S = 7 * 86_400.0
 """The time before its end from which a certificate is warned of."""
