@@ -52,9 +52,7 @@ _EXAMPLES = {
 _WITH_ANOTHER = {
     "tls_cert": 'It is a path, such as "/etc/headgate/tls/fullchain.pem", and needs tls_key.',
     "tls_key": 'It is a path, such as "/etc/headgate/tls/privkey.pem", and needs tls_cert.',
-    "link_ca": 'It is a path, such as "/etc/headgate/ca.pem", and needs link_cert and link_key.',
-    "link_cert": "It is a path, and needs link_ca and link_key.",
-    "link_key": "It is a path, and needs link_ca and link_cert.",
+    "link_ca": 'It is a path, such as "/etc/headgate/ca.pem", and needs the variables HEADGATE_LINK_CERT and HEADGATE_LINK_KEY.',
     "engine_kv_budget": 'It is a number of tokens, such as 1024, and needs engine_kv_sparsity, such as "heavy".',
     "engine_heads": 'It is a path, and needs engine_speculate to be "heads".',
 }
