@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import ssl
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -174,7 +175,7 @@ class AdminApi:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return silent(self.url, _why(error))
+        return distrusted(self.url, error) or silent(self.url, _why(error))
 
 
 def _why(error: Exception) -> str:
@@ -183,12 +184,21 @@ def _why(error: Exception) -> str:
         return f"it took more than {TIMEOUT_S:g} s"
     if isinstance(error, msgspec.DecodeError):
         return "something else answers there"
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"its certificate is refused: {error.certificate_error}. {CA} names the authority that it is known by"
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
     return str(error) or type(error).__name__
+
+
+def distrusted(url: str, error: Exception) -> ApiFailed | None:
+    """Returns the sentence about a certificate that is refused, or None for another error."""
+    if not isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return None
+    cause = error.certificate_error
+    why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else cause
+    return ApiFailed(
+        f"The certificate of {url} is refused: {why}. {CA} names a file with the authority that it is known by."
+    )
 
 
 def silent(url: str, why: str) -> ApiFailed:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from gateway.cli.answers import FIELDS, Grid, one_sentence, show
-from gateway.cli.api import check_is_headgate, refusal, silent
+from gateway.cli.api import check_is_headgate, distrusted, refusal, silent
 from gateway.cli.chat_client import ChatClient
 from gateway.cli.common import example_text, home_option, json_option
 from gateway.cli.groups import Commands
@@ -70,7 +70,7 @@ async def _asked(client: ChatClient, call: Any) -> dict[str, Any]:
                 raise refusal(client.url, answer.status, content)
             return msgspec.json.decode(content, type=dict[str, Any])
     except (aiohttp.ClientError, TimeoutError, OSError, msgspec.DecodeError) as error:
-        raise silent(client.url, str(error) or type(error).__name__) from None
+        raise distrusted(client.url, error) or silent(client.url, str(error) or type(error).__name__) from None
 
 
 def _drawn(found: dict[str, Any]) -> tuple[Grid, ...]:

@@ -15,7 +15,7 @@ import msgspec
 
 from accounting.lifecycle.bootstrap import Credentials
 from gateway.base.home import Home
-from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, refusal, silent
+from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, distrusted, refusal, silent
 from gateway.cli.server_place import Server
 
 SILENT_S = 600.0
@@ -69,7 +69,7 @@ class ChatClient:
                         raise refusal(self.url, answer.status, content)
                 return [str(one["id"]) for one in msgspec.json.decode(content)["data"]]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-                raise silent(self.url, str(error) or type(error).__name__) from None
+                raise distrusted(self.url, error) or silent(self.url, str(error) or type(error).__name__) from None
 
     async def stream(self, body: dict[str, Any], show: Callable[[str], None]) -> Answer:
         """Calls `show` with each piece as it comes, and returns the whole. Raises ApiFailed."""
@@ -86,7 +86,7 @@ class ChatClient:
                         answer.text += piece
                         show(piece)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise silent(self.url, str(error) or type(error).__name__) from None
+                raise distrusted(self.url, error) or silent(self.url, str(error) or type(error).__name__) from None
         took_s = time.monotonic() - (first or began)
         if first is not None and answer.completion_tokens > 1 and took_s > 0:
             answer.tokens_per_s = round((answer.completion_tokens - 1) / took_s, 2)
