@@ -24,6 +24,7 @@ from gateway.journal.shipper import Shipper
 from gateway.metering.slot_owner import KEPT_S, SlotOwner
 from gateway.routing.links.worker_link import WorkerLink, WorkerState
 from workers.process.rounds import heed_cancellation
+from workers.process.tls.certificates import Certificate
 
 EVERY_S = 2.0
 STATES: dict[State, float] = {"ok": 0.0, "degraded": 1.0, "failing": 2.0}
@@ -64,6 +65,19 @@ def of_disk(journal: Journal) -> Check:
     if journal.is_full:
         return Check("disk", "failing", "The disk of the journal is full: make room on it.")
     return Check("disk", "failing", "The disk of the journal fails: see the log.")
+
+
+def of_certificates(certificates: Mapping[str, Certificate]) -> list[Check]:
+    """Checks that certificates can be read and last longer than a week. They come with what they are for."""
+    return [Check(f"certificate:{use}", *_of_certificate(one)) for use, one in certificates.items()]
+
+
+def _of_certificate(one: Certificate) -> tuple[State, str]:
+    if one.fault:
+        return "degraded", "The new certificate cannot be used, so the one before is: see the log."
+    if one.has_ended:
+        return "degraded", "The certificate has ended: nobody who checks it connects any more."
+    return ("degraded", "The certificate ends within a week.") if one.ends_soon else ("ok", "")
 
 
 def of_database(auth: Authenticator, shipper: Shipper) -> Check:

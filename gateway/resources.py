@@ -77,14 +77,16 @@ from gateway.intake.intake_metrics import IntakeMetrics
 from gateway.intake.text_work import TEXT_WORK, TextWork
 from gateway.journal.journals import gateway_journals
 from gateway.limiter.redis_keys import REVOKED_CHANNEL
+from gateway.listening.tls import CERTIFICATES, Certificates
 from gateway.messages.line_counts import LINE_COUNTS, LineCounts
 from gateway.metering.embedding_models import EMBEDDING_MODELS, EmbeddingModels
 from gateway.metering.metering import METERING, metering
 from gateway.metering.metering_metrics import MeteringMetrics
 from gateway.metering.price_cache import PRICES, PriceCache
-from gateway.readiness import ReadinessMetrics, RedisProbe, of_database, of_disk, of_limiter, of_models
+from gateway.readiness import ReadinessMetrics, RedisProbe, of_certificates, of_database, of_disk, of_limiter, of_models
 from gateway.routing.links.fleet import Fleet, decode_all
 from gateway.routing.links.quarantine import Quarantine
+from gateway.routing.links.trust import Trust
 from gateway.routing.router import Router
 from gateway.routing.router_metrics import RouterMetrics
 from gateway.telemetry import access_log, span_export
@@ -98,6 +100,7 @@ from gateway.upstreams.market import MARKET, Market
 from gateway.upstreams.serving import SERVE_UPSTREAMS
 from gateway.upstreams.upstream_metrics import CostMetrics, UpstreamMetrics
 from workers.process.rounds import repeat
+from workers.process.tls.certificates import FILES_EVERY_S
 from workers.protocol import registry
 from workers.protocol.registry import Registration
 
@@ -128,6 +131,19 @@ async def telemetry(app: web.Application) -> AsyncIterator[None]:
     ):
         yield
     await traces.close()
+
+
+async def certificates(app: web.Application) -> AsyncIterator[None]:
+    """Reads the certificates of the base URL and of links to workers, and again when they change."""
+    app[CERTIFICATES] = read = await asyncio.to_thread(Certificates.of, app[SETTINGS])
+    for collector in read.metrics():
+        app[METRICS].registry.register(collector)
+    if not read.by_use:
+        yield
+        return
+    look = repeat(FILES_EVERY_S, lambda: asyncio.to_thread(read.look), waits_first=True)
+    async with background(look):
+        yield
 
 
 async def secrets(app: web.Application) -> AsyncIterator[None]:
@@ -315,7 +331,8 @@ async def engine(app: web.Application) -> AsyncIterator[None]:
     ) as metered:
         app[METERING] = metered
         group_key = app[GROUP_KEY]
-        fleet = Fleet(look, metered.shipper.keep, group_key, Quarantine(settings.quarantine_s))
+        trust = Trust(app[CERTIFICATES].links, settings.link_plain)
+        fleet = Fleet(look, metered.shipper.keep, group_key, Quarantine(settings.quarantine_s), trust)
         router = Router(group_key)
         app[METRICS].registry.register(RouterMetrics(router, fleet, lambda: app[MODELS].vocabularies))
         lifecycle = app[LIFECYCLE]
@@ -348,6 +365,7 @@ async def readiness(app: web.Application) -> AsyncIterator[None]:
             of_database(app[AUTH], metered.shipper),
             *of_limiter(probe.asked),
             of_disk(metered.journal),
+            *of_certificates(app[CERTIFICATES].by_use),
             *of_models(app[MODELS].vocabularies, fleet.links),
         ]
 
@@ -431,6 +449,7 @@ async def journals(app: web.Application) -> AsyncIterator[None]:
 
 ALL: list[Callable[[web.Application], AsyncIterator[None]]] = [
     telemetry,
+    certificates,
     secrets,
     text,
     database,

@@ -25,7 +25,8 @@ from gateway.base.lifecycle import Lifecycle
 from gateway.base.settings import GatewaySettings, SettingsError
 from gateway.generation.served.models import MODELS
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
-from gateway.http.listeners import BACKLOG, ListenerMetrics, base_socket, descriptors, ops_socket
+from gateway.listening import tls
+from gateway.listening.sockets import BACKLOG, ListenerMetrics, base_socket, inherited, ops_socket
 from gateway.resources import serve_models
 from gateway.routes.ops import create_ops_app, create_scraped_app
 from gateway.telemetry.metrics import METRICS
@@ -81,10 +82,14 @@ async def serve(settings: GatewaySettings) -> None:
         await ops_site.start()
         opened = base_socket(settings)
         host = opened.getsockname()[0] if opened.family != socket.AF_UNIX else ""
-        if said := keys_in_the_clear(host, has_proxies=bool(settings.trusted_networks)):
+        certificates = app[tls.CERTIFICATES]
+        has_tls = certificates.listener is not None
+        if said := keys_in_the_clear(host, is_safe=has_tls or bool(settings.trusted_networks)):
             logger.warning("%s. %s", said, LIST_A_PROXY, extra={"event": "keys_in_the_clear"})
         app[METRICS].registry.register(ListenerMetrics(opened))
-        sites = [web.SockSite(runner, one, backlog=BACKLOG) for one in descriptors(opened)]
+        sites = tls.sites(runner, opened, certificates)
+        if settings.local_fd is not None:
+            sites.append(web.SockSite(runner, inherited(settings.local_fd, "HEADGATE_LOCAL_FD"), backlog=BACKLOG))
         for site in sites:
             await site.start()
         logger.info(

@@ -20,7 +20,7 @@ GROUPS = (
     ("Run", "up reload migrate gateway worker jobs"),
     ("Look", "status top doctor requests workers"),
     ("Use", "chat batches"),
-    ("Settings", "config completion"),
+    ("Settings", "config certificates completion"),
     ("Tenants and keys", "tenants keys audit anomalies"),
     ("Limits", "limits models-permissions quotas budgets"),
     ("Money", "prices issuer billing invoice credits usage costs usage-changes rerate export"),

@@ -55,6 +55,11 @@ COMMANDS = (
         "The base URL of the gateways. Commands that ask a running Headgate call it, and so does the jobs process.",
     ),
     (
+        "HEADGATE_URL_CA",
+        "the system's authorities",
+        "A file with the authorities by which the certificate of HEADGATE_URL is known (PEM). It is for commands and the jobs process.",
+    ),
+    (
         "HEADGATE_API_KEY",
         "the home's",
         "The key that these commands use. Those of operators ignore a key of a tenant, and take the home's admin key"
@@ -111,6 +116,8 @@ MUST_KNOW: dict[str, frozenset[str]] = {
             "home",
             "slot",
             "bind",
+            "tls_cert",
+            "tls_key",
             "ops_bind",
             "state_dir",
             "database_url",

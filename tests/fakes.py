@@ -50,6 +50,7 @@ from workers.engine.values.plan import (
     Ticket,
 )
 from workers.engine.values.probe import DECAY, AttentionMass, Pooled
+from workers.process.tls.certificates import Certificate
 from workers.protocol.messages import (
     GenerateRequest,
     Message,
@@ -417,9 +418,11 @@ class ScriptedWorker:
         journal_dir: Path | None = None,
         drain_s: float = 60.0,
         grammars: GrammarSource | None = None,
+        address: str = "",
+        certificate: Certificate | None = None,
         **limits: float,
     ) -> None:
-        self.address = f"unix:{path}"
+        self.address = address or f"unix:{path}"
         self.runner = runner or ScriptedRunner(step_s=1 / tokens_per_s if tokens_per_s else 0.0)
         self.worker = f"worker-{slot}"
         self.num_tokens_sent = 0
@@ -433,7 +436,14 @@ class ScriptedWorker:
         self.engine = scripted_engine(self.runner, journal=self._journal, grammars=grammars, **limits)
         self.service = _Service(
             self,
-            Identity(self.worker, model, self.address, redis_url, self._journal.predecessor if self._journal else ""),
+            Identity(
+                self.worker,
+                model,
+                self.address,
+                redis_url,
+                self._journal.predecessor if self._journal else "",
+                certificate,
+            ),
             self.engine,
             hello_of(self.engine, model, process),
             Metrics(model, slot, self.runner.block_size, self.runner.num_blocks),

@@ -33,6 +33,7 @@ from gateway.base.app_keys import DATABASE, DETACHED
 from gateway.base.settings import GatewaySettings
 from gateway.generation.stream import GENERATION
 from gateway.http.http_limits import ConnectionLimits, GatewayRunner
+from gateway.listening import tls
 from gateway.metering.metering import METERING
 
 MODEL = "scripted"
@@ -158,8 +159,13 @@ async def running_gateway(
     await runner.setup()
     try:
         sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        await web.SockSite(runner, sock).start()
-        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        if loaded.tls_files is None:
+            await web.SockSite(runner, sock).start()
+        else:
+            for site in tls.sites(runner, sock, app[tls.CERTIFICATES]):
+                await site.start()
+        scheme = "http" if loaded.tls_files is None else "https"
+        url = f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
         yield RunningGateway(app, loaded, url, keys, app[METERING].journal.durable_seq, runner)
     finally:
         await runner.cleanup()

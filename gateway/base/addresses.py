@@ -11,7 +11,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 THIS_MACHINE = "127.0.0.1"
 TRUSTED = "HEADGATE_TRUSTED_NETWORKS"
-LIST_A_PROXY = f"Put a proxy with TLS in front and name it in {TRUSTED}, or listen on 127.0.0.1."
+CERTIFICATE = "HEADGATE_TLS_CERT"
+LIST_A_PROXY = f"Set {CERTIFICATE} and HEADGATE_TLS_KEY, put a proxy with TLS in front and name it in {TRUSTED}, or listen on 127.0.0.1."
 
 
 def networks(values: Iterable[str]) -> tuple[Network, ...]:
@@ -52,13 +53,13 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def keys_in_the_clear(host: str, *, has_proxies: bool) -> str:
-    """Returns a sentence if other machines reach an address of a gateway, which has no TLS, and no proxy that may have it
-    is listed. `host` is an IP address; an empty one stands for a unix socket.
+def keys_in_the_clear(host: str, *, is_safe: bool) -> str:
+    """Returns a sentence if other machines reach an address of a gateway, unless `is_safe`: it has TLS, or a proxy that may
+    have it is listed. `host` is an IP address; an empty one stands for a unix socket.
     """
-    if not host or has_proxies or within(host, LOOPBACK):
+    if not host or is_safe or within(host, LOOPBACK):
         return ""
-    return f"{host} may be reached from other machines, and no proxy is listed: API keys would travel in the clear"
+    return f"{host} may be reached from other machines without TLS, and no proxy is listed: API keys would travel in the clear"
 
 
 class UnlistedProxy:

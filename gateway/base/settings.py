@@ -25,6 +25,7 @@ from gateway.base.redis_link import TIMEOUT_S
 from gateway.base.upstream_source import MAX_UPSTREAMS, UpstreamName, UpstreamSource
 from workers.process import refused_settings, setting_forms
 from workers.process.refused_settings import SettingsError as SettingsError
+from workers.process.tls.certificates import Files, Setting, link_files
 
 PREFIX = "HEADGATE_"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:]+\])(:[0-9]{1,5})?")
@@ -100,8 +101,16 @@ class GatewaySettings(pydantic.BaseModel):
     """The number of this gateway among those of the state directory. Each gateway has its own journal."""
     bind: setting_forms.Bind = "127.0.0.1:8080"
     """Address and port of the base URL."""
+    tls_cert: Path | None = None
+    """A file with the certificate of the base URL and those between it and its authority (PEM). With it the listener speaks
+    TLS alone. It is read again when it changes.
+    """
+    tls_key: Path | None = None
+    """The file of the certificate's private key (PEM, without a password), which other users must not be able to read."""
     listen_fd: int | None = pydantic.Field(default=None, ge=0)
     """An inherited listening socket that several gateway processes share; wins over `bind`."""
+    local_fd: int | None = pydantic.Field(default=None, ge=0)
+    """An inherited unix socket that listens for the base URL without TLS: this machine's own processes call it."""
     ops_bind: setting_forms.Bind = ""
     """Address and port of the operator's listener: probes with details and the metrics of all gateways of this home. If
     it is empty, the listener is on loopback at port 9300 + slot, or at another port if that one is taken.
@@ -213,7 +222,22 @@ class GatewaySettings(pydantic.BaseModel):
     body_bytes_per_minute: int = pydantic.Field(default=512 * 2**20, ge=16 * 2**20)
     """The most bytes of one tenant's bodies per minute."""
 
-    _are_named = pydantic.field_validator("home", "state_dir", "models_file", mode="before")(setting_forms.named)
+    link_ca: Path | None = None
+    """A file with the authority by which gateways and workers know each other (PEM). With it, links to `tcp:` addresses of
+    workers speak TLS, and both ends show a certificate (docs/several-hosts.md).
+    """
+    link_cert: Path | None = None
+    """A file with this gateway's certificate for links to workers (PEM). It is read again when it changes."""
+    link_key: Path | None = None
+    """The file of that certificate's private key (PEM, without a password)."""
+    link_plain: bool = False
+    """Whether links to workers beyond this machine may go without TLS. Prompts and answers travel in the clear then, and
+    whoever reaches a worker's port can use it.
+    """
+
+    _are_named = pydantic.field_validator(
+        "home", "state_dir", "models_file", "tls_cert", "tls_key", "link_ca", "link_cert", "link_key", mode="before"
+    )(setting_forms.named)
 
     @pydantic.field_validator("models", mode="before")
     @classmethod
@@ -240,6 +264,24 @@ class GatewaySettings(pydantic.BaseModel):
         if not all(_ORIGIN.fullmatch(origin) for origin in value):
             raise ValueError("must be origins like https://app.example or http://localhost:3000, and no wildcard")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _a_certificate_has_its_key(self) -> GatewaySettings:
+        setting_forms.all_or_none(HEADGATE_TLS_CERT=self.tls_cert, HEADGATE_TLS_KEY=self.tls_key)
+        setting_forms.of_links(self.link_ca, self.link_cert, self.link_key, is_plain=self.link_plain)
+        return self
+
+    @property
+    def tls_files(self) -> Files | None:
+        """The files of the base URL's certificate."""
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        return Files(Setting("HEADGATE_TLS_CERT", self.tls_cert), Setting("HEADGATE_TLS_KEY", self.tls_key))
+
+    @property
+    def link_files(self) -> Files | None:
+        """The files of the certificate for links to workers."""
+        return link_files(self.link_ca, self.link_cert, self.link_key)
 
     @property
     def egress(self) -> Egress:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from gateway.base.home import HomeError
-from gateway.http.listeners import BACKLOG
+from gateway.listening.sockets import BACKLOG
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -23,6 +24,21 @@ def listen(host: str, port: int) -> socket.socket:
         raise HomeError(
             f"The address {host}:{port} cannot be used ({error.strerror or error}): choose another with --host and --port."
         ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def listen_locally(path: Path) -> socket.socket:
+    """Binds a unix socket for this user's own programs; one that a killed process left is replaced. Raises `HomeError`."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        sock.bind(str(path))
+        path.chmod(0o600)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise HomeError(f"The socket {path} cannot be made: {error.strerror}.") from None
     sock.setblocking(False)
     return sock
 

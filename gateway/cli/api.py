@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import re
+import ssl
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ import msgspec
 from accounting.lifecycle.bootstrap import Credentials
 from gateway.base.home import Home
 from gateway.cli.ready_file import Ready
+from gateway.cli.server_place import CA, Server, given
 
 PROJECTS = "/v1/organization/projects"
 TIMEOUT_S = 30.0
@@ -61,15 +62,21 @@ class AdminApi:
 
     home: Path
 
-    @cached_property
+    @property
     def url(self) -> str:
+        """The server's base URL as people know it. Raises ApiFailed."""
+        return self.server.url
+
+    @cached_property
+    def server(self) -> Server:
         """`HEADGATE_URL`, otherwise the server that runs in this home. Raises ApiFailed."""
-        given = os.environ.get("HEADGATE_URL")
-        if not given:
-            return _url(Home(self.home))
-        if not re.match(r"https?://[^/\s]", given) or not given.isprintable():
-            raise ApiFailed(f"HEADGATE_URL = {given[:80]!r} is not a base URL: write it like http://127.0.0.1:8080.")
-        return given.rstrip("/").removesuffix("/v1")
+        told = os.environ.get("HEADGATE_URL")
+        if not told:
+            return _server(Home(self.home))
+        found = given(told)
+        if found is None:
+            raise ApiFailed(f"HEADGATE_URL = {told[:80]!r} is not a base URL: write it like http://127.0.0.1:8080.")
+        return found
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -145,12 +152,12 @@ class AdminApi:
         self, method: str, path: str, body: Any, params: dict[str, Any] | None, more_headers: dict[str, str] | None
     ) -> bytes:
         """Makes a call with the operator's key, or a probe, which has no headers and whose 503 is an answer, too."""
-        url = self.url + path
+        url = self.server.base + path
         headers = None if more_headers is None else {"authorization": f"Bearer {self.key}", **more_headers}
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+                aiohttp.ClientSession(connector=self.server.connector(), headers=headers, timeout=timeout) as session,
                 session.request(method, url, json=body, params=params) as answer,
             ):
                 check_is_headgate(self.url, answer)
@@ -168,7 +175,7 @@ class AdminApi:
             raise self._silent(error) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return silent(self.url, _why(error))
+        return distrusted(self.url, error) or silent(self.url, _why(error))
 
 
 class TenantApi(AdminApi):
@@ -190,6 +197,17 @@ def _why(error: Exception) -> str:
     if isinstance(cause, OSError) and cause.errno is not None:
         return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
     return str(error) or type(error).__name__
+
+
+def distrusted(url: str, error: Exception) -> ApiFailed | None:
+    """Returns the sentence about a certificate that is refused, or None for another error."""
+    if not isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return None
+    cause = error.certificate_error
+    why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else cause
+    return ApiFailed(
+        f"The certificate of {url} is refused: {why}. {CA} names a file with the authority that it is known by."
+    )
 
 
 def silent(url: str, why: str) -> ApiFailed:
@@ -231,7 +249,7 @@ def running(home: Home) -> Ready | None:
         raise ApiFailed(f"The file {home.ready} is damaged: restart `headgate up`.") from None
 
 
-def _url(home: Home) -> str:
+def _server(home: Home) -> Server:
     ready = running(home)
     if ready is None:
         what = "Nothing runs in" if home.is_there else "There is no home in"
@@ -239,7 +257,7 @@ def _url(home: Home) -> str:
             f"{what} {home.root}. Set HEADGATE_URL to a gateway that runs by itself or elsewhere, name another home with --home, or start"
             " this one with `headgate up`."
         )
-    return ready.base_url
+    return Server(ready.base_url, ready.socket)
 
 
 def _key(home: Home) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from accounting.batches.files import ENDED
 from gateway.cli.answers import warn
-from gateway.cli.api import ApiFailed, NotThere, TenantApi, check_is_headgate, refusal, segment, silent
+from gateway.cli.api import ApiFailed, NotThere, TenantApi, check_is_headgate, distrusted, refusal, segment, silent
 
 ANSWER_S = 300.0
 """The longest time without a byte: a large file is uploaded, and counted for up to 20 seconds."""
@@ -57,7 +57,7 @@ class BatchCalls:
     """The calls, with a tenant's key."""
 
     def __init__(self, api: TenantApi, session: aiohttp.ClientSession) -> None:
-        self._url = api.url
+        self._url, self._base = api.url, api.server.base
         self._session = session
 
     @classmethod
@@ -65,13 +65,14 @@ class BatchCalls:
     async def of(cls, api: TenantApi) -> AsyncIterator[BatchCalls]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=ANSWER_S)
         headers = {"authorization": f"Bearer {api.key}"}
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        connector = api.server.connector()
+        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             yield cls(api, session)
 
     async def call(self, method: str, path: str, **how: Any) -> dict[str, Any]:
         """Returns the answer's JSON object. Raises `ApiFailed`."""
         try:
-            async with self._session.request(method, self._url + path, **how) as answer:
+            async with self._session.request(method, self._base + path, **how) as answer:
                 check_is_headgate(self._url, answer)
                 content = await answer.read()
                 if answer.status != 200:
@@ -102,7 +103,7 @@ class BatchCalls:
     async def file_lines(self, file_id: str, what: str) -> AsyncIterator[bytes]:
         """Yields the lines of a file, without their ends. Raises `ApiFailed`."""
         try:
-            async with self._session.get(f"{self._url}/v1/files/{segment(file_id)}/content") as answer:
+            async with self._session.get(f"{self._base}/v1/files/{segment(file_id)}/content") as answer:
                 check_is_headgate(self._url, answer)
                 if answer.status != 200:
                     raise refusal(self._url, answer.status, await answer.read())
@@ -142,7 +143,7 @@ class BatchCalls:
         params = {"wait": str(wait_s)} | ({} if found.after is None else {"after": found.after})
         try:
             async with self._session.get(
-                f"{self._url}/v1/batches/{segment(batch_id)}/results", params=params
+                f"{self._base}/v1/batches/{segment(batch_id)}/results", params=params
             ) as answer:
                 check_is_headgate(self._url, answer)
                 if answer.status != 200:
@@ -157,7 +158,7 @@ class BatchCalls:
             raise _Broken(self._silent(error)) from None
 
     def _silent(self, error: Exception) -> ApiFailed:
-        return silent(self._url, str(error) or type(error).__name__)
+        return distrusted(self._url, error) or silent(self._url, str(error) or type(error).__name__)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

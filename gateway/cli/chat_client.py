@@ -12,7 +12,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gateway.cli.api import ApiFailed, TenantApi, check_is_headgate, refusal, silent
+from gateway.cli.api import ApiFailed, TenantApi, check_is_headgate, distrusted, refusal, silent
+from gateway.cli.server_place import Server
 
 SILENT_S = 600.0
 """The longest time between two pieces of an answer."""
@@ -35,14 +36,19 @@ class Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatClient:
-    url: str
+    server: Server
     key: str
+
+    @property
+    def url(self) -> str:
+        """The base URL as people know it."""
+        return self.server.url
 
     @classmethod
     def of(cls, home: Path) -> ChatClient:
         """Raises ApiFailed."""
         api = TenantApi(home)
-        return cls(api.url, api.key)
+        return cls(api.server, api.key)
 
     def first_model(self) -> str:
         """Raises ApiFailed."""
@@ -54,14 +60,14 @@ class ChatClient:
     async def _models(self) -> list[str]:
         async with self._session() as session:
             try:
-                async with session.get(f"{self.url}/v1/models") as answer:
+                async with session.get(f"{self.server.base}/v1/models") as answer:
                     check_is_headgate(self.url, answer)
                     content = await answer.read()
                     if answer.status != 200:
                         raise refusal(self.url, answer.status, content)
                 return [str(one["id"]) for one in msgspec.json.decode(content)["data"]]
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError, LookupError, TypeError) as error:
-                raise silent(self.url, str(error) or type(error).__name__) from None
+                raise distrusted(self.url, error) or silent(self.url, str(error) or type(error).__name__) from None
 
     async def stream(self, body: dict[str, Any], show: Callable[[str], None]) -> Answer:
         """Calls `show` with each piece as it comes, and returns the whole. Raises ApiFailed."""
@@ -78,14 +84,14 @@ class ChatClient:
                         answer.text += piece
                         show(piece)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise silent(self.url, str(error) or type(error).__name__) from None
+                raise distrusted(self.url, error) or silent(self.url, str(error) or type(error).__name__) from None
         took_s = time.monotonic() - (first or began)
         if first is not None and answer.completion_tokens > 1 and took_s > 0:
             answer.tokens_per_s = round((answer.completion_tokens - 1) / took_s, 2)
         return answer
 
     async def _events(self, session: aiohttp.ClientSession, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        async with session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+        async with session.post(f"{self.server.base}/v1/chat/completions", json=body) as answer:
             check_is_headgate(self.url, answer)
             if answer.status == 404:
                 served = ", ".join(await self._models()) or "none"
@@ -106,7 +112,8 @@ class ChatClient:
 
     def _session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_S)
-        return aiohttp.ClientSession(headers={"authorization": f"Bearer {self.key}"}, timeout=timeout)
+        headers = {"authorization": f"Bearer {self.key}"}
+        return aiohttp.ClientSession(connector=self.server.connector(), headers=headers, timeout=timeout)
 
 
 def _take(event: dict[str, Any], answer: Answer) -> str:

@@ -26,6 +26,7 @@ _OF_MODELS = {
 }
 _EXAMPLES = {
     "url": '"http://127.0.0.1:8080"',
+    "url_ca": '"/etc/headgate/ca.pem"',
     "api_key": '"hg_admin_..."',
     "threads": "4",
     "database_url": '"postgresql+psycopg://headgate:password@127.0.0.1/headgate"',
@@ -49,6 +50,9 @@ _EXAMPLES = {
     "engine_shared_cache_secret": '"/etc/headgate/shared_cache.key"',
 }
 _WITH_ANOTHER = {
+    "tls_cert": 'It is a path, such as "/etc/headgate/tls/fullchain.pem", and needs tls_key.',
+    "tls_key": 'It is a path, such as "/etc/headgate/tls/privkey.pem", and needs tls_cert.',
+    "link_ca": 'It is a path, such as "/etc/headgate/ca.pem", and needs the variables HEADGATE_LINK_CERT and HEADGATE_LINK_KEY.',
     "engine_kv_budget": 'It is a number of tokens, such as 1024, and needs engine_kv_sparsity, such as "heavy".',
     "engine_heads": 'It is a path, and needs engine_speculate to be "heads".',
 }

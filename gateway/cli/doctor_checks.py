@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from accounting.database.db import Database, first_line
 from accounting.ledger.write_off_sums import TenantLoss, recent_losses
 from accounting.lifecycle import master_key
 from accounting.values.errors import AccountingError, SchemaNewer, SchemaOlder
-from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
+from gateway.base.addresses import CERTIFICATE, LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import SECRET_BYTES, SECRETS, Home, HomeError
 from gateway.cli import embedded, start_checks
 from gateway.cli.api import AdminApi, ApiFailed, running
@@ -38,6 +39,14 @@ from gateway.cli.devices import in_gib, visible_devices
 from gateway.cli.start_checks import check_redis, check_room, refuse_new_secrets
 from workers.process import file_systems, masked
 from workers.process.free_memory import free_memory
+from workers.process.tls.certificates import (
+    Certificate,
+    CertificateError,
+    Files,
+    Setting,
+    https_context,
+    listening_context,
+)
 
 State = Literal["ok", "warning", "failing"]
 MIN_PYTHON = (3, 11)
@@ -48,6 +57,7 @@ ANSWER_S = 10.0
 PORT_ANSWER_S = 3.0
 NUM_NAMED = 5
 """The number of tenants that one finding names."""
+RENEW = "Replace it in its place: processes read it within ten seconds."
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +206,9 @@ def port(installation: Installation) -> Iterator[Finding]:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(address)
     except (OSError, ValueError, OverflowError) as error:
-        if getattr(error, "errno", None) == errno.EADDRINUSE and _is_headgate(host, int(number)):
+        if getattr(error, "errno", None) == errno.EADDRINUSE and _is_headgate(
+            host, int(number), installation.environ.get(CERTIFICATE)
+        ):
             yield Finding(
                 "port", "ok", f"a Headgate answers at {where}, which `headgate up` of this home has not started"
             )
@@ -216,8 +228,35 @@ def clear_text(installation: Installation) -> Iterator[Finding]:
         address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]
     except OSError:
         return  # `port` says so
-    if said := keys_in_the_clear(str(address), has_proxies=bool(installation.environ.get(TRUSTED))):
+    if said := keys_in_the_clear(
+        str(address), is_safe=any(installation.environ.get(name) for name in (TRUSTED, CERTIFICATE))
+    ):
         yield Finding("clear text", "warning", said, LIST_A_PROXY)
+
+
+def certificates(installation: Installation) -> Iterator[Finding]:
+    """Reads the certificates as processes do, and looks when they end."""
+    environ = installation.environ
+    for use, prefix, make in (("base URL", "TLS", https_context), ("links", "LINK", listening_context)):
+        given = [(name, environ.get(f"HEADGATE_{prefix}_{name}")) for name in ("CERT", "KEY", "CA")]
+        cert, key, ca = (
+            None if path is None else Setting(f"HEADGATE_{prefix}_{name}", Path(path)) for name, path in given
+        )
+        if cert is None or key is None:
+            continue  # `settings` says so if one is missing
+        name = f"certificate of the {use}"
+        try:
+            found = Certificate(Files(cert, key, ca), make)
+        except CertificateError as error:
+            yield Finding(name, "failing", str(error).rstrip("."), "See docs/proxies.md.")
+            continue
+        left_days = (found.ends_at - time.time()) / 86_400
+        if found.has_ended:
+            yield Finding(name, "failing", f"{cert.path} has ended", RENEW)
+        elif found.ends_soon:
+            yield Finding(name, "warning", f"{cert.path} ends in {left_days:.1f} days", RENEW)
+        else:
+            yield Finding(name, "ok", f"{cert.path}, {left_days:.0f} days left")
 
 
 def flushes(installation: Installation) -> Iterator[Finding]:
@@ -248,11 +287,18 @@ def flushes(installation: Installation) -> Iterator[Finding]:
         yield Finding("flushes", "ok", said)
 
 
-def _is_headgate(host: str, number: int) -> bool:
-    """Asks who listens there: every answer of Headgate has a request id of ours."""
+def _is_headgate(host: str, number: int, certificate: str | None) -> bool:
+    """Asks who listens there: every answer of Headgate has a request id of ours. By TLS it is known by its own certificate,
+    whatever name that is for; the request has no secret.
+    """
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - nothing listens here
     connection = http.client.HTTPConnection(near, number, timeout=PORT_ANSWER_S)
     try:
+        if certificate:
+            context = ssl.create_default_context(cafile=certificate)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            connection = http.client.HTTPSConnection(near, number, timeout=PORT_ANSWER_S, context=context)
         connection.request("GET", "/livez")
         return connection.getresponse().headers.get("x-request-id", "").startswith("req_")
     except (OSError, http.client.HTTPException):
@@ -458,7 +504,7 @@ def serving(installation: Installation) -> Iterator[Finding]:
 
 CHECKS: tuple[Check, ...] = (
     *(versions, home, secrets, disk, flushes, memory, open_files),
-    *(port, clear_text, database, write_offs, redis, broker, clock, gpu, serving),
+    *(port, clear_text, certificates, database, write_offs, redis, broker, clock, gpu, serving),
 )
 
 

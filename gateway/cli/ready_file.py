@@ -11,6 +11,8 @@ class Ready(msgspec.Struct, frozen=True):
     """The content of the ready file."""
 
     base_url: str
+    socket: str
+    """The unix socket on which this machine's own programs call the base URL where that has TLS; empty if it has none."""
     admin_key: str
     tenant_id: str
     api_key: str

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from gateway.cli.admin_commands import Fields, argument, group, option, row, several
-from gateway.cli.answers import Grid, fields, one_sentence, show
+from gateway.cli.answers import Grid, fields, one_sentence, show, warn
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, fail, home_option, json_option
 from gateway.cli.input_files import text_of
@@ -180,13 +180,25 @@ WEBHOOKS = group(
     _test_webhook,
 )
 
+
+def _workers(api: AdminApi, _: Fields) -> list[dict[str, Any]]:
+    """Returns the linked workers, and says of the others why the gateway has no link to them."""
+    page = api.call("GET", "/admin/v1/workers")
+    for one in page["unreachable"]:
+        why = one["refused"] or "it starts, it is gone, or the network is cut"
+        warn(f"{one['id']} of {one['model']} is registered at {one['address']} and has no link: {why}.")
+    found: list[dict[str, Any]] = page["data"]
+    return found
+
+
 WORKERS = group(
     "workers",
     "See the workers that are linked with the gateway, drain one, and take that back.",
     row(
         "list",
-        "List the linked workers. The state is `ready`, `draining`, `disk_full`, `silent` or `other_tokenizer`.",
-        "GET /admin/v1/workers",
+        "List the linked workers. The state is `ready`, `draining`, `disk_full`, `silent` or `other_tokenizer`. Of one that is"
+        " registered and has no link, a warning says why.",
+        _workers,
         shows=("id", "state", "model", "running", "waiting", "predicted_wait_ms", "last_step_age_ms", "address"),
     ),
     row(

@@ -20,6 +20,7 @@ from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
 from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.process import file_systems
+from workers.process.tls.certificates import Certificate, CertificateError, Files, host_name, https_context
 from workers.protocol.ballast import BALLAST_BYTES, NAME
 
 LIMIT_S = 600.0
@@ -54,6 +55,19 @@ async def told(what: Callable[[], str]) -> AsyncIterator[None]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+def certified_host(files: Files, host: str) -> str:
+    """Reads the certificate of the base URL, as gateways will, and returns the host by which clients reach it. Raises
+    `SettingsError`.
+    """
+    try:
+        certificate = Certificate(files, https_context)
+        if certificate.has_ended:
+            print(f"{files.cert} has ended: clients refuse it.", file=sys.stderr, flush=True)
+        return host_name(files, host)
+    except CertificateError as error:
+        raise SettingsError(str(error)) from None
 
 
 def check_file_system(home: Path, journals: Iterable[Path]) -> None:

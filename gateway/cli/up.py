@@ -24,16 +24,17 @@ import msgspec
 from gateway.base.addresses import LIST_A_PROXY, TRUSTED, keys_in_the_clear
 from gateway.base.home import Home, HomeError, write_private
 from gateway.cli import embedded
-from gateway.cli.addresses import listen, listen_from
+from gateway.cli.addresses import listen, listen_from, listen_locally
 from gateway.cli.faults import sentence
 from gateway.cli.model import DEMO, ServedModel, WantedModel, resolve_all
 from gateway.cli.model_workers import OPS_FIRST_PORT, OPS_HOST, Change, ModelWorkers, WorkerSlot, check_memory
 from gateway.cli.ready_file import Ready
 from gateway.cli.reload import RELOAD
-from gateway.cli.start_checks import check_file_system, check_redis, check_room, told
+from gateway.cli.start_checks import certified_host, check_file_system, check_redis, check_room, told
 from gateway.cli.supervisor import STOP_LIMIT_S, Spec, Supervisor
 from gateway.configuration.model_sources import foreign
 from workers.process.children.forked import give_back, load, watch_without_threads
+from workers.process.tls.certificates import Files
 
 if TYPE_CHECKING:
     from accounting.lifecycle.bootstrap import Credentials
@@ -67,6 +68,8 @@ class Options:
     tensor_parallel: int = 1
     num_threads: int | None = None
     """The threads of a worker. If it is None, the cores are shared among the workers."""
+    tls: Files | None = None
+    """The files of the base URL's certificate, if it has one."""
     drain_s: float = 60.0
     """The longest time for which gateways and workers drain."""
 
@@ -88,6 +91,10 @@ class Up:
         self.stop_asked = asyncio.Event()
         self.reload_asked = asyncio.Event()
         self.socket: socket.socket | None = None
+        self.local: socket.socket | None = None
+        """The unix socket of the base URL, where that has TLS: jobs and commands of this machine need no certificate."""
+        self._host = ""
+        """The host of the base URL."""
         self.models: tuple[ServedModel, ...] = ()
         num_ranks, num_threads = options.tensor_parallel, options.num_threads
         self.workers = self.workers_kind(
@@ -107,8 +114,12 @@ class Up:
     def _redis_socket(self) -> Path:
         return self.home.run / "redis.sock"
 
+    @property
+    def _local_socket(self) -> Path:
+        return self.home.run / "base.sock"
+
     async def run(self) -> None:
-        """Returns after a clean stop. Raises `HomeError` or `ChildFailed`."""
+        """Returns after a clean stop. Raises `HomeError`, `SettingsError` or `ChildFailed`."""
         check_file_system(self.home.root, self._journals())
         check_room(self.home.root, self._journals())
         lock = self.home.lock()
@@ -116,13 +127,17 @@ class Up:
             self._catch_signals()
             self._use_new_threads()
             self.socket = listen(self.options.host, self.options.port)
+            self._host = self.socket.getsockname()[0]
+            if self.options.tls is not None:
+                self._host = certified_host(self.options.tls, self._host)
+                self.local = listen_locally(self._local_socket)
             self._warn_of_clear_text(self.socket.getsockname()[0])
             self._gateways_ops = listen_from(OPS_HOST, GATEWAYS_OPS_PORT, 1)
             await self._serve()
         finally:
             self.home.ready.unlink(missing_ok=True)
             self.workers.close()
-            for sock in (self.socket, *self._jobs_ops, *self._gateways_ops):
+            for sock in (self.socket, self.local, *self._jobs_ops, *self._gateways_ops):
                 if sock is not None:
                     sock.close()
             os.close(lock)
@@ -287,7 +302,7 @@ class Up:
 
     def _warn_of_clear_text(self, host: str) -> None:
         """Says on the terminal what gateways say in their logs."""
-        if said := keys_in_the_clear(host, has_proxies=bool(os.environ.get(TRUSTED))):
+        if said := keys_in_the_clear(host, is_safe=self.local is not None or bool(os.environ.get(TRUSTED))):
             self._say([f"{said}. {LIST_A_PROXY}"])
 
     @staticmethod
@@ -303,7 +318,7 @@ class Up:
             "HEADGATE_DATABASE_URL": self.database_url,
             "HEADGATE_REDIS_URL": self.redis_url,
             "HEADGATE_BROKER_URL": self.broker_url,
-            "HEADGATE_URL": self.base_url,
+            "HEADGATE_URL": self.base_url if self.local is None else f"unix://{self._local_socket}",
             "PYTHONUNBUFFERED": "1",
             **more,
         }
@@ -311,6 +326,8 @@ class Up:
     def _gateway(self, slot: int) -> Spec:
         assert self.socket is not None
         fd, ops_fd = self.socket.fileno(), self._gateways_ops[0].fileno()
+        local = {} if self.local is None else {"HEADGATE_LOCAL_FD": str(self.local.fileno())}
+        local_fds = () if self.local is None else (self.local.fileno(),)
         env = self._env(
             HEADGATE_SLOT=str(slot),
             HEADGATE_LISTEN_FD=str(fd),
@@ -318,6 +335,7 @@ class Up:
             # No load balancer watches the probe of a single machine, so a stop need not wait for one.
             HEADGATE_DRAIN_GRACE_S=os.environ.get("HEADGATE_DRAIN_GRACE_S", "0"),
             HEADGATE_MODELS_FILE=str(self.home.models),
+            **local,
         )
         command = [sys.executable, "-m", "gateway"]
         limit_s = self.options.stop_limit_s
@@ -327,7 +345,7 @@ class Up:
             command,
             env,
             stop_limit_s=limit_s,
-            pass_fds=(fd, ops_fd),
+            pass_fds=(fd, ops_fd, *local_fds),
             entry=GATEWAY,
             beats=True,
         )
@@ -381,8 +399,9 @@ class Up:
     @property
     def base_url(self) -> str:
         assert self.socket is not None
-        host, port = self.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        host, port = self._host, self.socket.getsockname()[1]
+        scheme = "http" if self.local is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _write_ready(self) -> None:
         if not self.models or self.credentials is None or not self.supervisor.ready:
@@ -391,6 +410,7 @@ class Up:
         redis_pids = pids("redis")
         ready = Ready(
             base_url=self.base_url,
+            socket="" if self.local is None else str(self._local_socket),
             admin_key=self.credentials.admin_key,
             tenant_id=self.credentials.tenant_id,
             api_key=self.credentials.api_key,

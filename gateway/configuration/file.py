@@ -28,6 +28,7 @@ OF_ONE_PROCESS = frozenset(
     f"{PREFIX}{name}"
     for name in (
         *("HOME", "CONFIG", "CONFIG_NAMES", "SLOT", "MODEL", "MODEL_ID", "MODELS", "MODELS_FILE", "LISTEN_FD"),
+        *("LOCAL_FD", "LINK_CERT", "LINK_KEY"),
         *("OPS_FD", "HEARTBEAT_FD", "OPS_BIND", "WORKER_ADDRESS", "JOBS_PROCESS", "JOBS_PULSE"),
     )
 )

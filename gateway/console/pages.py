@@ -63,6 +63,10 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
+TLS_ALONE = "max-age=31536000"
+"""A browser that has seen a page over this gateway's own TLS asks the host by TLS alone, for a year."""
+LOCALHOST = "localhost"
+"""A browser would keep that for all servers of this name, and it has many."""
 
 EXPORTING: web.AppKey[set[str]] = web.AppKey("console_exporting", set)
 """The tenants for which a file is made now. Each may have one on a gateway at a time."""
@@ -335,6 +339,8 @@ def _shown(handler: Handler) -> Handler:
         if not response.prepared:
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
+            if request.secure and request.url.host != LOCALHOST:
+                response.headers[hdrs.STRICT_TRANSPORT_SECURITY] = TLS_ALONE
         return response
 
     return shown

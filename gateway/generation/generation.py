@@ -27,7 +27,8 @@ from gateway.metering.leases import LOW_WATER
 from gateway.parsers.parts import CallArguments, CallBegin, Part, Reasoning, Text, new_call_id
 from gateway.routing.links import failures
 from gateway.routing.links.link import Call, Event, Link, Lost, Mailbox, Refused, TextDelta
-from gateway.routing.links.worker_link import LinkDown, RequestQuarantined
+from gateway.routing.links.trust import LinkDown
+from gateway.routing.links.worker_link import RequestQuarantined
 from gateway.routing.router import Pick
 from gateway.text.choice import ChoiceText, Piece
 from workers.protocol.counts import PromptCounts, TokenUsage

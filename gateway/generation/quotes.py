@@ -30,7 +30,8 @@ from gateway.generation.vectors import VectorPlan
 from gateway.http import sql
 from gateway.http.auth import PRINCIPAL
 from gateway.intake.fingerprints import FINGERPRINT
-from gateway.routing.links.worker_link import LinkDown, WorkerLink
+from gateway.routing.links.trust import LinkDown
+from gateway.routing.links.worker_link import WorkerLink
 from gateway.telemetry.keys import RECORD
 from workers.protocol.frames import FrameError
 from workers.protocol.messages import CacheProbed

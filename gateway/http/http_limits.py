@@ -133,7 +133,8 @@ class GatewayProtocol(RequestHandler):
         "message_watch",
     )
 
-    def __init__(self, server: GatewayServer, **kwargs: Any) -> None:
+    def __init__(self, server: GatewayServer, address: str | None = None, **kwargs: Any) -> None:
+        """`address` is that of a connection which is counted already, because its handshake came first."""
         super().__init__(
             server,
             loop=server.loop,
@@ -147,7 +148,7 @@ class GatewayProtocol(RequestHandler):
         )
         self._limits = server.limits
         self._addresses = server.addresses
-        self._address: str | None = None
+        self._address = address
         self._timer: asyncio.TimerHandle | None = None
         """The timer of the first byte, of the rest of a head if `_in_head`, or of the rest of a refused body."""
         self._in_head = False
@@ -164,17 +165,24 @@ class GatewayProtocol(RequestHandler):
         """Called with all that comes on a WebSocket, before it is read. It is set before the upgrade."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        peer = transport.get_extra_info("peername")
-        address = peer[0] if isinstance(peer, tuple) else ""
-        if not self._addresses.admit(address):
-            cast(asyncio.Transport, transport).abort()
-            return
-        self._address = address
+        if self._address is None:
+            peer = transport.get_extra_info("peername")
+            address = peer[0] if isinstance(peer, tuple) else ""
+            if not self._addresses.admit(address):
+                cast(asyncio.Transport, transport).abort()
+                return
+            self._address = address
         super().connection_made(transport)
         cast(asyncio.Transport, transport).set_write_buffer_limits(high=MAX_QUEUE_BYTES)
-        if address:
+        if self._address:
             self._bound_system(transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._limits.first_byte_s, self.force_close)
+
+    def never_made(self) -> None:
+        """Ends the count of a connection whose handshake failed."""
+        if self._address is not None and self.transport is None:
+            self._addresses.leave(self._address)
+            self._address = None
 
     def _bound_system(self, connection: socket.socket) -> None:
         if NOT_SENT is not None:
@@ -264,9 +272,16 @@ class GatewayProtocol(RequestHandler):
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp always lets the transport close
         """Ends a body whose client will send nothing more, so that it hears why it is refused. A client that has sent
         its whole request and closes its half is one that left: most close both at once, and nothing tells them apart.
+        TLS ends both halves at once, so nobody would hear.
         """
         payload = self._last_payload
-        if self.transport is None or self._is_answered or payload.is_eof() or payload.exception() is not None:
+        if (
+            self.transport is None
+            or not self.transport.can_write_eof()
+            or self._is_answered
+            or payload.is_eof()
+            or payload.exception() is not None
+        ):
             return False
         self._end_body(payload, BodyCutShort())
         return True  # the half of the answer stays open; the handler closes it
@@ -322,7 +337,8 @@ class GatewayProtocol(RequestHandler):
             await asyncio.sleep(LINGERING_S)
 
     def _end_answer(self, transport: asyncio.Transport, rest: StreamReader) -> None:
-        transport.write_eof()
+        if transport.can_write_eof():  # with TLS the answer's length tells where it ends
+            transport.write_eof()
         self._is_answered = True
         self._last_data_at = self._loop.time()
         self._watch_rest(rest)
@@ -424,6 +440,12 @@ class GatewayServer(web.Server):
 
     def __call__(self) -> RequestHandler:
         return GatewayProtocol(self, access_log=None)
+
+    def shaking(self, address: str) -> GatewayProtocol | None:
+        """Counts a connection whose handshake begins, and returns its protocol, or None if it may not stay."""
+        if not self.addresses.admit(address):
+            return None
+        return GatewayProtocol(self, address, access_log=None)
 
 
 def _take_expect(handler: Any) -> Any:

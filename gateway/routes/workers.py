@@ -17,7 +17,8 @@ from gateway.generation.served.models import MODELS
 from gateway.generation.stream import GENERATION
 from gateway.http.sql import writing
 from gateway.routes.admin import part, route, who
-from gateway.routing.links.worker_link import LinkDown, WorkerLink
+from gateway.routing.links.trust import LinkDown
+from gateway.routing.links.worker_link import WorkerLink
 from gateway.schema import workers as shapes
 from gateway.schema.organization import listing, reply
 
@@ -28,7 +29,8 @@ ONE = f"{PATH}/{{worker_id}}"
 async def list_all(request: web.Request) -> web.Response:
     """Lists the linked workers, and those that are registered and cannot be reached."""
     found = listing([shapes.worker(_told(request, link)) for link in _links(request)], has_more=False)
-    unreachable = [shapes.registered(one) for one in request.app[GENERATION].fleet.unreachable]
+    fleet = request.app[GENERATION].fleet
+    unreachable = [shapes.registered(one, fleet.refusals.get(one.worker)) for one in fleet.unreachable]
     return reply(found | {"unreachable": unreachable} | _answered_by(request))
 
 

@@ -49,6 +49,11 @@ class RouterMetrics(Collector):
         yield CounterMetricFamily(
             "headgate_worker_links_lost", "Links to workers that ended.", value=self._fleet.num_lost
         )
+        yield CounterMetricFamily(
+            "headgate_worker_links_refused",
+            "Links to workers that did not come up because one side did not trust the other.",
+            value=self._fleet.num_refused,
+        )
 
         num_suspects, num_refused = self._fleet.quarantine.counts()
         yield GaugeMetricFamily(

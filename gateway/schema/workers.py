@@ -81,9 +81,9 @@ def worker_in_detail(link: LinkedWorker, adapters: Iterable[AdapterState]) -> di
     }
 
 
-def registered(one: Registration) -> dict[str, Any]:
-    """Returns a worker that is registered and not linked."""
-    return {"id": one.worker, "model": one.model, "address": one.address}
+def registered(one: Registration, why: str | None) -> dict[str, Any]:
+    """Returns a worker that is registered and not linked, and why the link was refused, if it was."""
+    return {"id": one.worker, "model": one.model, "address": one.address, "refused": why}
 
 
 def cache(report: EngineReport) -> dict[str, Any]:

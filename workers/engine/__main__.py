@@ -40,6 +40,7 @@ from workers.engine.values.host_port import HostBlocks
 from workers.engine.values.plan import StepRunner
 from workers.process import file_systems, logs, waiting
 from workers.process.heartbeat import Heartbeat
+from workers.process.tls.certificates import Certificate, CertificateError, CertificateMetrics, listening_context
 
 logger = logging.getLogger("workers.engine")
 
@@ -73,6 +74,10 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
     """Runs the worker and returns its exit status. Raises `StartError`."""
     if said := file_systems.on_a_network([told.journal_dir]):
         raise StartError(f"{said}. {file_systems.REMEDY}")
+    try:
+        certificate = None if told.link_files is None else Certificate(told.link_files, listening_context)
+    except CertificateError as error:
+        raise StartError(str(error)) from None
     runner = load_runner(told, ranks)
     process = str(uuid.uuid4())
     journal = EngineJournal(told.journal_dir, told.worker, process, runner.root)
@@ -83,7 +88,9 @@ def run(told: WorkerSettings, ranks: Ranks) -> int:
         told.served_name, told.slot, runner.block_size, runner.num_blocks, by_tenant=told.metrics_tenant_detail
     )
     metrics.tell_kernels(runner.kernels)
-    identity = Identity(told.worker, told.served_name, told.address, told.redis_url, journal.predecessor)
+    if certificate is not None:
+        metrics.registry.register(CertificateMetrics({"links": certificate}))
+    identity = Identity(told.worker, told.served_name, told.address, told.redis_url, journal.predecessor, certificate)
     hello = hello_of(engine, told.served_name, process)
     service = Service(identity, engine, hello, metrics, journal.unacked, told.drain_s)
     # The objects that exist now stay. A full collection of torch's and transformers' objects would stop every row for

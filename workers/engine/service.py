@@ -23,6 +23,7 @@ import msgspec
 
 from workers.engine.engine import Accept, Drain, Engine, Event, LinkClosed, StepOutput, Stop
 from workers.engine.journal.shipping import Shipper
+from workers.engine.link_listener import Listener, listen
 from workers.engine.lora.adapter_reader import AdapterReader
 from workers.engine.metrics import Metrics
 from workers.engine.registration import keep_registered
@@ -32,6 +33,7 @@ from workers.engine.step import faults
 from workers.process import turns
 from workers.process.heartbeat import places
 from workers.process.rounds import repeat
+from workers.process.tls.certificates import FILES_EVERY_S, Certificate
 from workers.protocol import registry
 from workers.protocol.connection import HEARTBEAT_S, Connection
 from workers.protocol.counts import EngineAck, EngineRecord, EngineRecords
@@ -73,6 +75,8 @@ class Identity:
     redis_url: str = ""
     predecessor: str = ""
     """The process that had the slot's journal before this one."""
+    certificate: Certificate | None = None
+    """The certificate for links to a `tcp:` address, which then speak TLS."""
 
 
 class Service:
@@ -104,7 +108,7 @@ class Service:
         self._inbox: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._shipper = Shipper(unacked)
         self._adapters = AdapterReader(engine.runner, lambda read: self._inbox.put((0, read)))
-        self._server: asyncio.Server | None = None
+        self._server: Listener | None = None
         self._links: dict[int, Connection] = {}
         self._unread: dict[int, int] = {}
         """Unread bytes of each link at the last beat."""
@@ -178,6 +182,10 @@ class Service:
                     tasks.create_task(repeat(HEARTBEAT_S, self._send_heartbeats)),
                     tasks.create_task(repeat(REPORT_EVERY_S, self._tell_residency, waits_first=True)),
                 ]
+                if self.identity.certificate is not None:
+                    look = self.identity.certificate.look
+                    reading = repeat(FILES_EVERY_S, lambda: asyncio.to_thread(look), waits_first=True)
+                    helpers.append(tasks.create_task(reading))
                 if self.identity.redis_url:
                     helpers.append(tasks.create_task(self._keep_registered()))
                 self.ready = True
@@ -277,15 +285,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
-        kind, _, rest = self.identity.address.partition(":")
-        if kind == "unix":
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(rest)  # left by a killed process; the slot's lock says that it is gone
-            server = await asyncio.start_unix_server(self._serve_link, rest)
-            os.chmod(rest, 0o600)
-        else:
-            host, _, port = rest.rpartition(":")
-            server = await asyncio.start_server(self._serve_link, host, int(port))
+        server = await listen(self.identity.address, self.identity.certificate, self._serve_link)
         self._server = server
         try:
             yield

@@ -17,6 +17,8 @@ import pydantic
 
 from workers.engine.values.errors import StartError
 from workers.process import refused_settings, setting_forms
+from workers.process.tls.certificates import Files, link_files
+from workers.protocol import addresses
 
 PREFIX = "HEADGATE_"
 OWN_PREFIX = "HEADGATE_ENGINE_"
@@ -42,6 +44,16 @@ class WorkerSettings(pydantic.BaseModel):
     """Name of the model for clients. Unset: the last part of `model`."""
     worker_address: str = pydantic.Field(default="", pattern=r"^(unix:/.+|tcp:.+:\d+|)$")
     """Address of the worker, `unix:/path` or `tcp:host:port`. Unset: a socket in the home's run directory."""
+    link_ca: Path | None = None
+    """A file with the authority by which gateways and workers know each other (PEM). With it, a `tcp:` address speaks TLS,
+    and both ends show a certificate (docs/several-hosts.md)."""
+    link_cert: Path | None = None
+    """File with this worker's certificate, which is for the host of its address (PEM). It is read again when it changes."""
+    link_key: Path | None = None
+    """File of that certificate's private key (PEM, without a password)."""
+    link_plain: bool = False
+    """Whether a `tcp:` address beyond this machine may go without TLS. Prompts and answers travel in the clear then, and
+    whoever reaches the port can use the worker."""
     redis_url: setting_forms.RedisUrl = ""
     """Redis server where gateways look for workers. Unset: they find workers another way."""
     threads: int | None = pydantic.Field(default=None, ge=1)
@@ -174,6 +186,9 @@ class WorkerSettings(pydantic.BaseModel):
         "engine_adapters",
         "engine_heads",
         "engine_shared_cache_secret",
+        "link_ca",
+        "link_cert",
+        "link_key",
         mode="before",
     )(setting_forms.named)
 
@@ -218,6 +233,18 @@ class WorkerSettings(pydantic.BaseModel):
         if self.engine_host_cache and self.engine_tensor_parallel > 1:
             raise ValueError("HEADGATE_ENGINE_HOST_CACHE cannot be combined with HEADGATE_ENGINE_TENSOR_PARALLEL")
         return self
+
+    @pydantic.model_validator(mode="after")
+    def _links_are_closed_to_strangers(self) -> WorkerSettings:
+        setting_forms.of_links(self.link_ca, self.link_cert, self.link_key, is_plain=self.link_plain)
+        if self.link_ca is None and not self.link_plain and addresses.is_open(self.address):
+            raise ValueError(f"HEADGATE_WORKER_ADDRESS = {self.address}: {addresses.NEEDS_TLS}")
+        return self
+
+    @property
+    def link_files(self) -> Files | None:
+        """The files of the certificate for links to gateways."""
+        return link_files(self.link_ca, self.link_cert, self.link_key)
 
     @property
     def worker(self) -> str:

@@ -25,6 +25,8 @@ _DATABASE = re.compile(
 )
 _BROKERS = ("amqp", "amqps", "pyamqp", "redis", "rediss", "redis+socket", "sentinel", "memory")
 MAX_PORT = 65_535
+UNIX_URL = "unix:///"
+"""The beginning of a URL that is a socket of this machine."""
 
 
 def given(environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,6 +43,23 @@ def named(value: object) -> object:
     if value == "":
         raise ValueError("must not be empty")
     return value
+
+
+def all_or_none(**settings: object) -> None:
+    """Refuses settings that need each other, if some of them are given. Raises ValueError."""
+    given = [name for name, value in settings.items() if value is not None]
+    if given and len(given) < len(settings):
+        first, *others = settings
+        raise ValueError(f"{first} and {' and '.join(others)} need each other")
+
+
+def of_links(ca: object, cert: object, key: object, *, is_plain: bool) -> None:
+    """Refuses settings for links between gateways and workers that do not fit each other. Raises ValueError."""
+    all_or_none(HEADGATE_LINK_CA=ca, HEADGATE_LINK_CERT=cert, HEADGATE_LINK_KEY=key)
+    if ca is not None and is_plain:
+        raise ValueError(
+            "HEADGATE_LINK_PLAIN has no meaning beside HEADGATE_LINK_CA: with certificates links speak TLS"
+        )
 
 
 def host(value: str) -> str:
@@ -121,6 +140,15 @@ def base_url(value: str) -> str:
     return value
 
 
+def gateway_url(value: str) -> str:
+    """Checks the URL of the gateways, which may also be a unix socket of theirs."""
+    if not re.fullmatch(rf"{UNIX_URL}[^\s]+", value) and not _has_host(value, "http", "https"):
+        raise ValueError(
+            "it should begin with http:// or https:// and name a host, like http://127.0.0.1:8080, or be unix:///path"
+        )
+    return value
+
+
 def smtp_url(value: str) -> str:
     if not _has_host(value, "smtp", "smtps"):
         raise ValueError("it should begin with smtp:// or smtps:// and name a host, like smtp://user:password@host:587")
@@ -131,7 +159,7 @@ Bind = Annotated[str, pydantic.AfterValidator(bind)]
 DatabaseUrl = Annotated[str, pydantic.AfterValidator(database_url)]
 RedisUrl = Annotated[str, pydantic.AfterValidator(redis_url)]
 BrokerUrl = Annotated[str, pydantic.AfterValidator(broker_url)]
-BaseUrl = Annotated[str, pydantic.AfterValidator(base_url)]
+GatewayUrl = Annotated[str, pydantic.AfterValidator(gateway_url)]
 SmtpUrl = Annotated[str, pydantic.AfterValidator(smtp_url)]
 
 OF_ALL: Mapping[str, Check] = {
@@ -146,7 +174,7 @@ COMMANDS: Mapping[str, Check] = {
     "HEADGATE_GATEWAYS": count(1, 64),
     "HEADGATE_THREADS": count(1),
     "HEADGATE_ENGINE_TENSOR_PARALLEL": count(1, 64),
-    "HEADGATE_URL": base_url,
+    "HEADGATE_URL": gateway_url,
     "HEADGATE_API_KEY": api_key,
     "HEADGATE_DATABASE_URL": database_url,
     "HEADGATE_REDIS_URL": redis_url,

@@ -7,15 +7,19 @@ messages like any other: the owner of the connection sends them.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from workers.protocol import addresses
 from workers.protocol.frames import FrameReader, encode
 from workers.protocol.messages import Message
 from workers.protocol.patience import Silence
 
 READ_BYTES = 256 * 1024
 HEARTBEAT_S = 1.0
+HANDSHAKE_S = 3.0
+"""The longest time for a handshake of TLS."""
 SILENCE_S = 3.0
 """Seconds of silence after which a peer is lost, or up to a quarter more. Only time in which this process's loop runs
 counts."""
@@ -58,7 +62,7 @@ class Connection:
                 messages = self._frames.feed(data)
                 if messages:
                     yield messages
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             return
         finally:
             silence.stop()
@@ -75,7 +79,7 @@ class Connection:
             listener.data_received(data)
             if not self._reader.at_eof() or listener.ended.done():
                 await listener.ended
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLError):
             return
         finally:
             listener.stop()
@@ -124,10 +128,20 @@ class _Listener(asyncio.Protocol):
         self._silence.stop()
 
 
-async def dial(address: str) -> Connection:
-    """Connects to `unix:/path` or `tcp:host:port`. Raises `OSError`."""
-    kind, _, rest = address.partition(":")
-    if kind == "unix":
-        return Connection(*await asyncio.open_unix_connection(rest))
-    host, _, port = rest.rpartition(":")
-    return Connection(*await asyncio.open_connection(host, int(port)))
+async def dial(address: str, context: ssl.SSLContext | None = None) -> Connection:
+    """Connects to `unix:/path` or `tcp:host:port`, the latter by TLS if there is a context. Raises `OSError`."""
+    where = addresses.host_port(address)
+    if where is None:
+        return Connection(*await asyncio.open_unix_connection(address.removeprefix("unix:")))
+    host, port = where
+    if context is None:
+        return Connection(*await asyncio.open_connection(host, port))
+    opened = await asyncio.open_connection(
+        host,
+        port,
+        ssl=context,
+        server_hostname=host,
+        ssl_handshake_timeout=HANDSHAKE_S,
+        ssl_shutdown_timeout=HANDSHAKE_S,
+    )
+    return Connection(*opened)

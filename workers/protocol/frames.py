@@ -20,6 +20,8 @@ from workers.protocol.messages import Message
 MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 _LENGTH = struct.Struct(">I")
+_TLS = b"\x16\x03"
+"""The first bytes of a handshake. As a length they would be far above every bound."""
 
 
 def _pack(ids: Any) -> bytes:
@@ -70,6 +72,8 @@ class Frames(Generic[M]):
     def length(self, head: bytes | bytearray) -> int:
         (num_bytes,) = _LENGTH.unpack(head)
         if num_bytes > self.max_bytes:
+            if head[:2] == _TLS:
+                raise FrameError("the peer speaks TLS, and this side does not: HEADGATE_LINK_CA is set there alone")
             raise FrameError(f"peer announced a frame of {num_bytes} bytes")
         return int(num_bytes)
 

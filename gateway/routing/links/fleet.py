@@ -15,7 +15,8 @@ import msgspec
 
 from gateway.base.lifecycle import uninterrupted
 from gateway.routing.links.quarantine import Quarantine
-from gateway.routing.links.worker_link import LinkDown, WorkerLink, new_process_id
+from gateway.routing.links.trust import LinkDown, LinkRefused, Trust
+from gateway.routing.links.worker_link import WorkerLink, new_process_id
 from gateway.routing.links.worker_records import KeepRecords
 from workers.process.rounds import heed_cancellation, within
 from workers.protocol import registry
@@ -30,6 +31,8 @@ SEARCH_EVERY_S = 0.5
 """The time between two looks while no worker is known, or one is not linked."""
 REDIAL_S = 0.5
 """The time until a worker is dialled again that could not be reached."""
+REFUSED_S = 5.0
+"""The time until a worker is dialled again that this gateway does not trust, or that does not trust it."""
 LOST_S = 0.25
 """The time until a worker is dialled again whose link was up."""
 
@@ -39,10 +42,16 @@ Look = Callable[[], Awaitable[list[Registration] | None]]
 
 class Fleet:
     def __init__(
-        self, look: Look, keep_records: KeepRecords, group_key: bytes = b"", quarantine: Quarantine | None = None
+        self,
+        look: Look,
+        keep_records: KeepRecords,
+        group_key: bytes = b"",
+        quarantine: Quarantine | None = None,
+        trust: Trust = Trust(),  # noqa: B008 - it is frozen
     ) -> None:
         self.quarantine = quarantine or Quarantine()
         self._group_key = group_key
+        self._trust = trust
         self._look = look
         self._keep_records = keep_records
         self._process = new_process_id()
@@ -51,6 +60,10 @@ class Fleet:
         self._news = asyncio.Event()
         self.num_lost = 0
         """The number of links that were up and ended."""
+        self.num_refused = 0
+        """How often a worker was dialled, and one side did not trust the other."""
+        self.refusals: dict[str, str] = {}
+        """The workers for which that was so the last time, and why."""
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -103,7 +116,12 @@ class Fleet:
                         link.abort()  # what is dialled under a registration that is over may never be up
                     if registration.worker not in self._links:
                         link = WorkerLink(
-                            registration, self._process, self._keep_records, self._group_key, self.quarantine
+                            registration,
+                            self._process,
+                            self._keep_records,
+                            self._group_key,
+                            self.quarantine,
+                            self._trust,
                         )
                         self._links[registration.worker] = link
                         tasks.create_task(self._serve(link))
@@ -114,13 +132,26 @@ class Fleet:
         try:
             await link.run()
             self.num_lost += 1
+            self.refusals.pop(link.registration.worker, None)
             await asyncio.sleep(LOST_S)
+        except LinkRefused as refused:
+            self._note(link.registration, str(refused))
+            await asyncio.sleep(REFUSED_S)
         except LinkDown:
+            self.refusals.pop(link.registration.worker, None)
             await asyncio.sleep(REDIAL_S)
         finally:
             del self._links[link.registration.worker]
             self.look_soon()
             await uninterrupted(link.records.until_kept())  # the worker is dialled meanwhile
+
+    def _note(self, registration: Registration, why: str) -> None:
+        """Notes a refusal. The log has each once, however often the worker is dialled."""
+        self.num_refused += 1
+        if self.refusals.get(registration.worker) != why:
+            self.refusals[registration.worker] = why
+            said = {"worker": registration.worker, "address": registration.address, "why": why}
+            logger.warning("worker_link_refused", extra=said)
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:

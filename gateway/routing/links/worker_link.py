@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 import uuid
 from array import array
@@ -21,8 +22,10 @@ from accounting.values.types import BoughtAttempt
 from gateway.routing.links.cache_view import CacheView
 from gateway.routing.links.link import Lost, Mailbox, reads
 from gateway.routing.links.quarantine import FIRST_TOKENS, Quarantine, fingerprint
+from gateway.routing.links.trust import LinkDown, LinkRefused, Trust
 from gateway.routing.links.worker_records import KeepRecords, WorkerRecords
-from workers.protocol import registry
+from workers.process.tls import listener
+from workers.protocol import addresses, registry
 from workers.protocol.connection import HEARTBEAT_S, Connection, dial
 from workers.protocol.counts import EngineRecords, ResidencyReport
 from workers.protocol.frames import FrameError
@@ -63,14 +66,15 @@ SNAPSHOT_S = 3.0
 STUCK_STEP_AGE_MS = 15_000
 """The gateway cuts its link to an engine whose running step is older. `headgate up` restarts the process (`workers/process/heartbeat.py`)."""
 
+ENDED_EARLY = "it ended the link before it said hello: if it refused this gateway's certificate, its log says why"
+ENDED_EARLY_IN_PLAIN = (
+    "it ended the link before it said hello: it may speak TLS, and HEADGATE_LINK_CA is not set for this gateway"
+)
+
 WorkerState = Literal["ready", "draining", "disk_full", "silent", "other_tokenizer"]
 """The state of a linked worker. `silent`: its engine has shown no step for some seconds. `other_tokenizer`: it would
 take work, but means other tokens by the gateway's ids.
 """
-
-
-class LinkDown(Exception):
-    """The worker cannot be reached."""
 
 
 class RequestQuarantined(Exception):
@@ -160,6 +164,7 @@ class WorkerLink:
         keep_records: KeepRecords,
         group_key: bytes = b"",
         quarantine: Quarantine | None = None,
+        trust: Trust = Trust(),  # noqa: B008 - it is frozen
     ) -> None:
         """A `group_key` that is not empty makes the link ask the worker what its cache holds."""
         self.registration = registration
@@ -172,6 +177,8 @@ class WorkerLink:
         """The adapters by name, as the worker last reported them."""
         self._group_key = group_key
         self._quarantine = quarantine or Quarantine()
+        self._trust = trust
+        self._was_up = False
         self._is_well = False
         """The engine has stepped, or had nothing to do, since the link is up."""
         self._asked_at = 0.0
@@ -306,11 +313,19 @@ class WorkerLink:
 
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
-        which may take seconds: `records.until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at all.
+        which may take seconds: `records.until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at
+        all, and `LinkRefused` if one side does not trust the other.
         """
+        context = self._trust.context(self.registration.address)
         try:
             async with patience(HELLO_S):
-                self._connection = await dial(self.registration.address)
+                self._connection = await dial(self.registration.address, context)
+        except ConnectionRefusedError:
+            raise LinkDown from None
+        except (ssl.SSLError, ConnectionError) as error:
+            if context is None:
+                raise LinkDown from None
+            raise LinkRefused(listener.why(error)) from None
         except (OSError, TimeoutError):
             raise LinkDown from None
         # Our hello is sent before anything is read: an answer to the worker's hello must not overtake it.
@@ -328,6 +343,8 @@ class WorkerLink:
                 self._connection.abort()
                 self.records.stop()
             beats.cancel()
+        if not self._was_up and addresses.host_port(self.registration.address) is not None:
+            raise LinkRefused(ENDED_EARLY if context is not None else ENDED_EARLY_IN_PLAIN)
 
     def abort(self) -> None:
         """Ends the link, unless it is still being dialled."""
@@ -448,7 +465,7 @@ class WorkerLink:
         if hello.version != PROTOCOL_VERSION or hello.model != self.registration.model:
             logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
-        self.hello = hello
+        self.hello, self._was_up = hello, True
         self._quarantine.linked(self.registration.worker, hello.process)
         self._ask_snapshot()
         logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})

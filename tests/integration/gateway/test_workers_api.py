@@ -117,7 +117,7 @@ async def test_a_worker_that_is_registered_and_gone_is_named_and_cannot_be_drain
     await until(lambda: bare_gateway.app[GENERATION].fleet.unreachable)
     page = (await call(bare_gateway, "GET", PATH))[1]
     assert page["data"] == []
-    assert page["unreachable"] == [{"id": "worker-7", "model": MODEL, "address": gone.address}]
+    assert page["unreachable"] == [{"id": "worker-7", "model": MODEL, "address": gone.address, "refused": None}]
     for method, path in (("GET", f"{PATH}/worker-7"), ("POST", f"{PATH}/worker-7/drain")):
         status, body = await call(bare_gateway, method, path)
         assert (status, body["error"]["type"]) == (404, "invalid_request_error")

@@ -21,6 +21,7 @@ from gateway.cli.chat_client import ChatClient
 from gateway.cli.ending import NOT_ANSWERED, ended
 from gateway.cli.exit_codes import CLOSED, CONFIG, FAILED, FAULT, INTERRUPTED, MEANINGS, OK, USAGE
 from gateway.cli.main import main
+from gateway.cli.server_place import Server
 from gateway.cli.supervisor import ChildFailed, ChildRefused
 from gateway.cli.whole_file import whole_file
 
@@ -203,7 +204,7 @@ def test_ctrl_c_while_the_program_is_imported_is_no_traceback(monkeypatch):
     ("prompt", "status"), [(("Hello",), INTERRUPTED), ((), OK)], ids=["one prompt", "conversation"]
 )
 def test_ctrl_c_in_an_answer_ends_a_chat_of_one_prompt_alone(prompt, status, monkeypatch, tmp_path):
-    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.of", lambda home: ChatClient("http://h", "k"))
+    monkeypatch.setattr("gateway.cli.chat_client.ChatClient.of", lambda home: ChatClient(Server("http://h"), "k"))
     monkeypatch.setattr("gateway.cli.chat_client.ChatClient.stream", raising(KeyboardInterrupt()))
     monkeypatch.setattr("gateway.cli.chat._with_history", lambda: None)
     lines = iter(["Hello", "/exit"])

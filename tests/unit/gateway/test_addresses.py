@@ -42,10 +42,10 @@ def test_an_ipv4_address_in_ipv6_clothes_is_the_ipv4_address():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "2001:db8::1"])
 def test_an_address_that_others_reach_without_a_proxy_carries_keys_in_the_clear(host: str) -> None:
-    assert "in the clear" in keys_in_the_clear(host, has_proxies=False)
-    assert not keys_in_the_clear(host, has_proxies=True)
+    assert "in the clear" in keys_in_the_clear(host, is_safe=False)
+    assert not keys_in_the_clear(host, is_safe=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", ""])
 def test_loopback_and_unix_sockets_carry_none(host: str) -> None:
-    assert not keys_in_the_clear(host, has_proxies=False)
+    assert not keys_in_the_clear(host, is_safe=False)

@@ -13,7 +13,7 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from gateway.http.listeners import BACKLOG, NUM_DESCRIPTORS, ListenerMetrics, descriptors, num_waiting
+from gateway.listening.sockets import BACKLOG, NUM_DESCRIPTORS, ListenerMetrics, descriptors, num_waiting
 
 
 def clients(address: tuple[str, int], count: int, closed: ExitStack) -> None:

@@ -46,8 +46,10 @@ class JobsSettings(pydantic.BaseModel):
 
     home: Path
     """The state directory: secrets and files."""
-    url: setting_forms.BaseUrl
-    """Base URL of the gateways."""
+    url: setting_forms.GatewayUrl
+    """Base URL of the gateways; or `unix:///path`, a socket of theirs on this machine."""
+    url_ca: Path | None = None
+    """A file with the authorities by which the gateways' certificate is known (PEM), in place of the system's."""
     broker_url: setting_forms.BrokerUrl
     """Celery's broker: `redis://host:port/db` or `redis+socket:///path?virtual_host=0`."""
     database_url: setting_forms.DatabaseUrl | None = None
@@ -73,7 +75,7 @@ class JobsSettings(pydantic.BaseModel):
     test_time_scale: float = pydantic.Field(default=1.0, gt=0, le=1)
     """A factor for tests that shortens every time."""
 
-    _are_named = pydantic.field_validator("home", "jobs_pulse", mode="before")(setting_forms.named)
+    _are_named = pydantic.field_validator("home", "jobs_pulse", "url_ca", mode="before")(setting_forms.named)
 
     @pydantic.field_validator("url")
     @classmethod

@@ -28,7 +28,7 @@ from accounting.batches.file_store import FileStore
 from accounting.batches.source import UNREADABLE, InputUnreadable, opened
 from accounting.database import sealing
 from accounting.database.db import Database
-from workers.jobs.base import tracing
+from workers.jobs.base import gateways, tracing
 from workers.jobs.base.settings import SOFT_LIMIT_S, JobsSettings
 from workers.jobs.base.tally import Tally
 from workers.jobs.base.time_limit import TimeLimit
@@ -148,8 +148,9 @@ class Look:
                 opened(self._store, source, data_key) as reader,
                 tracing.chunk_span(self._tracer, held, batch.traceparent) as trace,
             ):
-                async with aiohttp.ClientSession(timeout=timeout) as session:
-                    sender = Sender(session, self._settings.url + batch.endpoint, credential, held.batch_id, trace)
+                async with gateways.session(self._settings, timeout) as session:
+                    url = gateways.base_url(self._settings) + batch.endpoint
+                    sender = Sender(session, url, credential, held.batch_id, trace)
                     runner = ChunkRunner(self._settings, database, held, reader, data_key, sender, self._is_draining)
                     left = await runner.run()
                 trace.left(left)

@@ -14,6 +14,7 @@ from accounting.access.credentials import run_credential
 from accounting.batches.claims import now_ms
 from accounting.database.db import Database
 from accounting.responses import runs
+from workers.jobs.base import gateways
 from workers.jobs.base.settings import JobsSettings
 
 logger = logging.getLogger(__name__)
@@ -38,13 +39,13 @@ class Restarts:
         if not due:
             return 0
         pepper = self._settings.secret("pepper")
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
+        async with gateways.session(self._settings, aiohttp.ClientTimeout(total=ASK_S)) as session:
             for response_id in due:
                 await self._ask(session, response_id, run_credential(pepper, response_id))
         return len(due)
 
     async def _ask(self, session: aiohttp.ClientSession, response_id: str, credential: str) -> None:
-        url = f"{self._settings.url}/v1/responses/{response_id}/run"
+        url = f"{gateways.base_url(self._settings)}/v1/responses/{response_id}/run"
         try:
             async with session.post(url, headers={"authorization": f"Bearer {credential}"}) as answer:
                 if answer.status != 202:

@@ -112,3 +112,27 @@ capabilities: {drop: [ALL]}
 {{- define "headgate.grace" -}}
 {{ add .Values.drain.graceSeconds .Values.drain.seconds 25 }}
 {{- end }}
+
+{{- /* The settings of links, by the name of a secret, or none where the network policy guards them: (dict "root" $ "secret" ...) */}}
+{{- define "headgate.linkEnv" -}}
+{{- if .secret }}
+- {name: HEADGATE_LINK_CA, value: /etc/headgate-links/ca.crt}
+- {name: HEADGATE_LINK_CERT, value: /etc/headgate-links/tls.crt}
+- {name: HEADGATE_LINK_KEY, value: /etc/headgate-links/tls.key}
+{{- else if .root.Values.networkPolicy.enabled }}
+- {name: HEADGATE_LINK_PLAIN, value: "1"}
+{{- end }}
+{{- end }}
+
+{{- define "headgate.linkMount" -}}
+{{- if . }}
+- {name: links, mountPath: /etc/headgate-links, readOnly: true}
+{{- end }}
+{{- end }}
+
+{{- define "headgate.linkVolume" -}}
+{{- with . }}
+- name: links
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end }}

@@ -33,7 +33,7 @@ OPS_FIRST_PORT = 9300
 def base_socket(settings: GatewaySettings) -> socket.socket:
     """Opens the socket of the base URL. Raises `SettingsError`."""
     if settings.listen_fd is not None:
-        return _inherited(settings.listen_fd, "HEADGATE_LISTEN_FD")
+        return inherited(settings.listen_fd, "HEADGATE_LISTEN_FD")
     return _bound(settings.bind)
 
 
@@ -42,13 +42,21 @@ def ops_socket(settings: GatewaySettings) -> socket.socket:
     `SettingsError`.
     """
     if settings.ops_fd is not None:
-        return _inherited(settings.ops_fd, "HEADGATE_OPS_FD")
+        return inherited(settings.ops_fd, "HEADGATE_OPS_FD")
     if settings.ops_bind:
         return _bound(settings.ops_bind)
     try:
         return socket.create_server((OPS_HOST, OPS_FIRST_PORT + settings.slot), backlog=BACKLOG)
     except (OSError, OverflowError):
         return socket.create_server((OPS_HOST, 0), backlog=BACKLOG)
+
+
+def inherited(fd: int, name: str) -> socket.socket:
+    """Returns the socket of an inherited descriptor; `name` is the setting that has it. Raises `SettingsError`."""
+    try:
+        return socket.socket(fileno=os.dup(fd))
+    except OSError as error:
+        raise SettingsError(f"{name} is not an open socket: {error.strerror}.") from None
 
 
 def descriptors(opened: socket.socket) -> list[socket.socket]:
@@ -78,13 +86,6 @@ class ListenerMetrics(Collector):
             "Connections that wait until a gateway accepts them. Gateways that share a socket show the same number.",
             value=num_waiting(self._opened),
         )
-
-
-def _inherited(fd: int, name: str) -> socket.socket:
-    try:
-        return socket.socket(fileno=os.dup(fd))
-    except OSError as error:
-        raise SettingsError(f"{name} is not an open socket: {error.strerror}.") from None
 
 
 def _bound(bind: str) -> socket.socket:

@@ -1,0 +1,109 @@
+"""Certificates are judged in one sentence at the start, and follow their files afterwards."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from certificates import Authority, write_key
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from workers.process.tls.certificates import Certificate, CertificateError, Files, Setting, host_name, https_context
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def files(authority: Authority) -> Files:
+    pair = authority.sign("listener", "127.0.0.1", "*.example.org", "llm.example.org")
+    return Files(Setting("HEADGATE_TLS_CERT", pair.cert), Setting("HEADGATE_TLS_KEY", pair.key))
+
+
+def fault(files: Files) -> str:
+    with pytest.raises(CertificateError) as refused:
+        Certificate(files, https_context)
+    return str(refused.value)
+
+
+def other_key(path: Path) -> None:
+    write_key(path, ec.generate_private_key(ec.SECP256R1()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: f.cert.path.unlink(), "HEADGATE_TLS_CERT = {cert} cannot be read: No such file or directory."),
+        (lambda f: f.key.path.unlink(), "HEADGATE_TLS_KEY = {key} cannot be read: No such file or directory."),
+        (lambda f: f.cert.path.write_text("-----BEGIN"), "HEADGATE_TLS_CERT = {cert} has no certificate in PEM form."),
+        (lambda f: f.key.path.write_text("none"), "HEADGATE_TLS_KEY = {key} has no private key in PEM form."),
+        (lambda f: other_key(f.key.path), "HEADGATE_TLS_KEY = {key} does not belong to HEADGATE_TLS_CERT = {cert}"),
+        (lambda f: f.key.path.chmod(0o644), "HEADGATE_TLS_KEY = {key} may be read by every user of this machine"),
+    ],
+    ids=["no certificate", "no key", "a broken certificate", "a broken key", "another key", "an open key"],
+)
+def test_files_that_cannot_be_used_are_one_sentence(files: Files, spoil: Callable[[Files], object], said: str) -> None:
+    spoil(files)
+    assert fault(files).startswith(said.format(cert=files.cert.path, key=files.key.path))
+
+
+def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(files: Files, authority: Authority) -> None:
+    authority.sign("listener", "127.0.0.1", password="secret")
+    write_key(files.key.path, ec.generate_private_key(ec.SECP256R1()), "secret")
+    assert "is encrypted, and nobody is there to type its password" in fault(files)
+
+
+def test_an_authority_that_is_none_is_named(files: Files, tmp_path: Path) -> None:
+    empty = tmp_path / "ca.pem"
+    empty.write_text("")
+    said = fault(replace(files, ca=Setting("HEADGATE_LINK_CA", empty)))
+    assert said == f"HEADGATE_LINK_CA = {empty} has no certificate in PEM form."
+
+
+def test_it_ends_when_the_first_of_its_chain_does(files: Files, authority: Authority) -> None:
+    assert not Certificate(files, https_context).ends_soon
+    soon = authority.sign("soon", "127.0.0.1", days=6)
+    files.cert.path.write_bytes(files.cert.path.read_bytes() + soon.cert.read_bytes())
+    certificate = Certificate(files, https_context)
+    assert certificate.ends_soon
+    assert not certificate.has_ended
+
+
+def test_it_is_read_again_only_when_a_file_has_changed(files: Files, authority: Authority) -> None:
+    certificate = Certificate(files, https_context)
+    before = certificate.newest
+    certificate.look()
+    assert certificate.newest is before
+    authority.sign("listener", "127.0.0.1")
+    certificate.look()
+    assert certificate.newest is not before
+
+
+def test_a_pair_that_is_half_written_is_read_once_it_is_whole(files: Files, authority: Authority) -> None:
+    certificate = Certificate(files, https_context)
+    before, new = certificate.newest, authority.sign("new", "127.0.0.1")
+    files.cert.path.write_bytes(new.cert.read_bytes())
+    certificate.look()
+    assert "does not belong to" in certificate.fault
+    assert certificate.newest is before
+    files.key.path.write_bytes(new.key.read_bytes())
+    certificate.look()
+    assert not certificate.fault
+    assert certificate.newest is not before
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "llm.example.org"), ("llm.example.org", "llm.example.org")],
+)
+def test_the_host_that_is_shown_is_one_that_the_certificate_is_for(files: Files, host: str, shown: str) -> None:
+    assert host_name(files, host) == shown
+
+
+def test_a_listener_takes_no_version_before_1_2(files: Files) -> None:
+    assert Certificate(files, https_context).context.minimum_version == ssl.TLSVersion.TLSv1_2
