@@ -141,8 +141,7 @@ async def certificates(app: web.Application) -> AsyncIterator[None]:
     if not read.by_use:
         yield
         return
-    look = repeat(FILES_EVERY_S, lambda: asyncio.to_thread(read.look), waits_first=True)
-    async with background(look):
+    async with background(repeat, FILES_EVERY_S, read.look, waits_first=True):
         yield
 
 

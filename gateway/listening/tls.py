@@ -70,10 +70,10 @@ class Certificates:
         found = {"listener": self.listener, "links": self.links}
         return {use: one for use, one in found.items() if one is not None}
 
-    def look(self) -> None:
-        """Reads the files again that have changed. It blocks."""
+    async def look(self) -> None:
+        """Reads the files again that have changed."""
         for one in self.by_use.values():
-            one.look()
+            await asyncio.to_thread(one.look)
 
     def metrics(self) -> list[Collector]:
         of_listener = [] if self.listener is None else [self.failures]
