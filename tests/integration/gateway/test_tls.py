@@ -186,7 +186,7 @@ async def test_a_new_certificate_is_used_and_connections_stay(
         for new, used in ((pair.cert, files.cert.path), (pair.key, files.key.path)):
             shutil.copy(new, used)
         before = certificates.listener.ends_at
-        certificates.look()
+        await certificates.look()
         assert certificates.listener.ends_at < before
         with pytest.raises(aiohttp.ClientConnectorCertificateError):
             await is_served(gateway, authority)
@@ -205,11 +205,11 @@ async def test_files_that_cannot_be_used_leave_the_certificate_in_use(
     cert = certificates.listener.files.cert.path
     good, context = cert.read_bytes(), certificates.listener.newest
     cert.write_bytes(good[:200])
-    certificates.look()
-    certificates.look()
+    await certificates.look()
+    await certificates.look()
     assert [record.event for record in caplog.records if record.levelname == "ERROR"] == ["certificate_unusable"]
     assert certificates.listener.newest is context
     assert gateway.app[METRICS].registry.get_sample_value("headgate_tls_certificate_unusable", {"use": "listener"})
     cert.write_bytes(good)
-    certificates.look()
+    await certificates.look()
     assert certificates.listener.fault == ""

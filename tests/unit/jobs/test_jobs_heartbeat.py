@@ -59,6 +59,7 @@ def test_headgate_up_listens_to_the_beats_of_each_of_its_own_programs():
     with socket.socket() as listener:
         up = SimpleNamespace(
             socket=listener,
+            local=None,
             home=SimpleNamespace(models="models.json"),
             options=SimpleNamespace(stop_limit_s=1),
             _jobs_ops=[listener],
