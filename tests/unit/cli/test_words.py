@@ -6,6 +6,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from accounting.values import time_zones
+from accounting.values.periods import LAST_SECOND
+from gateway.cli import times
 from gateway.cli.main import main
 
 
@@ -126,3 +129,18 @@ def test_where_nothing_runs_the_url_of_a_gateway_elsewhere_is_named_first(tmp_pa
     status, output = said("tenants", "list", "--home", str(tmp_path), HEADGATE_URL="", HEADGATE_API_KEY="")
     assert status == 1
     assert output.index("HEADGATE_URL") < output.index("`headgate up`"), output
+
+
+def test_a_moment_beyond_the_calendar_is_shown_as_its_last_one():
+    """Books of older versions may hold one."""
+    assert times.moment(2**40) == times.moment(LAST_SECOND) == "9999-12-30 23:59:59"
+    assert times.MOMENT.shown(2**40) == "9999-12-30T23:59Z"
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+        assert time_zones.shown(LAST_SECOND, zone).startswith("9999-12-3")
+
+
+@pytest.mark.parametrize("typed", ["0001-01-01", "1099511627776", "9" * 30, "9999-12-31"])
+def test_a_moment_outside_the_calendar_is_refused_under_its_flag(typed):
+    status, output = said("usage", "--from", typed)
+    assert status == 2
+    assert f"Invalid value for '--from': '{typed}' is not a time from 1970 to 9999-12-30." in output
