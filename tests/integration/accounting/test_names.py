@@ -40,6 +40,13 @@ async def test_o4_a_name_is_not_taken_for_an_id(conn):
         await tenants.create(conn, "proj_acme", now=1)
 
 
+@pytest.mark.parametrize("character", ["\x01", "\n", "\x7f", "\u202e", "\ue000"])
+async def test_o4_a_name_has_no_character_that_nobody_sees(conn, character):
+    with pytest.raises(InvalidError, match=r"invisible character U\+"):
+        await tenants.create(conn, f"ac{character}me", now=1)
+    assert (await tenants.create(conn, "شرکت\u200cها", now=1)).name
+
+
 async def test_o4_names_that_were_given_twice_before_can_be_told_apart_again(conn):
     """By an older version."""
     first, second = [await tenants.create(conn, name, now=1) for name in ("acme", "other")]

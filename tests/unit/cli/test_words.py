@@ -6,6 +6,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from accounting.terms.parties import MAX_LOGO_BYTES
 from accounting.values import time_zones
 from accounting.values.periods import LAST_SECOND
 from gateway.cli import times
@@ -144,3 +145,12 @@ def test_a_moment_outside_the_calendar_is_refused_under_its_flag(typed):
     status, output = said("usage", "--from", typed)
     assert status == 2
     assert f"Invalid value for '--from': '{typed}' is not a time from 1970 to 9999-12-30." in output
+
+
+def test_a_logo_is_read_as_far_as_one_may_be_long(tmp_path):
+    """`--logo /dev/zero` took all memory."""
+    picture = tmp_path / "logo.png"
+    picture.write_bytes(bytes(MAX_LOGO_BYTES + 1))
+    status, output = said("issuer", "set", "--logo", str(picture))
+    assert status == 2
+    assert "has more than 40000 bytes" in output
