@@ -183,6 +183,7 @@ PERMISSIONS = group(
         _MODELS,
         fixed={"mode": "deny_list"},
         shows=fields,
+        models=lambda sent: sent["model_ids"],
         example="models-permissions deny acme my-model",
     ),
     row("clear TENANT", "Allow TENANT every model again.", f"DELETE {_PERMISSIONS}", shows=fields),

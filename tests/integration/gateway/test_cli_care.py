@@ -464,7 +464,8 @@ async def test_an_answer_that_is_stored_is_charged_although_its_journal_is_lost(
 
 async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):
     await headgate("tenants", "create", "acme")
-    await headgate("models-permissions", "deny", "acme", "m", "n")
+    said = await headgate("models-permissions", "deny", "acme", "m", "n")
+    assert f"m, n are not served now; served are: {MODEL}." in said
     found = await read(headgate, "models-permissions", "show", "acme")
     assert (found["mode"], found["model_ids"]) == ("deny_list", ["m", "n"])
     await headgate("models-permissions", "allow", "acme", "m")
