@@ -180,6 +180,20 @@ WEBHOOKS = group(
     _test_webhook,
 )
 
+def _drained(made: dict[str, Any]) -> str:
+    running = "1 request runs" if made["running"] == 1 else f"{made['running']} requests run"
+    return f"{made['id']} takes nothing new; {running} on it."
+
+
+def _last_one(made: dict[str, Any]) -> str | None:
+    if made["num_others_ready"]:
+        return None
+    return (
+        f"No other worker of {made['model']} is ready, so nobody answers requests for it;"
+        f" `headgate workers resume {made['id']}` takes the drain back."
+    )
+
+
 WORKERS = group(
     "workers",
     "See the workers that are linked with the gateway, drain one, and take that back.",
@@ -193,7 +207,8 @@ WORKERS = group(
         "drain WORKER_ID",
         "Let the worker WORKER_ID finish what runs and take nothing new, until `headgate workers resume`.",
         "POST /admin/v1/workers/{worker_id}/drain",
-        shows="running",
+        shows=_drained,
+        warns=lambda _, made: _last_one(made),
         confirm="The worker takes nothing new until it is resumed, or its process is started again. Go on?",
         example="workers drain worker-0",
     ),
