@@ -237,4 +237,4 @@ async def _check_only_one(conn: AsyncConnection, name: str) -> None:
     others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
     same = select(func.count()).where(Tenant.name == name, *others)
     if int(await conn.scalar(same) or 0) > 1:
-        raise NameTakenError("Another project has this name: choose another one, or archive that project first.")
+        raise NameTakenError("The name is taken: choose another one, or archive its holder first.")

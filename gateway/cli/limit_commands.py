@@ -10,7 +10,7 @@ import click
 
 from accounting.values.budget_types import Dimension, Level
 from accounting.values.types import Tier
-from gateway.cli.admin_commands import ONE_TENANT, REQUEST_LIMITS, Fields, OrNone, argument, group, option, row
+from gateway.cli.admin_commands import ONE_TENANT, REQUEST_LIMITS, Fields, OrNone, Whole, argument, group, option, row
 from gateway.cli.answers import Grid, fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed, NotThere
 from gateway.cli.money import Amount, cost, shown
@@ -104,7 +104,7 @@ LIMITS = group(
         option(
             "--batch-tokens",
             "batch_1_day_max_input_tokens",
-            type=click.IntRange(min=0),
+            type=Whole(0),
             help="The most prompt tokens in unfinished batch lines.",
         ),
         shows=fields,
@@ -117,21 +117,15 @@ LIMITS = group(
         "Limits of a minute are tried together, a limit of a day and a budget each alone.",
         "POST /admin/v1/tenants/{tenant}/limits/preview",
         option("--model", help="The one model that is limited.  [default: all models together]"),
-        option("--requests-per-minute", "max_requests_per_1_minute", type=click.IntRange(0), help="Requests a minute."),
-        option("--tokens-per-minute", "max_tokens_per_1_minute", type=click.IntRange(0), help="Tokens a minute."),
+        option("--requests-per-minute", "max_requests_per_1_minute", type=Whole(0), help="Requests a minute."),
+        option("--tokens-per-minute", "max_tokens_per_1_minute", type=Whole(0), help="Tokens a minute."),
         option(
-            "--input-tokens-per-minute",
-            "max_input_tokens_per_1_minute",
-            type=click.IntRange(0),
-            help="Input tokens a minute.",
+            "--input-tokens-per-minute", "max_input_tokens_per_1_minute", type=Whole(0), help="Input tokens a minute."
         ),
         option(
-            "--output-tokens-per-minute",
-            "max_output_tokens_per_1_minute",
-            type=click.IntRange(0),
-            help="Output tokens a minute.",
+            "--output-tokens-per-minute", "max_output_tokens_per_1_minute", type=Whole(0), help="Output tokens a minute."
         ),
-        option("--requests-per-day", "max_requests_per_1_day", type=click.IntRange(0), help="Requests a day."),
+        option("--requests-per-day", "max_requests_per_1_day", type=Whole(0), help="Requests a day."),
         option("--budget", "limit_micro_units", type=Amount(), help="What each --period may cost."),
         option("--period", type=click.Choice(["hour", "day", "month"]), help="The period of --budget, in UTC."),
         option("--tier", type=click.Choice(get_args(Tier)), help="The one tier that --budget binds.  [default: all]"),

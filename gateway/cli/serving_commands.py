@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_commands import Fields, argument, group, option, row, several
+from gateway.cli.admin_commands import Fields, Whole, argument, group, option, row, several
 from gateway.cli.answers import Grid, fields, one_sentence, show
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, fail, home_option, json_option
@@ -44,7 +44,7 @@ PREFIXES = group(
         ),
         option("--text", help="Start of a prompt for /v1/completions instead."),
         option("--name", default="Public prefix", help="Name of the prompt in lists."),
-        option("--ttl-s", type=click.IntRange(min=1), help="Seconds until it is private again.  [default: never]"),
+        option("--ttl-s", type=Whole(1), help="Seconds until it is private again.  [default: never]"),
         shows="id",
         reads=_prefix,
         example="prefixes add my-model --system-file prompt.txt",
@@ -179,6 +179,7 @@ WEBHOOKS = group(
     ),
     _test_webhook,
 )
+
 
 def _drained(made: dict[str, Any]) -> str:
     running = "1 request runs" if made["running"] == 1 else f"{made['running']} requests run"

@@ -10,7 +10,7 @@ import click
 
 from accounting.prices.prices import DEFAULT_SHEET
 from gateway.cli import price_sheets
-from gateway.cli.admin_commands import Fields, Finite, argument, group, option, row, several
+from gateway.cli.admin_commands import Fields, Finite, Whole, argument, group, option, row, several
 from gateway.cli.answers import Drawn, Grid, fields
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.input_files import text_of
@@ -133,10 +133,8 @@ UPSTREAMS = group(
         option("--input", type=Finite(), help="What it charges for a million prompt tokens, in the sheet's currency."),
         option("--cached", type=Finite(), help="What it charges for a million cached tokens.  [default: as --input]"),
         option("--output", type=Finite(), help="What it charges for a million tokens of answers."),
-        option(
-            "--max-output-tokens", type=click.IntRange(min=1), help="The most tokens of an answer.  [default: 4096]"
-        ),
-        option("--max-model-len", type=click.IntRange(min=2), help="The longest context.  [default: 131072]"),
+        option("--max-output-tokens", type=Whole(1), help="The most tokens of an answer.  [default: 4096]"),
+        option("--max-model-len", type=Whole(2), help="The longest context.  [default: 131072]"),
         option("--api-version", help="Version of the API that Azure or Anthropic is asked for."),
         option(
             "--continuous-usage", is_flag=True, default=None, show_default=False, help="Ask for usage in each chunk."

@@ -14,6 +14,7 @@ from accounting.upstreams.calls import CallSums
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
+from workers.process import masked
 
 
 class NewUpstream(msgspec.Struct, frozen=True):
@@ -49,6 +50,9 @@ def check_names(value: Mapping[str, Any]) -> None:
         raise errors.invalid(sentence, "costs.key_env", "unknown_parameter")
 
 
+_SHOWN = 80
+
+
 def source_of(fields: NewUpstream) -> UpstreamSource:
     """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
     given = {
@@ -68,7 +72,11 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
             known = [name for one in (UpstreamSource, UpstreamCosts, *_PARTS) for name in one.model_fields]
             meant = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
             hint = f" Did you mean {meant[0]}?" if meant else ""
-        raise errors.invalid(f"{first['msg'].removeprefix('Value error, ')}.{hint}", where) from None
+        said = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+        if said.startswith("must "):
+            said = f"it {said}"
+        given = f", not {masked.text(given['url'])[:_SHOWN]!r}" if where == "url" and fields.url else ""
+        raise errors.invalid(f"Invalid value for '{where}': {said}{given}.{hint}", where) from None
 
 
 _PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type: ignore[union-attr]

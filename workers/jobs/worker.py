@@ -116,7 +116,7 @@ def main() -> int:
     try:
         settings = jobs_settings.load()
     except jobs_settings.SettingsError as error:
-        print(error, file=sys.stderr)
+        print(f"headgate jobs: {error}", file=sys.stderr)
         return 78
     app = build(settings)
     # Celery says there that it ends, in a line that is no JSON.

@@ -463,6 +463,12 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
         await correct(db, tenant, "credit_note", 2, "k2", request)
     with pytest.raises(NotFoundError):
         await correct(db, "operator", "credit_note", 1, "k3", request)
+    async with db.write() as conn:
+        await request_postings.post(conn, 0, 99, [posting("req_free", kind="void", tenant_id=tenant)])
+    with pytest.raises(ConflictError, match="there is no charge to correct"):
+        await correct(db, tenant, "adjustment", 1, "k4", "req_free")
+    with pytest.raises(NotFoundError):
+        await correct(db, tenant, "adjustment", 1, "k5", "req_unknown")
     async with db.read() as conn:
         document = await invoices.get(conn, note.number)
         assert document.total == -(charge - 1)

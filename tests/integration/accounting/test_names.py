@@ -18,11 +18,11 @@ async def test_o4_a_tenant_cannot_take_the_name_of_another(conn):
     await tenants.create(conn, "acme", now=1)
     other = await tenants.create(conn, "apex", now=1)
     async with conn.begin_nested() as savepoint:
-        with pytest.raises(ConflictError, match="Another project has this name"):
+        with pytest.raises(ConflictError, match="The name is taken"):
             await tenants.create(conn, "acme", now=2)
         await savepoint.rollback()
     async with conn.begin_nested() as savepoint:
-        with pytest.raises(ConflictError, match="Another project has this name"):
+        with pytest.raises(ConflictError, match="The name is taken"):
             await tenants.rename(conn, other.id, "acme", now=2)
         await savepoint.rollback()
     assert (await tenants.rename(conn, other.id, "apex", now=3)).name == "apex"

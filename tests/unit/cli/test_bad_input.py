@@ -154,6 +154,14 @@ def refused(path: Any) -> str:
     return ""
 
 
+@pytest.mark.parametrize("value", ["3", "{x = 1}", '["a"]'])
+def test_upstreams_that_are_no_tables_are_told_how_they_are_written(value, tmp_path):
+    path = tmp_path / "headgate.toml"
+    path.write_text(f"upstreams = {value}\n")
+    said = f"upstreams in {path} must be tables like [upstreams.NAME], each with a url and models."
+    assert refused(path) == said
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = ", b"[models]\nx = 1", b"[models.x]", b"models = 3", b"\x00"])
 def test_a_broken_file_is_one_sentence_in_every_command(content, closed):
     (closed / "headgate.toml").write_bytes(content)

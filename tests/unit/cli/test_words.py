@@ -154,3 +154,19 @@ def test_a_logo_is_read_as_far_as_one_may_be_long(tmp_path):
     status, output = said("issuer", "set", "--logo", str(picture))
     assert status == 2
     assert "has more than 40000 bytes" in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag"),
+    [
+        (("limits", "set", "acme"), "--requests-per-minute"),
+        (("keys", "create", "acme"), "--expires-in-s"),
+        (("audit", "list"), "--days"),
+        (("requests", "list"), "--min-duration"),
+        (("prefixes", "add", "m", "--text", "x"), "--ttl-s"),
+    ],
+)
+def test_a_number_that_the_api_cannot_take_is_refused_under_its_flag(typed, flag):
+    status, output = said(*typed, flag, "9" * 23)
+    assert status == 2
+    assert f"Invalid value for '{flag}': {'9' * 23} is " in output

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
+from workers.jobs import __main__ as process
 from workers.jobs.base import settings
 from workers.jobs.base.app import create_celery
 
@@ -35,9 +38,17 @@ def test_a_bad_value_is_one_sentence_with_the_variables_name(change, name):
         settings.load(GOOD | change)
 
 
-def test_a_missing_variable_is_named():
-    with pytest.raises(settings.SettingsError, match="HEADGATE_BROKER_URL is not set"):
+def test_a_missing_variable_is_named_with_what_to_set_it_to():
+    with pytest.raises(settings.SettingsError, match=r"HEADGATE_BROKER_URL is not set\. Set it to the broker"):
         settings.load({k: v for k, v in GOOD.items() if "BROKER" not in k})
+
+
+def test_a_start_without_a_setting_says_whose_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(process.logs, "configure", lambda *_: None)
+    for name in [name for name in os.environ if name.startswith("HEADGATE_")]:
+        monkeypatch.delenv(name)
+    assert process.main() == os.EX_CONFIG
+    assert capsys.readouterr().err.startswith("headgate jobs: The environment variable HEADGATE_")
 
 
 def test_unreadable_and_short_keys_are_named(tmp_path):
