@@ -463,18 +463,21 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
         await correct(db, tenant, "credit_note", 2, "k2", request)
     with pytest.raises(NotFoundError):
         await correct(db, "operator", "credit_note", 1, "k3", request)
-    async with db.write() as conn:
-        await request_postings.post(conn, 0, 99, [posting("req_free", kind="void", tenant_id=tenant)])
-    with pytest.raises(ConflictError, match="there is no charge to correct"):
-        await correct(db, tenant, "adjustment", 1, "k4", "req_free")
-    with pytest.raises(NotFoundError):
-        await correct(db, tenant, "adjustment", 1, "k5", "req_unknown")
     async with db.read() as conn:
         document = await invoices.get(conn, note.number)
         assert document.total == -(charge - 1)
         after = await invoices.get(conn, invoice.number)
         assert msgspec.structs.replace(after, standing=invoice.standing) == invoice
     await assert_books(db)
+
+
+async def test_what_cost_nothing_has_no_charge_to_correct_and_what_nobody_knows_is_not_there(db, tenant):
+    async with db.write() as conn:
+        await request_postings.post(conn, 0, 99, [posting("req_free", kind="void", tenant_id=tenant)])
+    with pytest.raises(ConflictError, match="there is no charge to correct"):
+        await correct(db, tenant, "adjustment", 1, "k4", "req_free")
+    with pytest.raises(NotFoundError):
+        await correct(db, tenant, "adjustment", 1, "k5", "req_unknown")
 
 
 async def test_a_credit_note_refers_to_the_invoice_that_has_the_charge_although_an_earlier_month_closed_last(db):
