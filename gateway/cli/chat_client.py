@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from accounting.lifecycle.bootstrap import Credentials
+from accounting.values.tenant_types import Credentials
 from gateway.base.home import Home
 from gateway.cli.api import AdminApi, ApiFailed, check_is_headgate, refusal, silent
 

@@ -123,7 +123,10 @@ LIMITS = group(
             "--input-tokens-per-minute", "max_input_tokens_per_1_minute", type=Whole(0), help="Input tokens a minute."
         ),
         option(
-            "--output-tokens-per-minute", "max_output_tokens_per_1_minute", type=Whole(0), help="Output tokens a minute."
+            "--output-tokens-per-minute",
+            "max_output_tokens_per_1_minute",
+            type=Whole(0),
+            help="Output tokens a minute.",
         ),
         option("--requests-per-day", "max_requests_per_1_day", type=Whole(0), help="Requests a day."),
         option("--budget", "limit_micro_units", type=Amount(), help="What each --period may cost."),

@@ -36,7 +36,7 @@ from gateway.configuration.model_sources import foreign
 from workers.process.forked import give_back, load, watch_without_threads
 
 if TYPE_CHECKING:
-    from accounting.lifecycle.bootstrap import Credentials
+    from accounting.values.tenant_types import Credentials
     from gateway.cli.gateway_probes import GatewayProbes
     from gateway.cli.preparation import Preparation
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from accounting.prices.prices import DEFAULT_SHEET
 from gateway.cli import price_sheets
 from gateway.cli.admin_commands import Fields, Finite, Whole, argument, group, option, row, several
 from gateway.cli.answers import Drawn, Grid, fields
@@ -116,6 +115,12 @@ def _cost(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gaps(made: dict[str, Any]) -> str | None:
+    from accounting.prices.prices import DEFAULT_SHEET  # it loads SQLAlchemy
+
+    return price_sheets.gaps(DEFAULT_SHEET, made)
+
+
 UPSTREAMS = group(
     "upstreams",
     "Let servers of others answer for models: any with OpenAI's API, Anthropic, Azure.",
@@ -153,7 +158,7 @@ UPSTREAMS = group(
         option("--costs-project", help="The one project or workspace whose costs count.  [default: all]"),
         option("--costs-url", help="Base URL of the cost API.  [default: URL]"),
         shows=("id", "kind", "url", "models", "has_credential"),
-        warns=lambda _, made: price_sheets.gaps(DEFAULT_SHEET, made),
+        warns=lambda _, made: _gaps(made),
         reads=_declared,
         example="upstreams add openrouter https://openrouter.ai/api/v1 --model llama=meta-llama/llama-3.1-8b-instruct"
         " --key-variable OPENROUTER_API_KEY --input 0.05 --output 0.08",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -10,6 +14,8 @@ from accounting.terms.parties import MAX_LOGO_BYTES
 from accounting.values import time_zones
 from accounting.values.periods import LAST_SECOND
 from gateway.cli import times
+from gateway.cli.groups import WHOLE
+from gateway.cli.late_commands import LATE_COMMANDS, SUMMARIES
 from gateway.cli.main import main
 
 
@@ -170,3 +176,38 @@ def test_a_number_that_the_api_cannot_take_is_refused_under_its_flag(typed, flag
     status, output = said(*typed, flag, "9" * 23)
     assert status == 2
     assert f"Invalid value for '{flag}': {'9' * 23} is " in output
+
+
+def test_help_has_the_sentences_of_the_commands_themselves():
+    """It imports none of them."""
+    context = click.Context(main)
+    own = {name: main.get_command(context, name).get_short_help_str(WHOLE) for name in LATE_COMMANDS}
+    assert own == SUMMARIES
+
+
+def test_help_loads_no_client_and_a_command_over_http_no_sql():
+    """Each took about a second of CPU."""
+    asked = (
+        "import sys\n"
+        "from gateway.cli.main import main\n"
+        "def run(*words):\n"
+        "    try: main(list(words))\n"
+        "    except SystemExit: pass\n"
+        "    print('LOADED', *({'sqlalchemy', 'aiohttp', 'torch', 'rich'} & sys.modules.keys()))\n"
+        "run('--help')\n"
+        "for module in sorted(set(MODULES) - {'maintenance', 'backup', 'secret_rotation', 'model_tools', 'rerate', 'export',"
+        " 'doctor', 'config_commands'}): importlib.import_module(f'gateway.cli.{module}')\n"
+        "run('tenants', 'list')\n"
+    )
+    asked = asked.replace("import sys", "import importlib, sys\nfrom gateway.cli.late_commands import MODULES", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HEADGATE_URL": "http://127.0.0.1:1", "HEADGATE_API_KEY": "hg_admin_none"},
+        check=False,
+    )
+    loaded = [set(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    assert loaded == [set(), {"aiohttp", "rich"}], done
+    assert "No Headgate answers at http://127.0.0.1:1" in done.stderr
