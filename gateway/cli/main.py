@@ -211,7 +211,7 @@ def up(
     """Start the gateway, workers, jobs and embedded services of this machine. Ctrl-C drains and stops them."""
     from gateway.base import settings
     from gateway.base.settings import SettingsError
-    from gateway.cli.start_checks import refuse_new_secrets
+    from gateway.cli.start_checks import refuse_new_secrets, refuse_taken_address
     from gateway.cli.supervisor import ChildFailed, ChildRefused
     from gateway.cli.up import Options, run
 
@@ -236,6 +236,7 @@ def up(
             migrate=not no_migrate,
         )
         refuse_new_secrets(options.home, options.database_url or options.home.database_url)
+        refuse_taken_address(options.home, host, port)
         options.home.prepare()
         asyncio.run(run(options))
     except (SettingsError, ChildRefused) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import Any
 
 import click
@@ -176,3 +177,12 @@ def test_a_wrong_url_of_the_gateway_is_one_sentence(url, closed, monkeypatch):
     monkeypatch.setenv("HEADGATE_URL", url)
     for words in (["tenants", "list"], ["status"], ["top"], ["requests", "list"]):
         judged(words, closed)
+
+
+def test_up_on_an_address_that_is_taken_makes_no_home(closed):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(main, ["up", "--home", str(closed / "new"), "--port", str(port)])
+    assert done.exit_code == 1
+    assert f"The address 127.0.0.1:{port} cannot be used" in done.output
+    assert not (closed / "new").exists()
