@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import pytest
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 
 from workers.jobs import __main__ as process
 from workers.jobs.base import settings
-from workers.jobs.base.app import create_celery
+from workers.jobs.base.app import create_celery, leave_out_advice
 
 GOOD = {
     "HEADGATE_HOME": "/nowhere",
@@ -71,3 +73,12 @@ def test_celery_takes_json_only_keeps_no_results_and_its_times_are_in_order():
         assert (conf.task_soft_time_limit, conf.task_time_limit) == (None, None), "children limit their own time"
         assert conf.broker_transport_options["visibility_timeout"] == conf.visibility_timeout
         assert not conf.worker_enable_remote_control
+
+
+def test_advice_of_celery_that_no_operator_can_follow_is_in_no_log():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        leave_out_advice()
+        for category in (SecurityWarning, CPendingDeprecationWarning, UserWarning):
+            warnings.warn("x", category, stacklevel=1)
+    assert [one.category for one in told] == [UserWarning]
