@@ -66,17 +66,19 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
         return UpstreamSource.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors(include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "url"
+        where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        if not where:  # a sentence about several fields
+            raise errors.invalid(f"{said}.", "url") from None
         hint = ""
         if first["type"] == "extra_forbidden":
             known = [name for one in (UpstreamSource, UpstreamCosts, *_PARTS) for name in one.model_fields]
             meant = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
             hint = f" Did you mean {meant[0]}?" if meant else ""
-        said = first["msg"].removeprefix("Value error, ").replace("Input should", "it should", 1)
+        said = said.replace("Input should", "it should", 1)
         if said.startswith("must "):
             said = f"it {said}"
-        given = f", not {masked.text(given['url'])[:_SHOWN]!r}" if where == "url" and fields.url else ""
-        raise errors.invalid(f"Invalid value for '{where}': {said}{given}.{hint}", where) from None
+        shown = f", not {masked.text(fields.url)[:_SHOWN]!r}" if where == "url" else ""
+        raise errors.invalid(f"Invalid value for '{where}': {said}{shown}.{hint}", where) from None
 
 
 _PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type: ignore[union-attr]

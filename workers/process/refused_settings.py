@@ -28,7 +28,7 @@ _NEEDED = {
     "HEADGATE_URL": "Set it to the base URL of the gateways, like http://127.0.0.1:8080.",
     "HEADGATE_BROKER_URL": "Set it to the broker of the gateways, like redis://127.0.0.1:6379/0.",
 }
-"""What a start without a setting is told to do."""
+"""Advice to a start that lacks a setting, by its name."""
 _SHOWN = 80
 _LONGEST = 300
 

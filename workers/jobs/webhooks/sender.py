@@ -21,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.batches import claims
 from accounting.database.db import Database
 from accounting.events import deliveries, webhooks
-from accounting.events.deliveries import Delivery, Schedule
+from accounting.events.deliveries import Delivery, Queue, Schedule
 from accounting.values.errors import AccountingError
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.webhooks.egress import NotSpokenTo, Poster
@@ -97,7 +97,7 @@ class Sender:
         self._tell_of_sql(None)
         return found
 
-    async def _due(self, room: int, shut_out: Collection[str], version: int | None) -> list[Delivery]:
+    async def _due(self, room: int, shut_out: Collection[Queue], version: int | None) -> list[Delivery]:
         """Claims what is due. Raises the errors of SQL."""
         # A read transaction comes first: a sender that finds nothing does not wait for the writer's lock.
         async with self._database.read() as conn:
