@@ -68,7 +68,7 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
         first = error.errors(include_input=False)[0]
         where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
         if not where:  # a sentence about several fields
-            raise errors.invalid(f"{said}.", "url") from None
+            raise errors.invalid(f"The upstream cannot be used: {said}.", "url") from None
         hint = ""
         if first["type"] == "extra_forbidden":
             known = [name for one in (UpstreamSource, UpstreamCosts, *_PARTS) for name in one.model_fields]

@@ -57,7 +57,10 @@ def test_o9_a_wrong_period_is_told_how_one_is_written(period):
             "Invalid value for 'url': it must be a base URL like https://api.example.com/v1, without user, query or"
             " fragment, not 'ftp://u:***@a'.",
         ),
-        ({"kind": "azure", "costs": {}}, "no costs can be read of the kind azure: only of openai and anthropic."),
+        (
+            {"kind": "azure", "costs": {}},
+            "The upstream cannot be used: no costs can be read of the kind azure: only of openai and anthropic.",
+        ),
         ({"rank": 7000}, "Invalid value for 'rank': it should be less than or equal to 1000."),
     ],
 )
