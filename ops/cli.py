@@ -37,7 +37,8 @@ day is in [daily](daily.md), the settings are in [configuration](configuration.m
 - `--home DIRECTORY` names the state directory. It may stand before the command or after it. Without it, it is `HEADGATE_HOME`, else
   `.headgate` of the working directory if that is there, else `~/.headgate`.
 - `--json` prints JSON instead of text, before or after the command; a command that prints none refuses it. Amounts are micro-units in
-  JSON, and decimals with their currency in text. Times in tables are UTC, like `2026-11-24 09:30:00`.
+  JSON, and decimals with their currency in text. Times in tables are UTC, like `2026-11-24 09:30:00`; a time in a
+  tenant's own time zone, as `budgets list` shows ends of periods, has its offset from UTC, like `2026-11-24 10:30:00+01:00`.
 - `--config FILE` names the settings file. A flag wins over a variable, and a variable over the file.
 - A group's name may be typed in singular: `headgate tenant list`.
 - What goes wrong is one sentence on standard error, that names the setting or the argument, its value, and what to do.

@@ -179,13 +179,14 @@ HEAD = """# Configuration
 
 This page is written by `make configuration` from the settings classes: change those. Each process reads its environment once,
 at its start. `headgate up` passes its own environment on to all processes that it starts, and sets what differs between them: slots,
-sockets and models. A `HEADGATE_` variable that no process knows stops every command with one sentence, and so does a value that
-cannot be used.
+sockets and models. A `HEADGATE_` variable that no process knows stops every command with one sentence and status 78, and so does a value that
+cannot be used of a setting in the [table of commands](#commands). A value of another setting stops the processes that read it, `headgate up`
+among them; commands that do not read it run, and `headgate config check` names it.
 
 ## headgate.toml
 The same settings can stand in a file: in `headgate.toml` of the home, else of the working directory, or where `--config` or
 `HEADGATE_CONFIG` says. A name there is the variable's name in lower case without `HEADGATE_`: `drain_s = 30`. A variable wins over the
-file, and a flag over both. Names that are unknown, and values that cannot be used, stop every command with one sentence and status 78.
+file, and a flag over both. What is refused stops the same commands as a variable, and a name that is unknown or a file that is no TOML stops all of them.
 A URL, an address to listen on, a key or a model that is empty counts as not set, in the file as in the environment. A list that is
 empty has no entries. Any other setting may not be empty.
 `headgate config check` looks at all of them (with `--json` it lists every fault as `setting`, `source`, `value` and `message`), `headgate config show` shows each value and where it comes from, and `headgate config

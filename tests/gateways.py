@@ -26,8 +26,9 @@ from sqlalchemy import text
 
 from accounting.access import api_keys
 from accounting.books import books
-from accounting.lifecycle.bootstrap import EXAMPLE_RATES, Credentials, bootstrap
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES, bootstrap
 from accounting.tenants import tenants
+from accounting.values.tenant_types import Credentials
 from gateway.app import create_app
 from gateway.base.app_keys import DATABASE, DETACHED
 from gateway.base.settings import GatewaySettings

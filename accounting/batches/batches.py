@@ -14,7 +14,7 @@ from sqlalchemy import Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.batches import files
-from accounting.batches.files import ENDED, FileInfo
+from accounting.batches.files import FileInfo
 from accounting.database import audit
 from accounting.database.db import among
 from accounting.database.paging import Page, newest_first, one, shaped
@@ -22,7 +22,7 @@ from accounting.tables.batch_models import Batch
 from accounting.tables.models import BatchCharge, LedgerEntry, Tenant
 from accounting.values.errors import ConflictError, InvalidError, TooManyError
 from accounting.values.ids import new_id
-from accounting.values.types import Usage
+from accounting.values.types import ENDED_BATCH, Usage
 
 State = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 InvalidLines = Literal["reject", "skip"]
@@ -181,7 +181,7 @@ async def list_batches(
     `running`."""
     query = _owned(tenant_id)
     if running:
-        query = query.where(Batch.state.not_in(ENDED))
+        query = query.where(Batch.state.not_in(ENDED_BATCH))
     page = await newest_first(conn, query, Batch, after, limit, ever=_owned(tenant_id))
     return page.of(batch_info)
 

@@ -14,14 +14,13 @@ from accounting.tables.batch_models import Batch, File
 from accounting.tables.models import Tenant
 from accounting.values.errors import NoRoomError
 from accounting.values.ids import new_id
+from accounting.values.types import ENDED_BATCH
 
 DEFAULT_EXPIRY_S = 30 * 86_400
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3_600, 2_592_000
 LEAST_BYTES = 16 * 1024
 """The least that a file counts: an empty one takes an inode, a block and rows, too."""
 _REGISTRATION = 0x66696C65  # "file"
-ENDED = ("failed", "completed", "expired", "cancelled")
-"""States of a batch that never change again."""
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,7 +150,7 @@ async def tenant_bytes(conn: AsyncConnection, tenant_id: str) -> int:
 
 async def purgeable(conn: AsyncConnection, now: int, limit: int = 100, *, after: str = "") -> list[tuple[str, str]]:
     """Returns (id, storage key) of files whose bytes nobody may read any more, by id, those behind the file `after`."""
-    in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED))
+    in_use = exists().where(Batch.input_file_id == File.id, Batch.state.not_in(ENDED_BATCH))
     gone = or_(File.deleted_at.is_not(None), File.expires_at <= now)
     query = select(File.id, File.storage_key).where(gone, File.storage_key.is_not(None), ~in_use, File.id > after)
     return [(row.id, row.storage_key) for row in await conn.execute(query.order_by(File.id).limit(limit))]

@@ -11,12 +11,12 @@ from typing import Any
 from sqlalchemy import Select, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from accounting.batches import files
 from accounting.batches.batches import BatchInfo, batch_info
 from accounting.database import audit
 from accounting.database.paging import Page, newest_first, one
 from accounting.tables.batch_models import Batch, BatchLine, File
 from accounting.values.errors import ConflictError
+from accounting.values.types import ENDED_BATCH
 
 ENDPOINT = "/v1/messages"
 INPUT_NAME = "message_batch.jsonl"
@@ -59,7 +59,7 @@ async def has_uploaded_input(conn: AsyncConnection, tenant_id: str, batch_id: st
 async def delete(conn: AsyncConnection, tenant_id: str, batch_id: str, now: int, *, actor: str) -> None:
     """Deletes a batch that has ended, with its input and its results. Raises NotFoundError and ConflictError."""
     batch = await get(conn, tenant_id, batch_id)
-    if batch.state not in files.ENDED:
+    if batch.state not in ENDED_BATCH:
         raise ConflictError("A Message Batch can be deleted once it has ended: cancel it first.")
     same = (Batch.tenant_id == tenant_id, Batch.input_file_id == batch.input_file_id, Batch.id != batch_id)
     if (await conn.execute(select(Batch.id).where(*same).limit(1))).first() is not None:

@@ -25,6 +25,7 @@ from accounting.prices import prices
 from accounting.tables.billing_models import InvoiceTerms
 from accounting.tables.invoice_models import Credit, CreditUse, Invoice, InvoiceLine
 from accounting.tables.models import LedgerEntry, Tenant
+from accounting.tables.request_models import RequestLog
 from accounting.terms import amounts
 from accounting.terms import terms as frozen
 from accounting.values import currencies
@@ -201,8 +202,10 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
         LedgerEntry.tenant_id == wanted.tenant_id,
     )
     wrong = (await conn.execute(query)).mappings().first()
-    if wrong is None:
+    if wrong is None and not await _is_known(conn, wanted):
         raise NotFoundError("There is no such charge of this tenant.")
+    if wrong is None or not wrong["charge"]:
+        raise ConflictError("This request cost nothing: there is no charge to correct.")
     taken_back = select(LedgerEntry.request_id).where(
         LedgerEntry.request_id == wanted.corrects, LedgerEntry.kind == "reversal"
     )
@@ -224,6 +227,15 @@ async def _correct(conn: AsyncConnection, wanted: NewCredit, values: dict[str, A
     await ledger.post_correction(conn, {**entry, "charge": -wanted.amount})
     if invoice is not None:
         await _issue_note(conn, row, wrong, invoice, now_ms)
+
+
+async def _is_known(conn: AsyncConnection, wanted: NewCredit) -> bool:
+    """Returns whether the request is one of the tenant's: refused ones are in the request log alone."""
+    for table in (LedgerEntry, RequestLog):
+        mine = select(table.request_id).where(table.request_id == wanted.corrects, table.tenant_id == wanted.tenant_id)
+        if await conn.scalar(mine.limit(1)) is not None:
+            return True
+    return False
 
 
 async def _parts(conn: AsyncConnection, wrong: Any, amount: int) -> dict[str, int]:

@@ -20,6 +20,7 @@ from accounting.billing.residency_sums import ResidencyClass
 from accounting.ledger import embedding_models
 from accounting.ledger.rollups import SECONDS, TABLES, Width
 from accounting.values.errors import InvalidError
+from accounting.values.periods import LAST_SECOND
 from accounting.values.types import OPERATOR_TENANT, TOKEN_CLASSES, Tier, TokenClass, Usage
 
 T = TypeVar("T")
@@ -30,8 +31,6 @@ COST_DIMENSIONS: tuple[Dimension, ...] = ("project_id", "api_key_id", "line_item
 USAGE_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
 COST_LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 180)}
 
-MAX_TIME = 2**40
-"""A bound far beyond any date, and small enough for every sum of times in BIGINT."""
 MAX_RESULTS = 10_000
 """The most results of a page that come from requests, and the most that come from kept KV."""
 PIECE_ROWS = 1_000
@@ -176,7 +175,7 @@ def _plan(
         end, first = report_pages.read(_fingerprint(query), query.page)
         if not begin <= first < end:
             raise InvalidError("page is not one that this query returned.", "page")
-    if not 0 <= query.start_time < end <= MAX_TIME:
+    if not 0 <= query.start_time < end <= LAST_SECOND:
         raise InvalidError("start_time must lie before end_time, both Unix seconds.", "start_time")
     last = first + limit * seconds
     # Minutes are the finest sums: the range begins with the minute of its start.

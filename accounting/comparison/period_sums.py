@@ -21,12 +21,10 @@ from accounting.prices import prices
 from accounting.prices.repricing import RatesByVersion
 from accounting.tenants import tenants
 from accounting.values.errors import ConflictError, InvalidError
-from accounting.values.periods import DAY_S
+from accounting.values.periods import DAY_S, LAST_SECOND
 from accounting.values.types import TOKEN_CLASSES, Rates, Usage
 
 MINUTE_S = 60
-MAX_TIME = 2**37
-"""The year 6325: calendars end with the year 9999."""
 MAX_DAYS = 366
 MAX_KEYS = 10
 FREE = Rates(0, 0, 0, 0)
@@ -81,7 +79,7 @@ def intervals(start: int, end: int | None, before_start: int | None, before_end:
 
 def _interval(name: str, start: int, end: int, now: int) -> Interval:
     start, end = _minute(start), _minute(end)
-    if not 0 <= start < end <= MAX_TIME:
+    if not 0 <= start < end <= LAST_SECOND:
         raise InvalidError(
             f"{name}start_time must lie at least a minute before {name}end_time, both Unix seconds.",
             f"{name}start_time",

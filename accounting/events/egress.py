@@ -74,6 +74,10 @@ _VISIBLE = re.compile(r"[!-~]+")
 _A_NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
 
 
+class PlaceError(InvalidError):
+    """The URL is none of the public internet over TLS. The operator may permit networks of its own."""
+
+
 class Egress(msgspec.Struct, frozen=True):
     """The addresses that may be connected to. `allowed` has the operator's own networks, which are permitted besides
     the public internet."""
@@ -100,7 +104,7 @@ class Egress(msgspec.Struct, frozen=True):
         except ValueError:
             raise _refused("is not a URL") from None
         if parts.scheme != "https" and not (parts.scheme == "http" and self.allowed):
-            raise _refused("must begin with https://")
+            raise _refused("must begin with https://", PlaceError)
         if "@" in parts.netloc or "#" in url:
             raise _refused("must hold neither a user nor a fragment")
         self._check_place(
@@ -115,14 +119,14 @@ class Egress(msgspec.Struct, frozen=True):
             address = "1.1.1.1"  # stands for any public address: the real one is checked at each connect
             encrypted = True
         if not self.permits(address, port, encrypted=encrypted):
-            raise _refused("names an address or a port that is not spoken to")
+            raise _refused("names an address or a port that is not spoken to", PlaceError)
 
     def _check_name(self, host: str) -> None:
         name = host.removesuffix(".")
         last = name.rpartition(".")[2]
         is_private = any(name == s or name.endswith("." + s) for s in PRIVATE_SUFFIXES)
         if not _HOST.fullmatch(name) or _A_NUMBER.fullmatch(last) or is_private:
-            raise _refused("must name a public host")
+            raise _refused("must name a public host", PlaceError)
 
 
 def networks(text: str) -> tuple[Network, ...]:
@@ -143,5 +147,5 @@ def _is_public(address: Address) -> bool:
     return address.version == 4 or address in UNICAST
 
 
-def _refused(rule: str) -> InvalidError:
-    return InvalidError(f"The webhook's URL {rule}.", "url")
+def _refused(rule: str, kind: type[InvalidError] = InvalidError) -> InvalidError:
+    return kind(f"The webhook's URL {rule}.", "url")

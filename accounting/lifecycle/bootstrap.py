@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import api_keys, credentials, service_accounts
@@ -16,6 +15,7 @@ from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.tenants import tenants
 from accounting.values import clock
+from accounting.values.tenant_types import Credentials
 from accounting.values.types import OPERATOR_TENANT, Rates, Tier
 
 logger = logging.getLogger(__name__)
@@ -33,14 +33,6 @@ EXAMPLE_RATES: dict[Tier, Rates] = {
 """Rates of the demo model, so that its bills show amounts: USD 0.10 in, 0.40 out per million tokens."""
 FREE: dict[Tier, Rates] = {"interactive": Rates(0, 0, 0, 0), "batch": Rates(0, 0, 0, 0)}
 """The rates of any other model until the operator sets a price: an explicit 0."""
-
-
-class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
-    admin_key: str
-    tenant_id: str
-    api_key: str
-    fresh: bool = False
-    """The keys were not shown yet. It is true from the start that made them until a start has printed them."""
 
 
 async def bootstrap(

@@ -14,7 +14,6 @@ from sqlalchemy import ColumnElement, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
-from accounting.batches.files import ENDED
 from accounting.billing import invoice_lines
 from accounting.database import auth_epoch
 from accounting.database.db import Database, among
@@ -27,6 +26,7 @@ from accounting.tables.request_models import LabelUsage, RequestLog
 from accounting.tenants import tenants
 from accounting.terms import profiles
 from accounting.values.errors import ConflictError
+from accounting.values.types import ENDED_BATCH
 
 DAY_S = 86_400
 ERASED = "(deleted)"
@@ -82,7 +82,7 @@ async def _refuse(conn: AsyncConnection, tenant_id: str, retention_days: int, no
     if now < due:
         day = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M UTC")
         raise ConflictError(f"An archived project is kept for {retention_days} days: this one until {day}.")
-    running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED)
+    running = (Batch.tenant_id == tenant_id) & Batch.state.not_in(ENDED_BATCH)
     if await _count(conn, Batch.id, running):
         raise ConflictError("A batch of the project has not ended yet.")
     if await profiles.is_customer_set(conn, tenant_id) and await invoice_lines.is_anything_left(conn, tenant_id, now):

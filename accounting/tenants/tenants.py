@@ -18,7 +18,7 @@ from accounting.database.db import among, upsert
 from accounting.database.paging import Page, newest_first, one, shaped
 from accounting.tables.models import ModelLimit, Tenant
 from accounting.tenants import shares
-from accounting.values import time_zones
+from accounting.values import texts, time_zones
 from accounting.values.errors import ConflictError, InvalidError, NameTakenError
 from accounting.values.ids import new_id
 from accounting.values.tenant_types import ModelLimits, TenantInfo
@@ -204,9 +204,11 @@ def limit_columns(limits: Limits) -> dict[str, int | None]:
 
 
 def checked_name(name: str) -> str:
-    """Returns the name. Raises InvalidError if it is blank or too long."""
+    """Returns the name. Raises InvalidError if it is blank or too long, or has a character that nobody sees."""
     if not name.strip() or len(name) > 200:
         raise InvalidError("A name must have 1 to 200 characters.", "name")
+    if (character := texts.hidden(name)) is not None:
+        raise InvalidError(f"A name must not have the invisible character {character}.", "name")
     return name
 
 
@@ -235,4 +237,4 @@ async def _check_only_one(conn: AsyncConnection, name: str) -> None:
     others = Tenant.id != OPERATOR_TENANT, Tenant.status != "archived"
     same = select(func.count()).where(Tenant.name == name, *others)
     if int(await conn.scalar(same) or 0) > 1:
-        raise NameTakenError("Another project has this name: choose another one, or archive that project first.")
+        raise NameTakenError("The name is taken: choose another one, or archive its holder first.")

@@ -7,13 +7,13 @@ no control character and no character that changes the direction of the text aro
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable
 from typing import Literal, TypeVar, get_args
 
 import msgspec
 
 from accounting.terms.amounts import WHOLE
+from accounting.values import texts
 from accounting.values.errors import InvalidError
 
 Tax = Literal["standard", "zero", "exempt", "reverse_charge", "intra_community", "export", "not_subject"]
@@ -37,11 +37,11 @@ REASONS = {
 OWED_BY_CUSTOMER = ("reverse_charge", "intra_community")
 MAX_CHARS = 200
 MAX_PAYMENT_DAYS = 365
+MAX_LOGO_BYTES = 40_000
 _PREFIX = re.compile(r"([A-Z0-9]+-){1,4}")
 MAX_PREFIX_CHARS = 20
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 _NUMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./&*+-]{1,49}")
-_JOINERS = "\u200c\u200d"  # Persian and the scripts of India need them
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -132,9 +132,8 @@ def checked(profile: P) -> P:
 def _check_text(name: str, text: str) -> None:
     if len(text) > MAX_CHARS:
         raise InvalidError(f"{name} has {len(text)} characters; at most {MAX_CHARS} fit on a document.", name)
-    for character in text:
-        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in _JOINERS:
-            raise InvalidError(f"{name} has the invisible character U+{ord(character):04X}.", name)
+    if (character := texts.hidden(text)) is not None:
+        raise InvalidError(f"{name} has the invisible character {character}.", name)
     if text and not text.strip():
         raise InvalidError(f"{name} is blank.", name)
 

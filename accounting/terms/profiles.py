@@ -16,12 +16,11 @@ from accounting.database import audit
 from accounting.database.db import upsert
 from accounting.tables.billing_models import BillingProfile, Logo
 from accounting.tables.models import Tenant
-from accounting.terms.parties import Customer, Issuer, checked
+from accounting.terms.parties import MAX_LOGO_BYTES, Customer, Issuer, checked
 from accounting.values.errors import InvalidError, NotFoundError
 
 ISSUER = "issuer"
 DEFAULT_NAME = "Headgate"
-MAX_LOGO_BYTES = 40_000
 MAX_LOGO_PIXELS = 4_000_000
 LOGGED = ("tax", "tax_rate", "payment_days", "invoice_prefix", "credit_note_prefix")
 """The fields whose values the audit log has. It outlives everything, so of addresses and accounts it has the names alone."""

@@ -10,6 +10,8 @@ from functools import lru_cache
 from accounting.values.errors import InvalidError
 
 DAY_S = 86_400
+LAST_SECOND = 253_402_214_399
+"""The latest moment that anything may name: calendars end with the year 9999, and a time zone may add a day."""
 _PERIOD = re.compile(r"(?P<year>20\d\d)-(?P<month>0[1-9]|1[0-2])", re.ASCII)
 
 

@@ -108,3 +108,13 @@ class ModelPermissions(msgspec.Struct, frozen=True):
     @property
     def denied(self) -> frozenset[str]:
         return frozenset(self.model_ids) if self.mode == "deny_list" else frozenset()
+
+
+class Credentials(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The keys of a first start, as the home keeps them."""
+
+    admin_key: str
+    tenant_id: str
+    api_key: str
+    fresh: bool = False
+    """The keys were not shown yet. It is true from the start that made them until a start has printed them."""

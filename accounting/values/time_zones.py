@@ -10,11 +10,13 @@ from functools import cache
 from accounting.values.errors import InvalidError
 
 UTC = "UTC"
+_NO_PLACES = {"localtime", "Factory"}
+"""Files that machines have among the zones: the first is the machine's own zone, the second stands for one not chosen."""
 
 
 @cache
 def _names() -> frozenset[str]:
-    return frozenset(zoneinfo.available_timezones())
+    return frozenset(zoneinfo.available_timezones() - _NO_PLACES)
 
 
 def checked(name: str) -> str:

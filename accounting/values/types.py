@@ -42,6 +42,8 @@ WriteOffReason = Literal[
 
 BILLED = ("settle", "reversal")
 """The kinds that rollups and invoices sum. A reversal takes a whole settle back."""
+ENDED_BATCH = ("failed", "completed", "expired", "cancelled")
+"""The states of a batch that never change again."""
 CORRECTIONS = ("credit_note", "adjustment")
 """The kinds of ledger rows that take back a part of a charge."""
 GRANT_KINDS = ("grant", "grant_use", "grant_expiry")

@@ -200,7 +200,10 @@ class Home:
         except BlockingIOError:
             pid = os.read(fd, 32).decode() or "unknown"
             os.close(fd)
-            raise HomeError(f"Another `headgate up` (pid {pid}) already runs in {self.root}.") from None
+            raise HomeError(
+                f"Another `headgate up` (pid {pid}) already runs in {self.root}. Stop it by SIGTERM, or name another home"
+                " with --home."
+            ) from None
         with usable(self.root):
             os.ftruncate(fd, 0)
             os.write(fd, str(os.getpid()).encode())

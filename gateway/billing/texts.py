@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from accounting.billing.invoice_lines import Line
+from accounting.values.texts import is_hidden
 
 CLASSES = {
     "cache_read": "cached input",
@@ -21,16 +20,11 @@ KINDS = {
     "prepaid": "Paid from prepaid credit",
     "rounding": "Rounding carried between documents",
 }
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-_JOINERS = "\u200c\u200d"
 
 
 def safe(text: str) -> str:
     """Shows what is invisible instead of obeying it: control characters and changes of direction become `<U+202E>`."""
-    return "".join(
-        f"<U+{ord(char):04X}>" if unicodedata.category(char) in HIDDEN and char not in _JOINERS else char
-        for char in text
-    )
+    return "".join(f"<U+{ord(char):04X}>" if is_hidden(char) else char for char in text)
 
 
 def line_title(line: Line) -> str:

@@ -25,7 +25,21 @@ Fields = dict[str, Any]
 """The values of a command's arguments and options by the names that the API has for them."""
 
 
-class OrNone(click.IntRange):
+MOST = 2**53 - 1
+"""The largest number that every JSON reader keeps exact."""
+
+
+class Whole(click.IntRange):
+    """A parameter type: a whole number in a range, and at most as large as the API takes one."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = super().convert(value, param, ctx)
+        if found > MOST:
+            self.fail(f"{value} is more than {MOST}.", param, ctx)
+        return found
+
+
+class OrNone(Whole):
     """A parameter type: a number, or `none` for the default."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from accounting.lifecycle.bootstrap import Credentials
+from accounting.values.tenant_types import Credentials
 from gateway.base.home import Home
 from gateway.cli.ready_file import Ready
 from gateway.cli.server_place import CA, Server, given

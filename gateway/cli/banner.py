@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from accounting.lifecycle.bootstrap import Credentials
+from accounting.values.tenant_types import Credentials
 
 QUESTION = "What does json.dumps do?"
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import aiohttp
 import msgspec
 
-from accounting.batches.files import ENDED
+from accounting.values.types import ENDED_BATCH
 from gateway.cli.answers import warn
 from gateway.cli.api import ApiFailed, NotThere, TenantApi, check_is_headgate, distrusted, refusal, segment, silent
 
@@ -133,7 +133,7 @@ class BatchCalls:
                     warn(f"{broken} It is asked again.")
                 await asyncio.sleep(broken.pause_s or min(LONGEST_PAUSE_S, 0.5 * 2**num_failures))
                 continue
-            if found.status in ENDED or not until_end:
+            if found.status in ENDED_BATCH or not until_end:
                 return
             if found.num_lines == num_before and time.monotonic() - began < 1:
                 await asyncio.sleep(1)  # a server that stops waits for nothing

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from accounting.batches.files import ENDED
+from accounting.values.types import ENDED_BATCH
 from gateway.cli.admin_commands import option, row
 from gateway.cli.answers import FIELDS, Grid, fields, one_sentence, show, warn
 from gateway.cli.api import ApiFailed, TenantApi, segment
@@ -265,7 +265,7 @@ async def _retry(api: TenantApi, batch_id: str) -> tuple[Sorted, dict[str, Any] 
     """Returns the failed lines, and the new batch if one was made. Raises `ApiFailed`."""
     async with BatchCalls.of(api) as calls:
         batch = await calls.call("GET", f"/v1/batches/{segment(batch_id)}")
-        if batch["status"] not in ENDED:
+        if batch["status"] not in ENDED_BATCH:
             raise ApiFailed("The batch has not ended. Lines are retried once it has: watch it, or cancel it.")
         if batch["status"] == "failed":
             raise ApiFailed("The batch failed before a line was run: correct the file, and submit it.")

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from accounting.batches.files import ENDED
+from accounting.values.types import ENDED_BATCH
 from gateway.cli.answers import FIELDS, Drawn, Grid
 from gateway.cli.api import ApiFailed, NotThere, TenantApi, segment
 from gateway.cli.exit_codes import INTERRUPTED
@@ -33,7 +33,7 @@ def watch(api: TenantApi, batch: dict[str, Any], interval_s: float, *, quiet: bo
         if quiet or not console.is_terminal:
             return _told(api, batch, interval_s, quiet=quiet)
         with Live(Text(line(batch)), console=console, auto_refresh=False, transient=True) as live:
-            while batch["status"] not in ENDED:
+            while batch["status"] not in ENDED_BATCH:
                 time.sleep(interval_s)
                 batch = _look(api, batch["id"])
                 live.update(Text(line(batch)), refresh=True)
@@ -54,7 +54,7 @@ def _told(api: TenantApi, batch: dict[str, Any], interval_s: float, *, quiet: bo
         if not quiet and (batch["status"] != told or now - told_at >= TOLD_EVERY_S):
             click.echo(line(batch), err=True)
             told, told_at = batch["status"], now
-        if batch["status"] in ENDED:
+        if batch["status"] in ENDED_BATCH:
             return batch
         time.sleep(interval_s)
         batch = _look(api, batch["id"])

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import click
 
-from accounting.terms.parties import MAX_PAYMENT_DAYS, Tax
+from accounting.terms.parties import MAX_LOGO_BYTES, MAX_PAYMENT_DAYS, Tax
 from gateway.cli.admin_commands import OrNone, group, option, row
 from gateway.cli.answers import FIELDS, Grid
 from gateway.schema.money import percentage, tax_rate
@@ -37,9 +37,13 @@ class Picture(click.ParamType):  # type: ignore[type-arg]  # generic in some ver
         if value == "none":
             return value
         try:
-            return base64.b64encode(Path(value).read_bytes()).decode()
+            with Path(value).open("rb") as file:
+                content = file.read(MAX_LOGO_BYTES + 1)
         except OSError as error:
             self.fail(f"{value!r} cannot be read: {error.strerror}.", param, ctx)
+        if len(content) > MAX_LOGO_BYTES:
+            self.fail(f"{value!r} has more than {MAX_LOGO_BYTES} bytes: make the picture smaller.", param, ctx)
+        return base64.b64encode(content).decode()
 
 
 def _profile(found: dict[str, Any]) -> Grid:

@@ -31,10 +31,14 @@ class Commands(click.Group):
             ctx.fail(f"`{ctx.command_path} {name}` prints no JSON: leave --json out.")
         return found
 
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        """Returns what help says of a command in its list; None of one that is not there."""
+        command = self.get_command(ctx, name)
+        return None if command is None else command.get_short_help_str(WHOLE)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        rows = [(name, one.get_short_help_str(WHOLE)) for name, one in found if one is not None]
-        if rows:
+        found = [(name, self.summary(ctx, name)) for name in self.list_commands(ctx)]
+        if rows := [(name, summary) for name, summary in found if summary is not None]:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 

@@ -22,6 +22,7 @@ from gateway.cli.common import HOME, WORDS, example_text, fail, home_option
 from gateway.cli.ending import closed_by_reader, ended
 from gateway.cli.exit_codes import CONFIG as UNUSABLE
 from gateway.cli.groups import Commands
+from gateway.cli.late_commands import LATE_COMMANDS, SUMMARIES
 from gateway.cli.options import option, without
 from gateway.cli.progress import progress
 from gateway.configuration.place import CONFIG, find
@@ -29,34 +30,6 @@ from workers.process import refused_settings, setting_forms
 
 if TYPE_CHECKING:
     from gateway.cli.model import WantedModel
-
-# These modules load SQLAlchemy and an HTTP client; a process that only starts another by exec must not wait for that.
-MODULES = {
-    "tenant_commands": "tenants keys audit anomalies",
-    "limit_commands": "limits models-permissions quotas budgets",
-    "money_commands": "prices invoice credits",
-    "billing_commands": "issuer billing",
-    "serving_commands": "prefixes adapters webhooks workers upstreams",
-    "reports": "usage costs",
-    "usage_changes": "usage-changes",
-    "config_commands": "config",
-    "reload": "reload",
-    "maintenance": "verify-books journals",
-    "backup": "backup restore",
-    "secret_rotation": "secrets",
-    "certificates": "certificates",
-    "model_tools": "plan calibrate",
-    "requests": "requests",
-    "rerate": "rerate",
-    "export": "export",
-    "status": "status",
-    "top": "top",
-    "doctor": "doctor",
-    "chat": "chat",
-    "batch_commands": "batches",
-    "completion": "completion",
-}
-LATE_COMMANDS = {name: module for module, names in MODULES.items() for name in names.split()}
 
 REPORTERS = ("config", "doctor", "completion")
 """These commands work with settings that cannot be used: the first two report all faults themselves."""
@@ -115,6 +88,9 @@ class _Commands(Commands):
         module = importlib.import_module(f"gateway.cli.{LATE_COMMANDS[cmd_name]}")
         found: dict[str, click.Command] = {command.name: command for command in module.COMMANDS}
         return found[cmd_name]
+
+    def summary(self, ctx: click.Context, name: str) -> str | None:
+        return SUMMARIES.get(name) or super().summary(ctx, name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         # `worker` starts one; `workers` are those that are linked.
@@ -235,7 +211,7 @@ def up(
     """Start the gateway, workers, jobs and embedded services of this machine. Ctrl-C drains and stops them."""
     from gateway.base import settings
     from gateway.base.settings import SettingsError
-    from gateway.cli.start_checks import refuse_new_secrets
+    from gateway.cli.start_checks import refuse_new_secrets, refuse_taken_address
     from gateway.cli.supervisor import ChildFailed, ChildRefused
     from gateway.cli.up import Options, run
 
@@ -261,6 +237,7 @@ def up(
             migrate=not no_migrate,
         )
         refuse_new_secrets(options.home, options.database_url or options.home.database_url)
+        refuse_taken_address(options.home, host, port)
         options.home.prepare()
         asyncio.run(run(options))
     except (SettingsError, ChildRefused) as error:

@@ -28,7 +28,7 @@ from gateway.cli.groups import Commands
 from gateway.cli.progress import progress
 from gateway.journal.journals import GATEWAY, JournalState, gateway_journals, of_gateway, of_worker, worker_journals
 from gateway.limiter.limits import limiter_link
-from gateway.metering.abandon import Abandoned, JournalThere, abandon
+from gateway.metering.abandon import Abandoned, JournalThere, NoSuchSlot, abandon
 from gateway.metering.replay import Replayed, replay, replay_worker
 from workers.protocol.segments import SlotTaken
 
@@ -122,6 +122,8 @@ def abandon_journal(slot: int, home: Path, as_json: bool) -> None:
         found = with_books(home, lambda database: abandon(database, _redis_url(place), slot, journals, directory))
     except JournalThere:
         fail(f"The journal of slot {slot} is here: use `headgate journals replay {slot}`.")
+    except NoSuchSlot:
+        fail(f"There is no slot {slot}: no gateway that uses these books ever ran in it.")
     except SlotTaken:
         fail(f"A living gateway owns slot {slot}.")
     except LimiterUnavailable as error:

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from accounting.access import api_keys
-from accounting.database.auth_epoch import CLI
-from accounting.database.db import Database
 from accounting.values.tenant_types import NewApiKey
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.home import Home
 from gateway.cli.admin_commands import Fields
 from gateway.cli.api import PROJECTS, AdminApi, ApiFailed
-from gateway.cli.books_access import with_books
+
+if TYPE_CHECKING:
+    from accounting.database.db import Database
 
 ACCOUNT = "command line"
 """The name of the service account that owns the keys made here."""
@@ -68,6 +67,10 @@ def _bind(api: AdminApi, key_id: str, bounds: dict[str, list[str]]) -> None:
 
 
 def _create_admin_key(home: Home, name: str, scopes: Sequence[str], expires_in_s: int | None) -> dict[str, Any]:
+    from accounting.access import api_keys
+    from accounting.database.auth_epoch import CLI
+    from gateway.cli.books_access import with_books
+
     now = int(time.time())
 
     async def make(database: Database) -> NewApiKey:

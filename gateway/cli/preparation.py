@@ -13,9 +13,10 @@ import msgspec
 
 from accounting.database import migrate
 from accounting.database.db import Database
-from accounting.lifecycle.bootstrap import Credentials, bootstrap
+from accounting.lifecycle.bootstrap import bootstrap
 from accounting.prices import price_lists, prices
 from accounting.values import clock
+from accounting.values.tenant_types import Credentials
 from gateway.base.home import Home, HomeError, write_private
 from gateway.base.settings import ModelSource
 from gateway.cli.banner import banner

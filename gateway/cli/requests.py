@@ -27,6 +27,7 @@ from gateway.cli.times import MOMENT
 
 PATH = "/admin/v1/requests"
 PAGE = 100
+MAX_MS = 2**48
 MOST_AT_ONCE = 2_000
 """The most requests that one look of `follow` finds."""
 LOGGED_WITHIN_S = 600
@@ -67,7 +68,9 @@ def requests() -> None:
 @click.option("--trace", "trace_id", help="The trace id of a ledger entry.")
 @click.option("--from", "start_time", type=MOMENT, help="Accepted at this time or later.")
 @click.option("--to", "end_time", type=MOMENT, help="Accepted before this time.")
-@click.option("--min-duration", "min_duration_ms", type=click.IntRange(min=0), metavar="MS", help="At least so long.")
+@click.option(
+    "--min-duration", "min_duration_ms", type=click.IntRange(0, MAX_MS), metavar="MS", help="At least so long."
+)
 @click.option("--limit", default=PAGE, show_default=True, type=click.IntRange(min=1), help="The most requests to list.")
 @home_option
 @json_option

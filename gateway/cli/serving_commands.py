@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_commands import Fields, argument, group, option, row, several
+from gateway.cli.admin_commands import Fields, Whole, argument, group, option, row, several
 from gateway.cli.answers import Grid, fields, one_sentence, show, warn
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.common import example_text, fail, home_option, json_option
@@ -44,7 +44,7 @@ PREFIXES = group(
         ),
         option("--text", help="Start of a prompt for /v1/completions instead."),
         option("--name", default="Public prefix", help="Name of the prompt in lists."),
-        option("--ttl-s", type=click.IntRange(min=1), help="Seconds until it is private again.  [default: never]"),
+        option("--ttl-s", type=Whole(1), help="Seconds until it is private again.  [default: never]"),
         shows="id",
         reads=_prefix,
         example="prefixes add my-model --system-file prompt.txt",
@@ -191,6 +191,20 @@ def _workers(api: AdminApi, _: Fields) -> list[dict[str, Any]]:
     return found
 
 
+def _drained(made: dict[str, Any]) -> str:
+    running = "1 request runs" if made["running"] == 1 else f"{made['running']} requests run"
+    return f"{made['id']} takes nothing new; {running} on it."
+
+
+def _last_one(made: dict[str, Any]) -> str | None:
+    if made["num_others_ready"]:
+        return None
+    return (
+        f"No other worker of {made['model']} is ready, so nobody answers requests for it;"
+        f" `headgate workers resume {made['id']}` takes the drain back."
+    )
+
+
 WORKERS = group(
     "workers",
     "See the workers that are linked with the gateway, drain one, and take that back.",
@@ -205,7 +219,8 @@ WORKERS = group(
         "drain WORKER_ID",
         "Let the worker WORKER_ID finish what runs and take nothing new, until `headgate workers resume`.",
         "POST /admin/v1/workers/{worker_id}/drain",
-        shows="running",
+        shows=_drained,
+        warns=lambda _, made: _last_one(made),
         confirm="The worker takes nothing new until it is resumed, or its process is started again. Go on?",
         example="workers drain worker-0",
     ),

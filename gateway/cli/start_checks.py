@@ -18,6 +18,7 @@ import redis.exceptions
 from gateway.base.checks import CLOCK_APART_S, clocks_apart, redis_fault
 from gateway.base.home import Home, HomeError
 from gateway.base.settings import SettingsError
+from gateway.cli.addresses import listen
 from gateway.limiter.redis_keys import START_PROBE_KEY
 from workers.process import file_systems
 from workers.process.tls.certificates import Certificate, CertificateError, Files, host_name, https_context
@@ -74,6 +75,13 @@ def check_file_system(home: Path, journals: Iterable[Path]) -> None:
     """Refuses a network file system under the home or a journal. Raises `HomeError`."""
     if said := file_systems.on_a_network([home, *journals]):
         raise HomeError(f"{said}. {file_systems.REMEDY}")
+
+
+def refuse_taken_address(home: Home, host: str, port: int) -> None:
+    """Keeps a start on an address that is taken from making a new home first. A home that is there may have an `up` of
+    its own on the address, which its lock names. Raises `HomeError`."""
+    if not home.is_there:
+        listen(host, port).close()
 
 
 def refuse_new_secrets(home: Home, database_url: str) -> None:

@@ -17,6 +17,7 @@ from gateway.cli.admin_commands import (
     Fields,
     Finite,
     OrNone,
+    Whole,
     group,
     option,
     row,
@@ -30,6 +31,8 @@ from gateway.cli.new_key import create_key, owner_is_named
 from gateway.cli.times import moment
 
 DAY_S = 86_400
+MAX_DAYS = 3660
+MAX_EXPIRES_IN_S = 10**10
 MODELS = several("--model", "models", help="A model that the key may use")
 ADDRESSES = several("--address", "addresses", help="An address or network from which the key may be used")
 DISABLED = "Refuse the key with 401, or accept it again."
@@ -193,7 +196,7 @@ KEYS = group(
         option(
             "--expires-in-s",
             "expires_in_seconds",
-            type=click.IntRange(min=1),
+            type=click.IntRange(1, MAX_EXPIRES_IN_S),
             help="Seconds until the key expires.  [default: it never expires]",
         ),
         MODELS,
@@ -299,8 +302,8 @@ AUDIT = group(
         several("--type", "event_types", help="Type of the change, such as `api_key.created`"),
         several("--actor", "actor_ids", help="Who made the change: the id of a key, `cli` or `system`"),
         several("--object", "resource_ids", help="Id of what was changed"),
-        option("--days", type=click.IntRange(min=1), help="Days back from now.  [default: all]"),
-        option("--limit", default=100, type=click.IntRange(min=1), help="The most changes that are listed."),
+        option("--days", type=click.IntRange(1, MAX_DAYS), help="Days back from now.  [default: all]"),
+        option("--limit", default=100, type=Whole(1), help="The most changes that are listed."),
         shows=_audit_log,
         reads=_audit_filter,
         tenant_field="project_ids[]",

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from accounting.values.errors import InvalidError
-from accounting.values.periods import bounds
+from accounting.values.periods import LAST_SECOND, bounds
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -20,18 +20,24 @@ class Moment(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
         if isinstance(value, int):
             return value
-        if value.isascii() and value.isdigit():
-            return int(value)
+        second = self._second(value, param, ctx)
+        if not 0 <= second <= LAST_SECOND:
+            self.fail(f"{value!r} is not a time from 1970 to 9999-12-30.", param, ctx)
+        return second
+
+    def _second(self, text: str, param: Any, ctx: Any) -> int:
         try:
-            moment = datetime.fromisoformat(value)
+            if text.isascii() and text.isdigit():
+                return int(text)
+            moment = datetime.fromisoformat(text)
         except ValueError:
-            self.fail(f"{value!r} is not a date such as 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
+            self.fail(f"{text!r} is not a date such as 2026-10-01 or 2026-10-01T12:00Z.", param, ctx)
         return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
 
     @staticmethod
     def shown(second: int) -> str:
         """Formats a moment as it can be typed."""
-        return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%MZ}"
+        return f"{_utc(second):%Y-%m-%dT%H:%MZ}"
 
 
 class Month(click.ParamType):  # type: ignore[type-arg]  # generic in some versions of click only
@@ -54,7 +60,12 @@ MONTH = Month()
 
 def moment(second: float) -> str:
     """Formats a moment for a table, in UTC. Every table has this form."""
-    return f"{datetime.fromtimestamp(second, UTC):%Y-%m-%d %H:%M:%S}"
+    return f"{_utc(second):%Y-%m-%d %H:%M:%S}"
+
+
+def _utc(second: float) -> datetime:
+    """Returns the last moment of the calendar in place of a later one, which books of older versions may hold."""
+    return datetime.fromtimestamp(min(second, LAST_SECOND), UTC)
 
 
 def ago(second: float) -> str:

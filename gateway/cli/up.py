@@ -37,7 +37,7 @@ from workers.process.children.forked import give_back, load, watch_without_threa
 from workers.process.tls.certificates import Files
 
 if TYPE_CHECKING:
-    from accounting.lifecycle.bootstrap import Credentials
+    from accounting.values.tenant_types import Credentials
     from gateway.cli.gateway_probes import GatewayProbes
     from gateway.cli.preparation import Preparation
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from accounting.prices.prices import DEFAULT_SHEET
 from gateway.cli import price_sheets
-from gateway.cli.admin_commands import Fields, Finite, argument, group, option, row, several
+from gateway.cli.admin_commands import Fields, Finite, Whole, argument, group, option, row, several
 from gateway.cli.answers import Drawn, Grid, fields
 from gateway.cli.api import AdminApi, segment
 from gateway.cli.input_files import text_of
@@ -116,6 +115,12 @@ def _cost(one: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _gaps(made: dict[str, Any]) -> str | None:
+    from accounting.prices.prices import DEFAULT_SHEET  # it loads SQLAlchemy
+
+    return price_sheets.gaps(DEFAULT_SHEET, made)
+
+
 UPSTREAMS = group(
     "upstreams",
     "Let servers of others answer for models: any with OpenAI's API, Anthropic, Azure.",
@@ -133,10 +138,8 @@ UPSTREAMS = group(
         option("--input", type=Finite(), help="What it charges for a million prompt tokens, in the sheet's currency."),
         option("--cached", type=Finite(), help="What it charges for a million cached tokens.  [default: as --input]"),
         option("--output", type=Finite(), help="What it charges for a million tokens of answers."),
-        option(
-            "--max-output-tokens", type=click.IntRange(min=1), help="The most tokens of an answer.  [default: 4096]"
-        ),
-        option("--max-model-len", type=click.IntRange(min=2), help="The longest context.  [default: 131072]"),
+        option("--max-output-tokens", type=Whole(1), help="The most tokens of an answer.  [default: 4096]"),
+        option("--max-model-len", type=Whole(2), help="The longest context.  [default: 131072]"),
         option("--api-version", help="Version of the API that Azure or Anthropic is asked for."),
         option(
             "--continuous-usage", is_flag=True, default=None, show_default=False, help="Ask for usage in each chunk."
@@ -155,7 +158,7 @@ UPSTREAMS = group(
         option("--costs-project", help="The one project or workspace whose costs count.  [default: all]"),
         option("--costs-url", help="Base URL of the cost API.  [default: URL]"),
         shows=("id", "kind", "url", "models", "has_credential"),
-        warns=lambda _, made: price_sheets.gaps(DEFAULT_SHEET, made),
+        warns=lambda _, made: _gaps(made),
         reads=_declared,
         example="upstreams add openrouter https://openrouter.ai/api/v1 --model llama=meta-llama/llama-3.1-8b-instruct"
         " --key-variable OPENROUTER_API_KEY --input 0.05 --output 0.08",

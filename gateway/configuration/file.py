@@ -142,6 +142,9 @@ def _noted(faults: list[SettingsError]) -> Iterator[None]:
 
 def _upstreams(path: Path, entries: Any) -> dict[str, UpstreamSource]:
     """Checks the tables like [upstreams.NAME]. Raises `SettingsError`."""
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        said = f"upstreams in {path} must be tables like [upstreams.NAME], each with a url and models."
+        raise _refused(path, "upstreams", said)
     try:
         return pydantic.TypeAdapter(dict[UpstreamName, UpstreamSource]).validate_python(entries)
     except pydantic.ValidationError as error:

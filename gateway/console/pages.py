@@ -31,6 +31,7 @@ from gateway.console.tables import File, Table, chosen
 from gateway.console.viewer import ROLE_NAMES, Viewer
 from gateway.http import body
 from gateway.http.auth import AUTH
+from gateway.http.middleware import refuse_suspended
 from gateway.http.route_table import Route
 from gateway.intake.intake import INTAKE, SHARE, Share
 from gateway.intake.text_work import TEXT_WORK
@@ -40,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 ROOT = "/console"
 SIGN_IN = ROOT + "/sign-in"
+SIGN_OUT = "/sign-out"
 COOKIE = "headgate_console"
 MAX_FORM_BYTES = 2 * 1024 * 1024
 MAX_OPEN_FORM_BYTES = 16 * 1024
@@ -259,12 +261,14 @@ def _for_viewers(screen: Screen, path: str, *, changes: bool = False) -> Handler
 
 
 def _check(request: web.Request, viewer: Viewer, path: str, changes: bool) -> None:
-    """Refuses a page that the viewer's menu does not lead to, and parts of a path that no object's name can have. Raises
-    `ApiError` 403, 404.
+    """Refuses a page that the viewer's menu does not lead to, and parts of a path that no object's name can have. A
+    suspended tenant may sign out. Raises `ApiError` 403, 404.
 
     The API decides what a key may do. It is not asked by every page that a role has no use for, and a form whose fields
     are wrong is refused before its call.
     """
+    if path != SIGN_OUT:
+        refuse_suspended(viewer.principal)
     if not is_for(viewer.role, path) or (changes and not viewer.may_change):
         raise errors.forbidden("insufficient_scope", "This API key may not do this.")
     if any(len(value) > MAX_PART_CHARS or not value.isprintable() for value in request.match_info.values()):

@@ -85,6 +85,6 @@ def _is_encrypted(request: web.Request) -> bool:
 ROUTES = [
     pages.open_get("/sign-in", sign_in_page),
     pages.open_post("/sign-in", sign_in),
-    pages.post("/sign-out", sign_out, pages.MAX_OPEN_FORM_BYTES, is_for_all=True),
+    pages.post(pages.SIGN_OUT, sign_out, pages.MAX_OPEN_FORM_BYTES, is_for_all=True),
     pages.open_get("/assets/{version}/{name}", asset),
 ]

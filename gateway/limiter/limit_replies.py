@@ -136,7 +136,7 @@ def _over_limit(
     never, wait_ms = verdict.wait_ms < 0, _told(verdict.wait_ms)
     advice = "This request alone exceeds the limit." if never else f"Please try again in {duration(wait_ms)}."
     return too_many(
-        f"Rate limit reached for {model} in project {holder.tenant_id} on {WORDS[rule.dimension]}: "
+        f"Rate limit reached for {model or 'requests'} in project {holder.tenant_id} on {WORDS[rule.dimension]}: "
         f"Limit {rule.limit}, Used {window.sum}, Requested {requested.get(unit, 1)}. {advice}",
         None if never else wait_ms,
         type={"requests": "requests", "running": "concurrency"}.get(unit, "tokens"),

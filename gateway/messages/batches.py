@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from accounting.batches.batches import BatchInfo
-from accounting.batches.files import ENDED
 from accounting.batches.message_batches import ENDPOINT
+from accounting.values.types import ENDED_BATCH
 from gateway.base import errors
 from gateway.intake.fingerprints import fingerprint_of_lines
 from gateway.schema.convert import convert
@@ -23,7 +23,7 @@ PATH = "/v1/messages/batches"
 CHUNK_BYTES = 64 * 1024
 Line = dict[str, Any]
 """A line of the input file, as a value."""
-_STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED, "ended")
+_STATUS = {"cancelling": "canceling"} | dict.fromkeys(ENDED_BATCH, "ended")
 _COUNTED = {"succeeded": "succeeded", "errored": "errored", "cancelled": "canceled", "expired": "expired"}
 _CUT_OFF = {"batch_cancelled": "canceled", "batch_expired": "expired"}
 _UNRUN = {"failed": "errored", "cancelled": "canceled", "expired": "expired"}
@@ -101,7 +101,7 @@ def batch_object(batch: BatchInfo, num_requests: int, lines: Mapping[str, int]) 
     """Returns the batch. `lines` are the numbers of lines by the state in which they ended; they show once the batch has
     ended. A batch that ended before its lines were read has none.
     """
-    has_ended = batch.state in ENDED
+    has_ended = batch.state in ENDED_BATCH
     counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
     if not has_ended:
         counts["processing"] = num_requests

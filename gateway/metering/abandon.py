@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from accounting.database.db import Database
+from accounting.limits import limiter_state
 from accounting.requests import idempotency_store, request_postings
 from accounting.requests.request_postings import Unsettled
 from accounting.values import clock
@@ -31,6 +32,10 @@ class JournalThere(Exception):
     """The journal exists: it can be replayed, so it must be."""
 
 
+class NoSuchSlot(Exception):
+    """No gateway ever ran in the slot, as far as the books know."""
+
+
 class Abandoned(msgspec.Struct, frozen=True, kw_only=True):
     slot: str
     voided: int
@@ -45,10 +50,11 @@ async def abandon(
 ) -> Abandoned:
     """Voids the lost requests of a slot. `journals` maps the slots of this machine to their journals. Requests in those
     journals are left to their slots, and so are requests that the limiter holds for others. Raises JournalThere,
-    SlotTaken, LimiterUnavailable, OSError, and what SQL raises.
+    NoSuchSlot, SlotTaken, LimiterUnavailable, OSError, and what SQL raises.
     """
     if await asyncio.to_thread(_is_there, directory):
         raise JournalThere
+    await _need_slot(database, slot)
     await _need_redis(redis_url)
     known = await asyncio.to_thread(_requests, journals)
     async with metering(database=database, redis_url=redis_url, slot=slot, directory=directory) as found:
@@ -67,6 +73,15 @@ async def abandon(
     return Abandoned(
         slot=f"{GATEWAY}{slot}", voided=len(due) - len(kept), charged=len(kept), younger=len(lost) - len(due)
     )
+
+
+async def _need_slot(database: Database, slot: int) -> None:
+    """Raises NoSuchSlot before anything is changed: to abandon a slot makes it. A gateway is registered while it runs and
+    when it was killed; of one that was stopped the books have how far its journal is posted, if anything was."""
+    async with database.read() as conn:
+        is_registered = slot in await limiter_state.slots(conn)
+        if not is_registered and await request_postings.journal_offset(conn, slot) is None:
+            raise NoSuchSlot
 
 
 async def _need_redis(redis_url: str) -> None:

@@ -20,6 +20,7 @@ from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader
 from accounting.batches.files import FileInfo
 from accounting.requests import batch_results
+from accounting.values.types import ENDED_BATCH
 from gateway.base import errors
 from gateway.batches import filed
 from gateway.batches.filed import Filed, LineStarts
@@ -49,7 +50,7 @@ async def results(request: web.Request) -> web.StreamResponse:
     found = Results(request, batch, after_no, await request.app[DATA_KEYS].key(tenant_id))
     try:
         part = await found.part()
-        while not part and found.batch.state not in files.ENDED and time.monotonic() < until:
+        while not part and found.batch.state not in ENDED_BATCH and time.monotonic() < until:
             has_news = await request.app[BATCH_WAITS].changed(tenant_id, batch.id, found.batch.progress, until)
             await check_again(request)
             part = await found.part()
@@ -99,7 +100,7 @@ class Results:
         """
         if self._filed is None:
             rows = await self._rows()
-            if self.batch.state not in files.ENDED:
+            if self.batch.state not in ENDED_BATCH:
                 return await asyncio.to_thread(_lines, rows, self._data_key)
             self._filed = await self._of_files()
         return await asyncio.to_thread(next, self._filed, b"")
@@ -110,12 +111,12 @@ class Results:
         """
         async with reading(self._request) as conn:
             self.batch = await batches.get(conn, self.batch.tenant_id, self.batch.id)
-            if self.batch.state in files.ENDED:
+            if self.batch.state in ENDED_BATCH:
                 return ()
             rows = await batch_results.ended_page(conn, self.batch.id, self._after_no)
             if rows:
                 self.batch = await batches.get(conn, self.batch.tenant_id, self.batch.id)
-        if rows and self.batch.state not in files.ENDED:
+        if rows and self.batch.state not in ENDED_BATCH:
             self._after_no = rows[-1].ended_no
         return rows
 

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from accounting.batches import batches, files, message_batches, registration
 from accounting.batches.batches import BatchInfo
 from accounting.batches.file_store import Reader, Writer
+from accounting.values.types import ENDED_BATCH
 from gateway.base import errors
 from gateway.base.app_keys import DATABASE, FILES
 from gateway.base.jobs_notifier import JOBS_NOTIFIER
@@ -139,7 +140,7 @@ async def cancel(request: web.Request) -> web.Response:
     principal = request[PRINCIPAL]
     async with writing(request, changes_identities=False) as conn:
         batch = await message_batches.get(conn, principal.tenant_id, _id(request))
-        if batch.state not in files.ENDED:
+        if batch.state not in ENDED_BATCH:
             now = int(time.time())
             batch = await batches.cancel(conn, principal.tenant_id, batch.id, now, actor=principal.key_id)
     await request.app[JOBS_NOTIFIER].notify(request[RECORD].outgoing_traceparent)
@@ -161,7 +162,7 @@ async def delete(request: web.Request) -> web.Response:
 async def results(request: web.Request) -> web.StreamResponse:
     """Sends one line of JSON for each request, as it is read from the batch's files."""
     batch = await _get(request)
-    if batch.state not in files.ENDED:
+    if batch.state not in ENDED_BATCH:
         raise errors.not_found("The Message Batch has no results yet: it has not ended.")
     found: list[tuple[Reader, Callable[[bytes], bytes]]]
     if not batch.num_total:
@@ -198,7 +199,7 @@ async def _get(request: web.Request) -> BatchInfo:
 
 async def _shown(request: web.Request, batch: BatchInfo) -> dict[str, Any]:
     lines: dict[str, int] = {}
-    if batch.state in files.ENDED:
+    if batch.state in ENDED_BATCH:
         async with reading(request) as conn:
             lines = await message_batches.ended_lines(conn, batch.id)
     num_requests = batch.num_total or await _num_requests(request, batch)

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from accounting.access import delegation
 from accounting.events import webhooks
+from accounting.events.egress import PlaceError
 from accounting.events.webhooks import WebhookInfo
 from accounting.values import clock
 from accounting.values.errors import NotFoundError
@@ -28,6 +29,8 @@ from gateway.schema import query
 from gateway.schema import webhooks as shapes
 from gateway.schema.organization import deleted, page_of, reply
 
+_OWN_NETWORKS = "HEADGATE_WEBHOOK_ALLOWED_NETWORKS permits networks of your own, without TLS too."
+
 
 async def create(request: web.Request) -> web.Response:
     """Creates a webhook."""
@@ -40,16 +43,19 @@ async def create(request: web.Request) -> web.Response:
         # A webhook is not bound by what binds the key that makes it.
         if (holder := await unbounded_holder(request, conn)) is not None:
             delegation.check_lasting(holder)
-        made = await webhooks.create(
-            conn,
-            settings.secret("master.key"),
-            settings.egress,
-            url=asked.url,
-            types=asked.events,
-            tenant_id=owner or asked.project_id or OPERATOR_TENANT,
-            is_tenants=owner is not None,
-            **who(request),
-        )
+        try:
+            made = await webhooks.create(
+                conn,
+                settings.secret("master.key"),
+                settings.egress,
+                url=asked.url,
+                types=asked.events,
+                tenant_id=owner or asked.project_id or OPERATOR_TENANT,
+                is_tenants=owner is not None,
+                **who(request),
+            )
+        except PlaceError as error:
+            raise errors.invalid(str(error) if owner else f"{error} {_OWN_NETWORKS}", error.param) from None
     return reply(shapes.new_webhook(made))
 
 

@@ -43,7 +43,8 @@ async def get(request: web.Request) -> web.Response:
 async def drain(request: web.Request) -> web.Response:
     """Lets a worker finish what runs and take nothing new, until `resume` or a start of its process."""
     link = await _told_to(request, "drained")
-    return reply({"id": link.registration.worker, "object": "worker.drain", "running": link.status.running})
+    others = [_told(request, one) for one in _links(request) if one is not link]
+    return reply(shapes.drained(link.registration, link.status, others))
 
 
 async def resume(request: web.Request) -> web.Response:

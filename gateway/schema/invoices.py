@@ -11,10 +11,11 @@ from accounting.billing.credits import CreditInfo, NewCredit
 from accounting.billing.invoice_lines import Line
 from accounting.billing.invoices import InvoiceInfo
 from accounting.values.budget_types import MAX_AMOUNT
+from accounting.values.periods import LAST_SECOND
 from gateway.schema import forms
 
 Id = Annotated[str, Meta(min_length=1, max_length=200)]
-Second = Annotated[int, Meta(ge=0, le=2**40)]
+Second = Annotated[int, Meta(ge=0, le=LAST_SECOND)]
 
 
 class NewInvoice(msgspec.Struct, frozen=True):

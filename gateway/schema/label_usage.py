@@ -9,6 +9,7 @@ from typing import Any
 
 from accounting.requests.label_usage import DAY_MS, METADATA, LabelDay, LabelFilter, LabelSum
 from accounting.tables.request_models import END_USER
+from accounting.values.periods import LAST_SECOND
 from gateway.base import errors
 from gateway.schema import query
 from gateway.schema.query import Query
@@ -17,7 +18,6 @@ NUM_DAYS = 30
 """The days that are summed where no start is named."""
 MAX_DAYS = 31
 """The days that one request sums: a tenant may have thousands of sums a day."""
-MAX_SECONDS = 2**38
 NUM_VALUES_BY_DAY = 4
 """The values that have sums of their own by day; the others are one sum."""
 
@@ -87,6 +87,6 @@ def _milliseconds(asked: Query, name: str, default: int) -> int:
     value = query.integer(asked, name)
     if value is None:
         return default
-    if not 0 <= value <= MAX_SECONDS:
-        raise errors.invalid(f"'{name}' must be 0 to {MAX_SECONDS}.", name)
+    if not 0 <= value <= LAST_SECOND:
+        raise errors.invalid(f"'{name}' must be 0 to {LAST_SECOND}.", name)
     return value * 1000

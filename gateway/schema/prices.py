@@ -13,13 +13,14 @@ from msgspec import Meta
 from accounting.prices.previews import NUM_DAYS, Effect, MonthBy
 from accounting.prices.price_lists import Assignment, SheetVersion
 from accounting.prices.pricing import MAX_RATE
+from accounting.values.periods import LAST_SECOND
 from accounting.values.types import Rates, Tier
 from gateway.schema import forms
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=forms.SHEET_NAME)]
 Model = Annotated[str, Meta(min_length=1, max_length=300)]
 Rate = Annotated[int, Meta(ge=0, le=MAX_RATE)]
-Second = Annotated[int, Meta(ge=0, le=2**40)]
+Second = Annotated[int, Meta(ge=0, le=LAST_SECOND)]
 
 
 class ModelRates(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from accounting.requests.request_prices import RequestPrice
 from accounting.requests.request_volume import Volume
 from accounting.requests.sessions import Sessions
 from accounting.values import timelines
+from accounting.values.periods import LAST_SECOND
 from accounting.values.timelines import Event, Phase
 from accounting.values.types import Tier
 from gateway.base import errors
@@ -38,7 +39,6 @@ FILTERS = (
 _STATUS_CLASSES: Mapping[str, StatusClass] = {"2xx": 2, "4xx": 4, "5xx": 5}
 _TIERS: Mapping[str, str] = {"interactive": "default", "batch": "batch"}
 _TIERS_ASKED: Mapping[str, Tier] = {"default": "interactive", "batch": "batch"}
-MAX_SECONDS = 2**38
 MAX_MS = 2**48
 MAX_BUCKETS = 200
 
@@ -240,7 +240,7 @@ def _step(one: Phase | Event) -> dict[str, Any]:
 
 
 def _seconds(asked: Query, name: str) -> int | None:
-    value = _number(asked, name, MAX_SECONDS)
+    value = _number(asked, name, LAST_SECOND)
     return None if value is None else value * 1000
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from accounting.upstreams.cost_days import BilledLine, ComparedDay, DaySums
 from accounting.upstreams.cost_pulls import Pull
 from accounting.upstreams.costs import CostRow, CostSums
-from accounting.values.periods import date_of
+from accounting.values.periods import LAST_SECOND, date_of
 
 MAX_ROWS = 10_000
 Text = Annotated[str, Meta(min_length=1, max_length=256)]
@@ -24,7 +24,7 @@ class NewCostRow(msgspec.Struct, frozen=True):
     id: Text
     amount_micro_units: Annotated[int, Meta(ge=-(2**53), le=2**53)]
     provider_id: Annotated[str, Meta(max_length=128)] = ""
-    billed_at: Annotated[int, Meta(ge=0, le=2**40)] = 0
+    billed_at: Annotated[int, Meta(ge=0, le=LAST_SECOND)] = 0
 
 
 class NewCosts(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from accounting.upstreams.calls import CallSums
 from gateway.base import errors
 from gateway.base.upstream_source import UpstreamCosts, UpstreamSource
 from gateway.schema import forms
+from workers.process import masked
 
 
 class NewUpstream(msgspec.Struct, frozen=True):
@@ -49,6 +50,9 @@ def check_names(value: Mapping[str, Any]) -> None:
         raise errors.invalid(sentence, "costs.key_env", "unknown_parameter")
 
 
+_SHOWN = 80
+
+
 def source_of(fields: NewUpstream) -> UpstreamSource:
     """Returns the declaration, checked as a file's. Raises `ApiError` 400."""
     given = {
@@ -62,13 +66,19 @@ def source_of(fields: NewUpstream) -> UpstreamSource:
         return UpstreamSource.model_validate(given)
     except pydantic.ValidationError as error:
         first = error.errors(include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "url"
+        where, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        if not where:  # a sentence about several fields
+            raise errors.invalid(f"The upstream cannot be used: {said}.", "url") from None
         hint = ""
         if first["type"] == "extra_forbidden":
             known = [name for one in (UpstreamSource, UpstreamCosts, *_PARTS) for name in one.model_fields]
             meant = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
             hint = f" Did you mean {meant[0]}?" if meant else ""
-        raise errors.invalid(f"{first['msg'].removeprefix('Value error, ')}.{hint}", where) from None
+        said = said.replace("Input should", "it should", 1)
+        if said.startswith("must "):
+            said = f"it {said}"
+        shown = f", not {masked.text(fields.url)[:_SHOWN]!r}" if where == "url" else ""
+        raise errors.invalid(f"Invalid value for '{where}': {said}{shown}.{hint}", where) from None
 
 
 _PARTS = (UpstreamSource.model_fields["models"].annotation.__args__[1],)  # type: ignore[union-attr]

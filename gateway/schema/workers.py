@@ -33,6 +33,18 @@ class LinkedWorker(NamedTuple):
     """Requests that this gateway has sent and that have not ended."""
 
 
+def drained(registration: Registration, status: WorkerStatus, others: Iterable[LinkedWorker]) -> dict[str, Any]:
+    """Returns what a worker still runs, and how many other workers take requests for its model."""
+    model = registration.model
+    return {
+        "id": registration.worker,
+        "object": "worker.drain",
+        "model": model,
+        "running": status.running,
+        "num_others_ready": sum(one.registration.model == model and one.state == "ready" for one in others),
+    }
+
+
 def worker(link: LinkedWorker) -> dict[str, Any]:
     """Returns a linked worker without its steps and tenants."""
     hello, status, report = link.hello, link.status, link.report

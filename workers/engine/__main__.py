@@ -64,7 +64,7 @@ def main() -> int:
         with Ranks(told.engine_tensor_parallel, meeting) as ranks:
             return run(told, ranks)
     except StartError as error:
-        print(error, file=sys.stderr)
+        print(f"headgate worker: {error}", file=sys.stderr)
         return EXIT_NOT_YET if isinstance(error, CannotStartYet) else EXIT_CONFIG
     finally:
         gc.enable()

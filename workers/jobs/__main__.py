@@ -223,7 +223,7 @@ def main() -> int:
         for name in ("pepper", "master.key"):
             settings.secret(name)
     except jobs_settings.SettingsError as error:
-        print(error, file=sys.stderr)
+        print(f"headgate jobs: {error}", file=sys.stderr)
         return os.EX_CONFIG
     name = uuid.uuid4().hex[:12]
     run_dir = settings.home / "run"

@@ -25,7 +25,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from accounting.batches.batches import DOORBELL, RING_EXPIRES_S
 from workers.jobs.base import settings as jobs_settings
 from workers.jobs.base import tracing
-from workers.jobs.base.app import create_celery
+from workers.jobs.base.app import create_celery, leave_out_advice
 from workers.jobs.base.settings import HARD_LIMIT_S, STOP_MARGIN_S, JobsSettings
 from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches.tasks import Look, Turns
@@ -134,11 +134,12 @@ def main() -> int:
     try:
         settings = jobs_settings.load()
     except jobs_settings.SettingsError as error:
-        print(error, file=sys.stderr)
+        print(f"headgate jobs: {error}", file=sys.stderr)
         return 78
     app = build(settings)
     # Celery says there that it ends, in a line that is no JSON.
     sys.__stdout__ = None  # type: ignore[misc]
+    leave_out_advice()
     worker = app.Worker(
         hostname=f"jobs-{settings.jobs_process}@{socket.gethostname()}",
         pool_cls="prefork",
@@ -151,6 +152,7 @@ def main() -> int:
         without_mingle=True,
         without_heartbeat=True,
     )
+    leave_out_advice()
     worker.start()
     return worker.exitcode or 0
 

@@ -23,6 +23,12 @@ Settings = TypeVar("Settings", bound=pydantic.BaseModel)
 _NO_KEY_FILE = (
     "`headgate migrate` draws it for a new installation; on a further host, copy secrets/ from the first one."
 )
+_NEEDED = {
+    "HEADGATE_MODEL": "Set it to a model's directory or hub id, or name the model with --model.",
+    "HEADGATE_URL": "Set it to the base URL of the gateways, like http://127.0.0.1:8080.",
+    "HEADGATE_BROKER_URL": "Set it to the broker of the gateways, like redis://127.0.0.1:6379/0.",
+}
+"""Advice to a start that lacks a setting, by its name."""
 _SHOWN = 80
 _LONGEST = 300
 
@@ -103,9 +109,13 @@ def _of(fault: Mapping[str, Any], environ: Mapping[str, str]) -> Problem:
         return Problem(name, _source(name, environ), environ.get(name), f"{message}.")
     name = PREFIX + str(fault["loc"][0]).upper()
     if fault["type"] == "missing" and len(fault["loc"]) == 1:
-        return Problem(name, "environment", None, f"The environment variable {name} is not set.")
+        return Problem(name, "environment", None, f"The environment variable {name} is not set. {_needed(name)}")
     inside = ".".join(str(part) for part in fault["loc"][1:])
     return _problem(name, environ, f"{inside}: {_expected(fault)}" if inside else _expected(fault))
+
+
+def _needed(name: str) -> str:
+    return _NEEDED.get(name, "docs/configuration.md says what it is.")
 
 
 def _problem(name: str, environ: Mapping[str, str], expected: str) -> Problem:

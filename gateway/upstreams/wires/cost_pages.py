@@ -18,7 +18,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from accounting.upstreams.cost_pulls import DayCost
-from accounting.values.periods import DAY_S
+from accounting.values.periods import DAY_S, LAST_SECOND
 from gateway.base.upstream_source import Kind, UpstreamCosts
 from gateway.upstreams.wires.anthropic import VERSION
 from gateway.upstreams.wires.values import MILLION, Garbage, Outgoing, Upstream
@@ -200,7 +200,7 @@ def _amount(value: Any) -> Fraction:
 
 def _whole_day(start: Any, end: Any) -> int:
     """Returns the first second of a bucket that is one day of UTC. Raises `Garbage`."""
-    if isinstance(start, bool) or not isinstance(start, int) or start % DAY_S or not 0 <= start < 2**40:
+    if isinstance(start, bool) or not isinstance(start, int) or start % DAY_S or not 0 <= start <= LAST_SECOND:
         raise Garbage("a bucket does not begin with a day")
     if end is not None and end != start + DAY_S:
         raise Garbage("a bucket is not one day")

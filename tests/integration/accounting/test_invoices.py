@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import msgspec
 import pytest
@@ -15,6 +15,7 @@ from sqlalchemy.engine import Engine
 from accounting.billing import credits, invoices, summaries
 from accounting.billing.credits import NewCredit
 from accounting.books import books, books_billing
+from accounting.exports import focus
 from accounting.limits import spend_limits
 from accounting.prices import prices, pricing, rerating
 from accounting.requests import request_postings
@@ -350,6 +351,39 @@ async def test_late_usage_waits_for_no_month_of_its_own_while_another_one_is_ope
     await assert_books(db)
 
 
+async def test_a_month_exported_again_after_the_next_close_has_what_its_late_usage_was_moved_by(db):
+    """docs/billing.md says so: rows of the later month name the months whose exports are to be replaced."""
+    (owner,) = await tenants_with_keys(db, 1)
+    await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)
+    closed = [await close(db, owner[0])]
+    before = await billed(db, PERIOD)
+    late = await settled(db, "req_late", owner, "standard@1", END - 1)
+    closed.append(await close(db, owner[0], "2025-10", now_ms=later_ms()))
+    later = await billed(db, "2025-10")
+    assert f"Usage of {PERIOD}, billed by {closed[1].number}" in {text for _, text in later}
+    due = {one.number: one.terms.amounts.due for one in closed}
+    assert by_invoice(await billed(db, PERIOD), later) == due
+    assert by_invoice(before, later) == due | {closed[0].number: due[closed[0].number] - late}
+
+
+async def billed(db, period):
+    """The rows of an export of one month: their invoices, texts and amounts in micro-units."""
+    at = [focus.COLUMNS.index(name) for name in ("InvoiceId", "ChargeDescription", "BilledCost")]
+    found = Counter()
+    async for page in focus.rows(db, *bounds(period)):
+        for row in page:
+            invoice, text, cost = (row[place] for place in at)
+            found[invoice, text] += int(cost * 10**6)
+    return found
+
+
+def by_invoice(*exports):
+    sums = Counter()
+    for (invoice, _), amount in (row for export in exports for row in export.items()):
+        sums[invoice] += amount
+    return sums
+
+
 async def test_what_is_taken_back_late_makes_no_invoice_by_itself(db):
     (owner,) = await tenants_with_keys(db, 1)
     await settled(db, "req_1", owner, "standard@1", START, CLOSED_MS - 1)
@@ -435,6 +469,15 @@ async def test_a_credit_note_points_at_its_row_and_leaves_the_invoice_alone(db, 
         after = await invoices.get(conn, invoice.number)
         assert msgspec.structs.replace(after, standing=invoice.standing) == invoice
     await assert_books(db)
+
+
+async def test_what_cost_nothing_has_no_charge_to_correct_and_what_nobody_knows_is_not_there(db, tenant):
+    async with db.write() as conn:
+        await request_postings.post(conn, 0, 99, [posting("req_free", kind="void", tenant_id=tenant)])
+    with pytest.raises(ConflictError, match="there is no charge to correct"):
+        await correct(db, tenant, "adjustment", 1, "k4", "req_free")
+    with pytest.raises(NotFoundError):
+        await correct(db, tenant, "adjustment", 1, "k5", "req_unknown")
 
 
 async def test_a_credit_note_refers_to_the_invoice_that_has_the_charge_although_an_earlier_month_closed_last(db):

@@ -18,11 +18,11 @@ async def test_o4_a_tenant_cannot_take_the_name_of_another(conn):
     await tenants.create(conn, "acme", now=1)
     other = await tenants.create(conn, "apex", now=1)
     async with conn.begin_nested() as savepoint:
-        with pytest.raises(ConflictError, match="Another project has this name"):
+        with pytest.raises(ConflictError, match="The name is taken"):
             await tenants.create(conn, "acme", now=2)
         await savepoint.rollback()
     async with conn.begin_nested() as savepoint:
-        with pytest.raises(ConflictError, match="Another project has this name"):
+        with pytest.raises(ConflictError, match="The name is taken"):
             await tenants.rename(conn, other.id, "acme", now=2)
         await savepoint.rollback()
     assert (await tenants.rename(conn, other.id, "apex", now=3)).name == "apex"
@@ -38,6 +38,13 @@ async def test_o4_an_archived_tenants_name_is_free_again(conn):
 async def test_o4_a_name_is_not_taken_for_an_id(conn):
     with pytest.raises(InvalidError, match="proj_"):
         await tenants.create(conn, "proj_acme", now=1)
+
+
+@pytest.mark.parametrize("character", ["\x01", "\n", "\x7f", "\u202e", "\ue000"])
+async def test_o4_a_name_has_no_character_that_nobody_sees(conn, character):
+    with pytest.raises(InvalidError, match=r"invisible character U\+"):
+        await tenants.create(conn, f"ac{character}me", now=1)
+    assert (await tenants.create(conn, "شرکت\u200cها", now=1)).name
 
 
 async def test_o4_names_that_were_given_twice_before_can_be_told_apart_again(conn):

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from gateways import MODEL, running_gateway
 from sqlalchemy import text
 
+from accounting.values.periods import LAST_SECOND
 from accounting.values.types import OPERATOR_TENANT
 from gateway.base.app_keys import DATABASE
 from gateway.cli.main import main
@@ -84,6 +85,8 @@ async def test_a_sheet_gets_versions_that_cannot_overlap(admin, gateway):
         ({"sheet": "gold\n"}, "sheet"),
         ({"currency": "EUR\n"}, "currency"),
         ({"from": -1}, "from"),
+        ({"from": LAST_SECOND + 1}, "from"),
+        ({"until": 2**40}, "until"),
         ({"until": 5}, "until"),
         ({"rates": [{"model": "m", **RATES, "output": -1}]}, "rates[0].output"),
         ({"rates": [{"model": "m", **RATES, "output": 10**12 + 1}]}, "rates[0].output"),

@@ -101,7 +101,7 @@ async def test_o4_a_name_that_is_taken_is_refused_and_shown_to_scripts_that_say_
     assert status == 0
     status, output = await headgate(gateway, "tenants", "rename", "other", "acme")
     assert status == 1
-    assert "Another project has this name" in output
+    assert "The name is taken" in output
     async with gateway.session(gateway.keys.admin_key) as session:
         body = {"name": "acme"}
         async with session.post("/v1/organization/projects", json=body) as answer:

@@ -17,6 +17,7 @@ from gateways import MODEL, prepare_home, running_gateway
 from money import posting, record
 
 from accounting.books import books
+from accounting.limits import limiter_state
 from accounting.prices import prices
 from accounting.requests import idempotency_store, request_postings
 from accounting.values import clock
@@ -400,6 +401,7 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
         for name in (lost, held, opened):
             of_it = record(name, Usage(0, 0, 5, 2), tenant_id=tenant)
             await request_postings.post_engine_records(conn, [of_it], now_ms=old_ms)
+        await limiter_state.join(conn, 6, old_ms)
         young = record("req_young", Usage(0, 0, 5, 2), tenant_id=tenant)
         await request_postings.post_engine_records(conn, [young])
     link = limiter_link(gateway.settings.redis_url)
@@ -427,6 +429,10 @@ async def test_what_only_a_lost_journal_knew_is_abandoned(gateway, headgate):
     await asyncio.sleep(0.1)
     said = await headgate("journals", "abandon", "0", "--yes", expect=1)
     assert "headgate journals replay 0" in said
+    said = await headgate("journals", "abandon", "77", "--yes", expect=1)
+    assert "There is no slot 77" in said
+    assert "gateway-77" not in await headgate("journals", "list")
+    assert not (gateway.settings.home / "state" / "gateway-77").exists()
     [found] = await read(headgate, "journals", "abandon", "6", "--yes")
     assert found == {"slot": "gateway-6", "voided": 1, "charged": 0, "younger": 1}
     assert await endings(gateway) == [(lost, "void", 0, "gateway_crash"), (lost, "gateway_crash", 0, "gateway_crash")]
@@ -445,6 +451,7 @@ async def test_an_answer_that_is_stored_is_charged_although_its_journal_is_lost(
     usage, old_ms = Usage(0, 0, 5, 2), time.time_ns() // 1_000_000 - OLD_MS
     async with database.write() as conn:
         await request_postings.post_engine_records(conn, [record("req_kept", usage, tenant_id=tenant)], now_ms=old_ms)
+        await request_postings.post(conn, 6, 1, [])
         taken = {"fingerprint": b"f", "request_id": "req_kept", "slot": 6, "now": int(time.time())}
         assert await idempotency_store.take(conn, tenant, "k", **taken) is None
         kept = posting("req_kept", usage, tenant_id=tenant, key_id=key_id, charge=Charge(7, 0, 0, 3, 4))
@@ -457,7 +464,8 @@ async def test_an_answer_that_is_stored_is_charged_although_its_journal_is_lost(
 
 async def test_models_of_a_tenant_are_allowed_denied_and_cleared(headgate):
     await headgate("tenants", "create", "acme")
-    await headgate("models-permissions", "deny", "acme", "m", "n")
+    said = await headgate("models-permissions", "deny", "acme", "m", "n")
+    assert f"m, n are not served now; served are: {MODEL}." in said
     found = await read(headgate, "models-permissions", "show", "acme")
     assert (found["mode"], found["model_ids"]) == ("deny_list", ["m", "n"])
     await headgate("models-permissions", "allow", "acme", "m")

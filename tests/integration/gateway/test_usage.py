@@ -171,6 +171,7 @@ async def test_a_key_without_the_scope_is_refused(gateway):
         ({"start_time": 0, "colour": "red"}, None),
         ({"start_time": 0, "page": "nonsense"}, "page"),
         ({"start_time": 10**17}, "start_time"),
+        ({"start_time": 0, "end_time": 2**40}, "start_time"),
     ],
 )
 async def test_what_cannot_be_asked_is_a_400(shared_gateway, params, param):

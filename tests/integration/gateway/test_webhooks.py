@@ -106,6 +106,8 @@ async def test_what_cannot_be_is_refused_with_its_name(shared_gateway, body, par
     status, error = await call(shared_gateway, "POST", body=body)
     assert (status, error["error"]["param"]) == (400, param)
     assert "10.0.0.1" not in error["error"]["message"]
+    is_place = body.get("url") in ("https://localhost./", "https://10.0.0.1/", "http://127.0.0.1:6379/")
+    assert ("HEADGATE_WEBHOOK_ALLOWED_NETWORKS permits" in error["error"]["message"]) == is_place
 
 
 async def test_a_tenants_own_webhook_goes_to_public_addresses_only(gateway):
@@ -114,6 +116,7 @@ async def test_a_tenants_own_webhook_goes_to_public_addresses_only(gateway):
     async with receiving(Receiver()) as receiver, sending(gateway):
         status, error = await call(gateway, "POST", "/v1/webhooks", {"url": receiver.url}, key)
         assert (status, error["error"]["param"]) == (400, "url")
+        assert "HEADGATE_" not in error["error"]["message"]
         made = (await call(gateway, "POST", "/v1/webhooks", {"url": "https://hook.example.com/"}, key))[1]
         # As if the name had been of a public address when it was given, and of this machine when it is connected to.
         async with gateway.app[DATABASE].write() as conn:

@@ -8,10 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 import redis.asyncio
+from click.testing import CliRunner
 from fakes import ScriptedWorker
 from gateways import MODEL, RunningGateway, until
 from load import stretched
 
+from gateway.cli.main import main
 from gateway.generation.stream import GENERATION
 from workers.protocol import registry
 
@@ -64,6 +66,7 @@ async def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(
     pieces = [await anext(stream)]
     status, body = await call(gateway, "POST", f"{PATH}/{worker.worker}/drain")
     assert status == 200, body
+    assert (body["id"], body["model"], body["num_others_ready"]) == (worker.worker, MODEL, 0)
     link = gateway.app[GENERATION].fleet.links[0]
     await until(lambda: link.status.draining)
     assert gateway.app[GENERATION].fleet.draining == [worker.worker]
@@ -95,6 +98,16 @@ async def test_a_drain_that_is_taken_back_lets_requests_in_again(
     assert answer.usage.completion_tokens == 3
     events = await gateway.sql("SELECT event FROM audit_log WHERE event LIKE 'headgate.worker.%' ORDER BY id")
     assert [row[0].split(".")[-1] for row in events] == ["drained", "resumed"] * 10
+
+
+async def test_a_drain_at_the_command_line_says_what_runs_and_that_nobody_else_serves_the_model(
+    gateway: RunningGateway, worker: ScriptedWorker
+) -> None:
+    command = ["workers", "drain", worker.worker, "--yes", "--home", str(gateway.settings.home)]
+    env = {"HEADGATE_URL": gateway.url, "HEADGATE_API_KEY": gateway.keys.admin_key}
+    done = await asyncio.to_thread(CliRunner().invoke, main, command, env=env)
+    assert (done.exit_code, done.stdout) == (0, f"{worker.worker} takes nothing new; 0 requests run on it.\n")
+    assert f"Warning: No other worker of {MODEL} is ready" in done.stderr
 
 
 async def test_a_worker_of_an_earlier_version_is_not_asked_to_take_a_drain_back(

@@ -32,7 +32,7 @@ from accounting.database.db import Database
 from accounting.prices import prices
 from accounting.requests import idempotency_store
 from accounting.tenants import tenants
-from accounting.values.types import Charge, Posting, Rates, Usage
+from accounting.values.types import ENDED_BATCH, Charge, Posting, Rates, Usage
 
 PEPPER, MASTER = b"p" * 32, b"m" * 32
 MODEL = "demo"
@@ -233,7 +233,7 @@ class Home:
         deadline = time.monotonic() + limit_s
         while True:
             batch = await self.get(batch_id)
-            if batch.state in (states or files.ENDED):
+            if batch.state in (states or ENDED_BATCH):
                 return batch
             assert time.monotonic() < deadline, batch
             await asyncio.sleep(0.05)

@@ -74,6 +74,25 @@ async def test_sql_is_not_read_again_while_no_delivery_waits_and_nobody_commits(
     await database.close()
 
 
+async def test_an_outage_of_sql_is_logged_once_and_so_is_its_end(settings, home, monkeypatch, caplog):
+    """It was logged at each look: 52 times in half a minute."""
+    sender = Sender(settings, Database(home.url))
+    due = sender._due
+
+    async def lost(*_):
+        raise OSError("no route to host")
+
+    for one in (lost, lost, lost, due, due, lost, lost, due):
+        monkeypatch.setattr(sender, "_due", one)
+        sender._empty_at = None
+        await sender._claim()
+    assert [record.message for record in caplog.records if "claim" in record.message] == [
+        "webhook_claim_failed",
+        "webhook_claim_back",
+    ] * 2
+    await sender._database.close()
+
+
 async def test_a_round_deletes_all_that_ended_long_ago(settings, home):
     """A thousand a minute were deleted, however many more ended."""
     tenant_id, _ = await listen(home, "http://127.0.0.1:9999/")

@@ -116,7 +116,7 @@ async def test_a_real_worker_serves_shows_metrics_drains_and_leaves_an_empty_hou
 @pytest.mark.parametrize(
     ("environ", "sentence"),
     [
-        ({}, "HEADGATE_MODEL"),
+        ({}, "headgate worker: The environment variable HEADGATE_MODEL is not set. Set it to a model's directory"),
         ({"HEADGATE_MODEL": "/nowhere/at/all"}, "/nowhere/at/all"),
         ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_TYPO": "1"}, "HEADGATE_ENGINE_TYPO"),
         ({"HEADGATE_MODEL": "/x", "HEADGATE_ENGINE_BLOCK_SIZE": "many"}, "HEADGATE_ENGINE_BLOCK_SIZE"),
@@ -163,7 +163,10 @@ async def test_a_worker_whose_slot_another_host_has_is_one_sentence_and_78(tmp_p
     await asyncio.gather(refreshing, return_exceptions=True)
     await client.aclose()
     assert process.returncode == 78
-    assert errors.decode().splitlines()[-1] == "Slot 0 is in use: a worker of another host or home runs in it."
+    assert (
+        errors.decode().splitlines()[-1]
+        == "headgate worker: Slot 0 is in use: a worker of another host or home runs in it."
+    )
 
 
 @pytest.mark.parametrize(("error", "status"), [(CannotStartYet, 1), (StartError, 78)])
@@ -175,4 +178,7 @@ def test_a_supervisor_tries_again_after_a_start_that_may_succeed_later(monkeypat
 
     monkeypatch.setattr(worker_main.settings, "load", refused)
     assert worker_main.main() == status
-    assert capsys.readouterr().err == "The journal directory /mnt/j cannot be used: Read-only file system.\n"
+    assert (
+        capsys.readouterr().err
+        == "headgate worker: The journal directory /mnt/j cannot be used: Read-only file system.\n"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from typing import Any
 
 import click
@@ -154,6 +155,14 @@ def refused(path: Any) -> str:
     return ""
 
 
+@pytest.mark.parametrize("value", ["3", "{x = 1}", '["a"]'])
+def test_upstreams_that_are_no_tables_are_told_how_they_are_written(value, tmp_path):
+    path = tmp_path / "headgate.toml"
+    path.write_text(f"upstreams = {value}\n")
+    said = f"upstreams in {path} must be tables like [upstreams.NAME], each with a url and models."
+    assert refused(path) == said
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = ", b"[models]\nx = 1", b"[models.x]", b"models = 3", b"\x00"])
 def test_a_broken_file_is_one_sentence_in_every_command(content, closed):
     (closed / "headgate.toml").write_bytes(content)
@@ -168,3 +177,12 @@ def test_a_wrong_url_of_the_gateway_is_one_sentence(url, closed, monkeypatch):
     monkeypatch.setenv("HEADGATE_URL", url)
     for words in (["tenants", "list"], ["status"], ["top"], ["requests", "list"]):
         judged(words, closed)
+
+
+def test_up_on_an_address_that_is_taken_makes_no_home(closed):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = CliRunner().invoke(main, ["up", "--home", str(closed / "new"), "--port", str(port)])
+    assert done.exit_code == 1
+    assert f"The address 127.0.0.1:{port} cannot be used" in done.output
+    assert not (closed / "new").exists()

@@ -4,8 +4,9 @@ import json
 import shlex
 from pathlib import Path
 
-from accounting.lifecycle.bootstrap import EXAMPLE_RATES, FREE, Credentials
+from accounting.lifecycle.bootstrap import EXAMPLE_RATES, FREE
 from accounting.prices.price_lists import PricedModel, SheetVersion
+from accounting.values.tenant_types import Credentials
 from accounting.values.types import Rates, Tier
 from gateway.cli.banner import banner
 from gateway.cli.first_prices import price_notes

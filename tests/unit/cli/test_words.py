@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import click
 import pytest
 from click.testing import CliRunner
 
+from accounting.terms.parties import MAX_LOGO_BYTES
+from accounting.values import time_zones
+from accounting.values.periods import LAST_SECOND
+from gateway.cli import times
+from gateway.cli.groups import WHOLE
+from gateway.cli.late_commands import LATE_COMMANDS, SUMMARIES
 from gateway.cli.main import main
 
 
@@ -126,3 +136,78 @@ def test_where_nothing_runs_the_url_of_a_gateway_elsewhere_is_named_first(tmp_pa
     status, output = said("tenants", "list", "--home", str(tmp_path), HEADGATE_URL="", HEADGATE_API_KEY="")
     assert status == 1
     assert output.index("HEADGATE_URL") < output.index("`headgate up`"), output
+
+
+def test_a_moment_beyond_the_calendar_is_shown_as_its_last_one():
+    """Books of older versions may hold one."""
+    assert times.moment(2**40) == times.moment(LAST_SECOND) == "9999-12-30 23:59:59"
+    assert times.MOMENT.shown(2**40) == "9999-12-30T23:59Z"
+    for zone in ("Pacific/Kiritimati", "Etc/GMT+12"):
+        assert time_zones.shown(LAST_SECOND, zone).startswith("9999-12-3")
+
+
+@pytest.mark.parametrize("typed", ["0001-01-01", "1099511627776", "9" * 30, "9999-12-31"])
+def test_a_moment_outside_the_calendar_is_refused_under_its_flag(typed):
+    status, output = said("usage", "--from", typed)
+    assert status == 2
+    assert f"Invalid value for '--from': '{typed}' is not a time from 1970 to 9999-12-30." in output
+
+
+def test_a_logo_is_read_as_far_as_one_may_be_long(tmp_path):
+    """`--logo /dev/zero` took all memory."""
+    picture = tmp_path / "logo.png"
+    picture.write_bytes(bytes(MAX_LOGO_BYTES + 1))
+    status, output = said("issuer", "set", "--logo", str(picture))
+    assert status == 2
+    assert "has more than 40000 bytes" in output
+
+
+@pytest.mark.parametrize(
+    ("typed", "flag"),
+    [
+        (("limits", "set", "acme"), "--requests-per-minute"),
+        (("keys", "create", "acme"), "--expires-in-s"),
+        (("audit", "list"), "--days"),
+        (("requests", "list"), "--min-duration"),
+        (("prefixes", "add", "m", "--text", "x"), "--ttl-s"),
+    ],
+)
+def test_a_number_that_the_api_cannot_take_is_refused_under_its_flag(typed, flag):
+    status, output = said(*typed, flag, "9" * 23)
+    assert status == 2
+    assert f"Invalid value for '{flag}': {'9' * 23} is " in output
+
+
+def test_help_has_the_sentences_of_the_commands_themselves():
+    """It imports none of them."""
+    context = click.Context(main)
+    own = {name: main.get_command(context, name).get_short_help_str(WHOLE) for name in LATE_COMMANDS}
+    assert own == SUMMARIES
+
+
+def test_help_loads_no_client_and_a_command_over_http_no_sql():
+    """Each took about a second of CPU."""
+    asked = (
+        "import sys\n"
+        "from gateway.cli.main import main\n"
+        "def run(*words):\n"
+        "    try: main(list(words))\n"
+        "    except SystemExit: pass\n"
+        "    print('LOADED', *({'sqlalchemy', 'aiohttp', 'torch', 'rich'} & sys.modules.keys()))\n"
+        "run('--help')\n"
+        "for module in sorted(set(MODULES) - {'maintenance', 'backup', 'secret_rotation', 'model_tools', 'rerate', 'export',"
+        " 'doctor', 'config_commands'}): importlib.import_module(f'gateway.cli.{module}')\n"
+        "run('tenants', 'list')\n"
+    )
+    asked = asked.replace("import sys", "import importlib, sys\nfrom gateway.cli.late_commands import MODULES", 1)
+    done = subprocess.run(
+        [sys.executable, "-c", asked],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "HEADGATE_URL": "http://127.0.0.1:1", "HEADGATE_API_KEY": "hg_admin_none"},
+        check=False,
+    )
+    loaded = [set(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    assert loaded == [set(), {"aiohttp", "rich"}], done
+    assert "No Headgate answers at http://127.0.0.1:1" in done.stderr

@@ -14,6 +14,7 @@ from gateway.base.errors import ApiError
 from gateway.schema import forms
 from gateway.schema.convert import convert
 from gateway.schema.invoices import NewInvoice
+from gateway.schema.upstreams import NewUpstream, source_of
 
 FOLDER = Path(next(iter(gateway.schema.__path__)))
 
@@ -46,3 +47,24 @@ def test_o9_a_wrong_period_is_told_how_one_is_written(period):
     assert "a month, written like 2026-10" in refused.value.message
     assert "regex" not in refused.value.message
     assert refused.value.param == "period"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"url": "ftp://u:secret@a"},
+            "Invalid value for 'url': it must be a base URL like https://api.example.com/v1, without user, query or"
+            " fragment, not 'ftp://u:***@a'.",
+        ),
+        (
+            {"kind": "azure", "costs": {}},
+            "The upstream cannot be used: no costs can be read of the kind azure: only of openai and anthropic.",
+        ),
+        ({"rank": 7000}, "Invalid value for 'rank': it should be less than or equal to 1000."),
+    ],
+)
+def test_what_an_upstream_cannot_have_is_told_with_its_field(change, said):
+    with pytest.raises(ApiError) as refused:
+        source_of(NewUpstream(**{"name": "x", "url": "https://a.example", "models": {"a": {}}} | change))
+    assert refused.value.message == said

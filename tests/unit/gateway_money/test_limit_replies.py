@@ -116,6 +116,11 @@ def test_a_refusal_names_level_dimension_limit_used_reserved_and_reset() -> None
     assert "x-should-retry" not in error.headers
 
 
+def test_a_refusal_of_what_has_no_model_names_requests() -> None:
+    error = refused(HOLDER, failing(HOLDER, "tenant", "requests_per_minute"), "", 0, 0)
+    assert error.message.startswith("Rate limit reached for requests in project proj_1 on requests per min (RPM): ")
+
+
 def test_a_request_that_alone_exceeds_its_limit_is_told_not_to_retry() -> None:
     verdict = failing(HOLDER, "tenant", "tokens_per_minute", -1)
     error = refused(HOLDER, verdict, "m-8b", 300_000, 0)

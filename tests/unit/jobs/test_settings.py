@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import warnings
 
+import pytest
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
+
+from workers.jobs import __main__ as process
 from workers.jobs.base import settings
-from workers.jobs.base.app import create_celery
+from workers.jobs.base.app import create_celery, leave_out_advice
 
 GOOD = {
     "HEADGATE_HOME": "/nowhere",
@@ -35,9 +40,17 @@ def test_a_bad_value_is_one_sentence_with_the_variables_name(change, name):
         settings.load(GOOD | change)
 
 
-def test_a_missing_variable_is_named():
-    with pytest.raises(settings.SettingsError, match="HEADGATE_BROKER_URL is not set"):
+def test_a_missing_variable_is_named_with_what_to_set_it_to():
+    with pytest.raises(settings.SettingsError, match=r"HEADGATE_BROKER_URL is not set\. Set it to the broker"):
         settings.load({k: v for k, v in GOOD.items() if "BROKER" not in k})
+
+
+def test_a_start_without_a_setting_says_whose_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(process.logs, "configure", lambda *_: None)
+    for name in [name for name in os.environ if name.startswith("HEADGATE_")]:
+        monkeypatch.delenv(name)
+    assert process.main() == os.EX_CONFIG
+    assert capsys.readouterr().err.startswith("headgate jobs: The environment variable HEADGATE_")
 
 
 def test_unreadable_and_short_keys_are_named(tmp_path):
@@ -60,3 +73,12 @@ def test_celery_takes_json_only_keeps_no_results_and_its_times_are_in_order():
         assert (conf.task_soft_time_limit, conf.task_time_limit) == (None, None), "children limit their own time"
         assert conf.broker_transport_options["visibility_timeout"] == conf.visibility_timeout
         assert not conf.worker_enable_remote_control
+
+
+def test_advice_of_celery_that_no_operator_can_follow_is_in_no_log():
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        leave_out_advice()
+        for category in (SecurityWarning, CPendingDeprecationWarning, UserWarning):
+            warnings.warn("x", category, stacklevel=1)
+    assert [one.category for one in told] == [UserWarning]

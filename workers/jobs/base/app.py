@@ -5,9 +5,11 @@ A message that is lost, doubled or late costs at most one sweep, as all state is
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import CPendingDeprecationWarning, SecurityWarning
 from kombu.entity import Queue
 
 from accounting.batches.batches import QUEUE
@@ -21,6 +23,15 @@ def create_celery(settings: JobsSettings) -> Celery:
     app = Celery("headgate.jobs", broker=settings.broker_url, set_as_current=False)
     app.conf.update(CONFIG, worker_soft_shutdown_timeout=settings.drain_s)
     return app
+
+
+def leave_out_advice() -> None:
+    """Keeps warnings of Celery out of the log that no operator can act on: that it runs as root, as containers do, where
+    it takes no pickle; and what a later version will do. Celery's own start lets the latter in, so this is called
+    before it and after it.
+    """
+    for category in (SecurityWarning, CPendingDeprecationWarning):
+        warnings.filterwarnings("ignore", category=category)
 
 
 CONFIG: dict[str, Any] = {

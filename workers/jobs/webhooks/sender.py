@@ -11,6 +11,7 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
@@ -20,7 +21,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from accounting.batches import claims
 from accounting.database.db import Database
 from accounting.events import deliveries, webhooks
-from accounting.events.deliveries import Delivery, Schedule
+from accounting.events.deliveries import Delivery, Queue, Schedule
 from accounting.values.errors import AccountingError
 from workers.jobs.base.settings import JobsSettings
 from workers.jobs.webhooks.egress import NotSpokenTo, Poster
@@ -61,6 +62,8 @@ class Sender:
         """The time of the last log line that a webhook fails, by webhook id."""
         self._places = Places()
         self._woken = asyncio.Event()
+        self._claim_failed_at: float | None = None
+        """The time of the last log line that SQL does not answer; None while it answers."""
         self._empty_at: int | None = None
         """The version of the database in which no delivery waited: while it is the same, there is nothing to look for."""
 
@@ -87,17 +90,34 @@ class Sender:
         if version is not None and version == self._empty_at:
             return []
         try:
-            # A read transaction comes first: a sender that finds nothing does not wait for the writer's lock.
-            async with self._database.read() as conn:
-                if not await deliveries.any_due(conn, await claims.now_ms(conn), shut_out):
-                    self._empty_at = None if await deliveries.any_waiting(conn) else version
-                    return []
-            async with self._database.write() as conn:
-                now = await claims.now_ms(conn)
-                return await deliveries.claim(conn, now, room, self._schedule, shut_out)
+            found = await self._due(room, shut_out, version)
         except (SQLAlchemyError, OSError) as error:
-            logger.error("webhook_claim_failed", exc_info=error)
+            self._tell_of_sql(error)
             return []
+        self._tell_of_sql(None)
+        return found
+
+    async def _due(self, room: int, shut_out: Collection[Queue], version: int | None) -> list[Delivery]:
+        """Claims what is due. Raises the errors of SQL."""
+        # A read transaction comes first: a sender that finds nothing does not wait for the writer's lock.
+        async with self._database.read() as conn:
+            if not await deliveries.any_due(conn, await claims.now_ms(conn), shut_out):
+                self._empty_at = None if await deliveries.any_waiting(conn) else version
+                return []
+        async with self._database.write() as conn:
+            now = await claims.now_ms(conn)
+            return await deliveries.claim(conn, now, room, self._schedule, shut_out)
+
+    def _tell_of_sql(self, error: Exception | None) -> None:
+        """Logs the beginning of an outage, that it goes on at most once in `TELL_S`, and its end."""
+        now, last = time.monotonic(), self._claim_failed_at
+        if error is None:
+            if last is not None:
+                logger.warning("webhook_claim_back")
+            self._claim_failed_at = None
+        elif last is None or now - last >= TELL_S:
+            logger.error("webhook_claim_failed", exc_info=error)
+            self._claim_failed_at = now
 
     async def _deliver(self, claimed: Delivery, begun: Try) -> None:
         try:

@@ -65,6 +65,22 @@ async def test_a_wrong_key_a_batch_key_and_a_suspended_tenant_are_turned_away(sh
         assert (page.status, "This project is suspended." in page.words) == (403, True)
 
 
+async def test_every_page_of_an_open_session_says_that_its_tenant_is_stopped(shared_gateway: RunningGateway) -> None:
+    """Home and the keys said that the key lacks a scope."""
+    tenant_id, key = await shared_gateway.new_tenant("stopped")
+    async with (
+        signed_in(shared_gateway, key) as tenant,
+        signed_in(shared_gateway, shared_gateway.keys.admin_key) as operator,
+    ):
+        for action, status in (("suspend", "suspended"), ("archive", "archived")):
+            await operator.get(f"/tenants/{tenant_id}")
+            await operator.submit(f"/tenants/{tenant_id}/{action}")
+            for path in ("", "/keys", "/models"):
+                page = await tenant.get(path)
+                assert (page.status, f"This project is {status}." in page.words) == (403, True), path
+        assert (await tenant.submit("/sign-out")).path == "/console/sign-in"
+
+
 async def test_the_cookie_is_out_of_reach_of_scripts_and_new_at_each_sign_in(shared_gateway: RunningGateway) -> None:
     async with browser(shared_gateway) as one:
         one.session.cookie_jar.update_cookies({"headgate_console": "f" * 43})  # planted by somebody else
