@@ -331,11 +331,10 @@ def database(installation: Installation) -> Iterator[Finding]:
 
 def write_offs(installation: Installation) -> Iterator[Finding]:
     """Names tenants of whom much was written off lately. A database that cannot be read is told of by `database`."""
-    given = installation.environ.get("HEADGATE_DATABASE_URL")
-    if not given and not installation.home.database.exists():
-        return
+    url = installation.environ.get("HEADGATE_DATABASE_URL") or installation.home.database_url
     try:
-        lost = asyncio.run(_losses(given or installation.home.database_url))
+        migrate.check(url)
+        lost = asyncio.run(_losses(url))
     except (AccountingError, SQLAlchemyError, OSError):
         return
     if not lost:
