@@ -97,7 +97,8 @@ def test_what_did_not_come_about_is_shown_and_is_a_failure(words, answer, says, 
 def test_a_question_is_asked_on_standard_error(words, monkeypatch):
     """A program reads the answer on standard output."""
     answer = {"id": "proj_1", "name": "acme", "object": "list", "data": [{"id": "proj_1", "name": "acme"}]}
-    answer |= {"running": 0, "num_others_ready": 1}
+    if words[0] == "workers":
+        answer = {"id": "worker-0", "object": "worker", "running": 0, "num_others_ready": 1}
     monkeypatch.setattr("gateway.cli.api.AdminApi.call", lambda *_, **__: dict(answer))
     done = run(*words, "--json", input="y\n")
     assert done.exit_code == OK
