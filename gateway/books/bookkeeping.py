@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -24,6 +25,7 @@ from accounting.ledger import ledger
 from accounting.ledger.write_off_sums import (
     MAX_NAMED,
     REASONS,
+    Sums,
     TenantLoss,
     by_reason,
     losses,
@@ -168,21 +170,23 @@ class Bookkeeping:
                 await costs.judge_again(conn)
 
     async def _count_write_offs(self, since_ms: int, until_ms: int) -> None:
-        async with self._database.read() as conn:
-            found = await written_off(conn, since_ms, until_ms)
-        self._recent.add(since_ms, found)
-        for reason, number in by_reason(found).items():
-            self._written_off.labels(reason).inc(number)
+        for found in await self._read_write_offs(since_ms, until_ms):
+            for reason, number in by_reason(found).items():
+                self._written_off.labels(reason).inc(number)
 
     async def _recall_write_offs(self) -> None:
         """Reads what was written off before this process began: it is judged, and not counted."""
-        until_ms = self._checked_until_ms
-        async with self._database.read() as conn:
-            spans = _pieces(window_start_ms(until_ms), until_ms, HOUR_MS)
-            earlier = {since_ms: await written_off(conn, since_ms, end_ms) for since_ms, end_ms in spans}
-        for since_ms, found in earlier.items():
-            self._recent.add(since_ms, found)
+        _ = await self._read_write_offs(window_start_ms(self._checked_until_ms), self._checked_until_ms)
         self._recalls = False
+
+    async def _read_write_offs(self, since_ms: int, until_ms: int) -> list[Sums]:
+        """Returns what was written off in a span, hour by hour, and keeps it for the judgement."""
+        hours = [since_ms, *range(since_ms - since_ms % HOUR_MS + HOUR_MS, until_ms, HOUR_MS), until_ms]
+        async with self._database.read() as conn:
+            found = {start_ms: await written_off(conn, start_ms, end_ms) for start_ms, end_ms in pairwise(hours)}
+        for start_ms, sums in found.items():
+            self._recent.add(start_ms, sums)
+        return list(found.values())
 
     async def _judge_write_offs(self) -> list[TenantLoss]:
         """Returns the tenants of whom too much was written off lately, and names new ones in the log."""

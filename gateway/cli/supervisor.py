@@ -257,14 +257,14 @@ class Supervisor:
             self._end_groups()
 
     def _end_groups(self) -> None:
-        """Kills what children that died have left behind and that may run no longer. A group that is empty is forgotten:
-        until then its number is no other's.
+        """Kills what children that died have left behind and that may run no longer. A group that is empty is forgotten at
+        the next look.
         """
         for group, until in list(self._left.items()):
             is_over = self._stopping or time.monotonic() >= until
             try:
                 os.killpg(group, signal.SIGKILL if is_over else 0)
-            except ProcessLookupError:
+            except (ProcessLookupError, PermissionError):  # it is empty, or its number has become somebody else's
                 del self._left[group]
             else:
                 if is_over:

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 import uuid
-from functools import partial
 from pathlib import Path
 
 from celery import Celery
@@ -39,7 +38,6 @@ from workers.jobs.webhooks.sender import Sender
 from workers.jobs.worker import ring
 from workers.process import logs
 from workers.process.children.forked import Forked, fork, load, may_fork, watch_without_threads
-from workers.process.children.parent import die_with_parent
 from workers.process.heartbeat import Heartbeat
 from workers.process.rounds import repeat, within
 
@@ -138,7 +136,7 @@ class Jobs:
             load(PARTS_OF_CELERY)
             return fork(celery_worker.main, "celery", env=env, death_signal=signal.SIGTERM)
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "workers.jobs.worker", env=env, preexec_fn=partial(die_with_parent, signal.SIGTERM)
+            sys.executable, "-m", "workers.jobs.worker", str(os.getpid()), env=env
         )
 
     async def _until_it_ends_or_stop(self, worker: asyncio.subprocess.Process | Forked) -> None:

@@ -15,7 +15,9 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task, signals
@@ -31,6 +33,7 @@ from workers.jobs.base.time_limit import TimeLimit
 from workers.jobs.batches.tasks import Look, Turns
 from workers.process import logs
 from workers.process.children.forked import give_back
+from workers.process.children.parent import die_with
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +97,7 @@ def _connect(app: Celery, process: Process) -> None:
     def on_shutdown(**_: Any) -> None:
         process.drain[0] = 1
         if os.getppid() != process.parent:
-            _end_in(process.settings.drain_s + STOP_MARGIN_S, process.parent)
+            _end_in(process.settings.drain_s + STOP_MARGIN_S)
 
     def on_sign_of_life(**_: Any) -> None:
         if process.settings.jobs_pulse is not None:
@@ -118,13 +121,18 @@ def _connect(app: Celery, process: Process) -> None:
     signals.task_received.connect(on_sign_of_life, weak=False)
 
 
-def _end_in(seconds: float, parent: int) -> None:
+def _end_in(seconds: float) -> None:
     """Lets nothing outlive the jobs process for longer than it would have waited: it has died, so nobody else will end
-    what hangs.
+    what hangs. The process group is not killed, because in a shell's pipeline it has others' programs too.
     """
-    is_of_parent = os.getpgrp() == parent  # the group has the children too, and nobody else
-    kill, whom = (os.killpg, parent) if is_of_parent else (os.kill, os.getpid())
-    timer = threading.Timer(seconds, kill, (whom, signal.SIGKILL))
+
+    def end() -> None:
+        lists = Path("/proc/self/task").glob("*/children")
+        for pid in [*(int(pid) for path in lists for pid in path.read_text().split()), os.getpid()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(seconds, end)
     timer.daemon = True
     timer.start()
 
@@ -158,4 +166,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) > 1:  # the id of the jobs process that started this one
+        die_with(int(sys.argv[1]), signal.SIGTERM)
     raise SystemExit(main())

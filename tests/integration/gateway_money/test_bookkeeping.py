@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from accounting.billing import invoices
 from accounting.books import day_hashes
 from accounting.books.books import any_ended, verify_ended
 from accounting.books.equations import LIMITER_EQUALS_BOOKS, EquationResult
+from accounting.ledger.write_off_sums import window_start_ms
 from accounting.prices import prices, pricing
 from accounting.requests import request_postings
 from accounting.tables.upstream_models import UpstreamCall
@@ -21,6 +23,7 @@ from accounting.upstreams import costs
 from accounting.upstreams.costs import CostRow
 from accounting.values.types import TOKEN_CLASSES, Usage
 from gateway.books.bookkeeping import CLOSE, QUIET_MS, Bookkeeping
+from gateway.books.recent_write_offs import HOUR_MS
 from tests.money import NOON_MS, posting, record
 
 DAY_MS = 86_400_000
@@ -245,6 +248,9 @@ async def test_a_bill_that_came_before_its_call_is_judged_again_within_a_minute(
         assert [(one.matched, one.drift) for one in await costs.sums(conn)] == [(500, {})]
 
 
+SEQS = itertools.count(1)
+
+
 async def lose(books, tenant: str, num_charged: int, num_lost: int, at_ms: int = NOON_MS, **more: int) -> None:
     """Posts a request of which the tenant pays a part of what the engine counted."""
     name, mine = f"req_{tenant}_{at_ms}", {"tenant_id": tenant, "opened_at_ms": at_ms, "write_off": "worker_crash"}
@@ -252,7 +258,7 @@ async def lose(books, tenant: str, num_charged: int, num_lost: int, at_ms: int =
     async with books.write() as conn:
         ending = posting(name, Usage(0, 0, 0, num_charged), **mine)
         await request_postings.post(conn, 0, 1, [ending], now_ms=at_ms)
-        made = record(name, counted, seq=at_ms % 1000 + hash(tenant) % 1000, tenant_id=tenant, **more)
+        made = record(name, counted, seq=next(SEQS), tenant_id=tenant, **more)
         await request_postings.post_engine_records(conn, [made], now_ms=at_ms)
 
 
@@ -289,6 +295,14 @@ async def test_write_offs_of_an_hour_are_judged_after_a_restart_and_forgotten_wi
         for one in family.samples
         if one.name == "headgate_writeoff_tokens_total"
     ), "what was written off before the process began is not counted"
+
+
+async def test_what_was_written_off_in_an_outage_counts_to_its_own_hour(books, keeper):
+    """A round after hours without SQL covers all of them."""
+    lost_ms, until_ms = NOON_MS + 5 * HOUR_MS + 1, NOON_MS + 5 * HOUR_MS + HOUR_MS // 2
+    await lose(books, "proj_a", 0, 5_000, lost_ms)
+    await keeper._count_write_offs(NOON_MS - HOUR_MS // 2, until_ms)
+    assert keeper._recent.since(window_start_ms(until_ms)) == {("proj_a", "worker_crash"): 5_000}
 
 
 async def test_a_round_that_failed_counts_no_write_off_of_a_tenant_twice(books, keeper, monkeypatch):

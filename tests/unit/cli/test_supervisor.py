@@ -255,6 +255,16 @@ async def test_what_a_stopped_child_left_behind_is_killed(supervisor, tmp_path):
     await until(lambda: is_gone(left_by(left)))
 
 
+async def test_a_group_whose_number_has_become_somebody_elses_is_forgotten(supervisor, monkeypatch):
+    def refused(*_: int) -> None:
+        raise PermissionError
+
+    supervisor._left = {1: 0.0}
+    monkeypatch.setattr(module.os, "killpg", refused)
+    supervisor._end_groups()
+    assert supervisor._left == {}
+
+
 async def test_what_a_dead_child_started_may_finish_for_a_while_and_not_beyond_the_end_of_the_run(
     supervisor, tmp_path, monkeypatch
 ):

@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from workers.process.children.parent import die_with_parent
+from workers.process.children.parent import die_with
 
 _PR_SET_NAME = 15
 _NAME_BYTES = 15
@@ -128,9 +128,7 @@ def fork(
         return Forked(pid)
     status = 1
     try:
-        die_with_parent(death_signal)
-        if os.getppid() != parent:  # it ended meanwhile
-            os._exit(1)
+        die_with(parent, death_signal)
         _libc.prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
         if own_session:
             os.setsid()

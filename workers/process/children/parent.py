@@ -14,13 +14,10 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(death_signal: signal.Signals) -> None:
-    """Lets this process get the signal when its parent ends, even by SIGKILL."""
+def die_with(parent: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Lets this process get the signal when the process `parent` ends, which started this one, even if that is killed. Ends
+    this one if that has happened already.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, death_signal)
-
-
-def die_with(parent: int) -> None:
-    """Lets the end of the process `parent`, which started this one, kill this one. Ends it if that has happened already."""
-    die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
