@@ -16,7 +16,7 @@ from gateway.base.addresses import UnlistedProxy
 from gateway.base.app_keys import DETACHED, KEY_CONNECTIONS, LIFECYCLE, RUNNING, SETTINGS, UNLISTED_PROXY
 from gateway.base.buckets import Buckets
 from gateway.base.lifecycle import Detached, Lifecycle
-from gateway.base.running import KeyConnections, Places, Running
+from gateway.base.running import KeyConnections, Places, Running, Turns
 from gateway.base.settings import GatewaySettings
 from gateway.batches.waits import BATCH_WAITS, BatchWaits
 from gateway.console import routes as console
@@ -77,6 +77,7 @@ from gateway.routes import (
     workers,
 )
 from gateway.routes.batch_estimates import ESTIMATING
+from gateway.routes.batch_results import SCANS
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.observers import Observers
 
@@ -150,6 +151,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[KEYED] = set()
     app[waits.REPEAT_WAITS] = Places(waits.MOST)
     app[BATCH_WAITS] = BatchWaits(app)
+    app[SCANS] = Turns()
     app[ESTIMATING] = set()
     app[EXPORTING] = set()
     app[RUNNING] = Running()

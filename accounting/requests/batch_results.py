@@ -89,13 +89,17 @@ class FiledLine(NamedTuple):
     """The number of lines that stand before it in its file."""
 
 
+async def has_filed_line(conn: AsyncConnection, batch: BatchInfo, after_no: int) -> bool:
+    """Returns whether a batch that has ended has a line whose `ended_no` is above `after_no`."""
+    left = select(BatchLine.line_no).where(BatchLine.batch_id == batch.id, _ended_no(batch) > after_no).limit(1)
+    return (await conn.execute(left)).first() is not None
+
+
 async def filed_lines(conn: AsyncConnection, batch: BatchInfo, after_no: int) -> list[FiledLine]:
     """Returns the lines of a batch that has ended whose `ended_no` is above `after_no`, in the order in which they
-    ended. O(lines of the batch), unless none is left."""
+    ended. O(lines of the batch)."""
     number = _ended_no(batch)
     mine = BatchLine.batch_id == batch.id
-    if (await conn.execute(select(BatchLine.line_no).where(mine, number > after_no).limit(1))).first() is None:
-        return []
     query = select(BatchLine.line_no, BatchLine.state, number.label("ended_no")).where(mine).order_by(BatchLine.line_no)
     found, num_in = [], [0, 0]  # the numbers of lines in the file of errors, and in that of answers
     for line_no, state, ended_no in await conn.execute(query):

@@ -4,9 +4,11 @@ SQL.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 
 from accounting.values.types import Principal
 from gateway.base import errors
@@ -106,3 +108,17 @@ def one_at_a_time(running: set[str], tenant_id: str, message: str) -> Iterator[N
         yield
     finally:
         running.discard(tenant_id)
+
+
+class Turns:
+    """Turns of tenants at work that takes a thread for long. A tenant has one turn at a time, whatever others do."""
+
+    def __init__(self) -> None:
+        self._locks = weakref.WeakValueDictionary[str, asyncio.Lock]()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, tenant_id: str) -> AsyncIterator[None]:
+        """Waits for the tenant's turn, and holds it for the length of a block."""
+        lock = self._locks.setdefault(tenant_id, asyncio.Lock())
+        async with lock:
+            yield

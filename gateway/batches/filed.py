@@ -52,9 +52,9 @@ class Filed:
     starts: LineStarts
 
 
-def parts(lines: Sequence[FiledLine], output: Filed | None, faults: Filed | None) -> Iterator[bytes]:
-    """Yields the results of the lines, in their order. Each line stands in one of the two files."""
-    files = {is_output: one for is_output, one in ((True, output), (False, faults)) if one is not None}
+def parts(lines: Sequence[FiledLine], files: Mapping[bool, Filed]) -> Iterator[bytes]:
+    """Yields the results of the lines, in their order. `files` has the file of answers as True and that of errors as
+    False, as far as a line stands in them."""
     page: list[FiledLine] = []
     num_bytes = 0
     for line in lines:

@@ -40,6 +40,10 @@ class NotThere(ApiFailed):
     """The object does not exist, and the answer does not name it."""
 
 
+class NotReached(ApiFailed):
+    """A proxy answers for a server that it does not reach. What became of the request is not known."""
+
+
 def segment(name: str) -> str:
     """Returns an id or a name as one segment of a path. Raises `ApiFailed` for one that would lead elsewhere."""
     if name in ("", ".", ".."):
@@ -216,12 +220,15 @@ def silent(url: str, why: str) -> ApiFailed:
 
 
 def check_is_headgate(url: str, answer: aiohttp.ClientResponse) -> None:
-    """Raises `ApiFailed` for the answer of another server: every answer of Headgate has a request id of ours."""
+    """Raises `ApiFailed` for the answer of another server: every answer of Headgate has a request id of ours. That of a
+    proxy is `NotReached`."""
     if answer.headers.get("x-request-id", "").startswith("req_"):
         return
     said = f"Something answers at {url} with status {answer.status}, and is not Headgate"
     if answer.status in _OF_PROXIES:
-        raise ApiFailed(f"{said}: a proxy that reaches none, for example. See that it runs there, or set HEADGATE_URL.")
+        raise NotReached(
+            f"{said}: a proxy that reaches none, for example. See that it runs there, or set HEADGATE_URL."
+        )
     raise ApiFailed(f"{said}. Start it with `headgate up`, or set HEADGATE_URL.")
 
 

@@ -22,6 +22,7 @@ from accounting.batches.files import FileInfo
 from accounting.requests import batch_results
 from accounting.values.types import ENDED_BATCH
 from gateway.base import errors
+from gateway.base.running import Turns
 from gateway.batches import filed
 from gateway.batches.filed import Filed, LineStarts
 from gateway.batches.waits import BATCH_WAITS, MOST_S
@@ -35,6 +36,8 @@ from gateway.schema import query
 
 STATUS = "x-headgate-batch-status"
 """The header with the batch's status when its answer began. An answer that began after the end has all that is left."""
+SCANS = web.AppKey("batch_scans", Turns)
+"""The turns of tenants at looking through the files of a batch: all that wait for a batch ask for it when it ends."""
 
 
 async def results(request: web.Request) -> web.StreamResponse:
@@ -121,15 +124,20 @@ class Results:
         return rows
 
     async def _of_files(self) -> Iterator[bytes]:
-        """Opens the files, if a line is left."""
+        """Looks through those files in which a line is left, in the tenant's turn."""
+        batch = self.batch
         async with reading(self._request) as conn:
-            lines = await batch_results.filed_lines(conn, self.batch, self._after_no)
-            batch = self.batch
-            made = [batch.output_file_id, batch.error_file_id] if lines else [None, None]
-            now = int(time.time())
-            found = [None if one is None else await files.get(conn, batch.tenant_id, one, now) for one in made]
-        output, faults = [None if file is None else await self._opened(file) for file in found]
-        return filed.parts(lines, output, faults)
+            if not await batch_results.has_filed_line(conn, batch, self._after_no):
+                return iter(())
+        async with self._request.app[SCANS].turn(batch.tenant_id):
+            async with reading(self._request) as conn:
+                lines = await batch_results.filed_lines(conn, batch, self._after_no)
+                kinds = {line.is_output for line in lines}
+                ids = {True: batch.output_file_id or "", False: batch.error_file_id or ""}
+                now = int(time.time())
+                found = {kind: await files.get(conn, batch.tenant_id, ids[kind], now) for kind in kinds}
+            opened = {kind: await self._opened(file) for kind, file in found.items()}
+        return filed.parts(lines, opened)
 
     async def _opened(self, file: FileInfo) -> Filed:
         reader = await downloads.opened(self._request, file)

@@ -1,5 +1,6 @@
 """This revision numbers the lines of batches in the order in which they end, so that their results are read on from any
-line. Lines that have ended by now are numbered in the order of the input."""
+line. Lines of batches that run now and that have ended are numbered in the order of the input. Batches that have ended need
+no numbers: lines without one are read in the order of the input."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,9 +13,9 @@ depends_on = None
 NUMBER = """
 UPDATE batch_line SET ended_no = numbered.place
 FROM (
-  SELECT batch_id, line_no, row_number() OVER (PARTITION BY batch_id ORDER BY line_no) AS place
-  FROM batch_line
-  WHERE state <> 'started'
+  SELECT ended.batch_id, ended.line_no, row_number() OVER (PARTITION BY ended.batch_id ORDER BY ended.line_no) AS place
+  FROM batch JOIN batch_line AS ended ON ended.batch_id = batch.id
+  WHERE batch.state IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND ended.state <> 'started'
 ) AS numbered
 WHERE batch_line.batch_id = numbered.batch_id AND batch_line.line_no = numbered.line_no
 """

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from sqlalchemy import insert
 from accounting.access import api_keys
 from accounting.batches import batches, files
 from accounting.batches.batch_lines import LineEnd, add_ended_lines, end_lines
+from accounting.batches.files import FileInfo
 from accounting.database import sealing
 from accounting.requests import batch_results as pages
 from accounting.requests.batch_results import line_id
@@ -25,8 +26,11 @@ from accounting.requests.idempotency_store import line_key
 from accounting.tables.batch_models import BatchLine
 from gateway.base.app_keys import DATABASE, FILES, LIFECYCLE
 from gateway.batches import waits
+from gateway.batches.filed import LineStarts
 from gateway.batches.waits import BATCH_WAITS, BatchWaits
 from gateway.idempotency.data_keys import DATA_KEYS
+from gateway.routes import downloads
+from gateway.routes.batch_results import SCANS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -161,6 +165,55 @@ async def test_files_are_read_in_pages_and_only_where_a_line_is_left(
         await client.files.delete(output.id)
     assert (await batch.results())[0] == 404
     assert await batch.numbers(after=batch.line_id(8)) == []
+
+
+async def test_only_the_files_in_which_a_line_is_left_are_opened(
+    batch: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    files_opened = downloads.opened
+
+    async def noted(request: Any, file: FileInfo) -> Any:
+        opened.append(file.id)
+        return await files_opened(request, file)
+
+    monkeypatch.setattr(downloads, "opened", noted)
+    await batch.ends(9, 4)
+    await batch.ends(-1)
+    await batch.completes()
+    [made] = await batch.gateway.sql("SELECT error_file_id AS id FROM batch WHERE id = :id", id=batch.id)
+    assert await batch.numbers(after=batch.line_id(9)) == [1]
+    assert opened == [made.id]
+    assert await batch.numbers(after=batch.line_id(1)) == []
+    assert opened == [made.id]
+
+
+async def test_clients_that_all_read_a_batch_at_its_end_look_through_its_files_one_after_the_other(
+    batch: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each decrypted both files at once, and they held the threads of all tenants."""
+    under_way: set[LineStarts] = set()
+    most: list[int] = []
+    take = LineStarts.take
+
+    def slowly(self: LineStarts, parts: Iterator[bytes]) -> bool:
+        under_way.add(self)
+        most.append(len(under_way))
+        time.sleep(0.02)
+        if not (has_more := take(self, parts)):
+            under_way.discard(self)
+        return has_more
+
+    monkeypatch.setattr(LineStarts, "take", slowly)
+    await batch.ends(3, -1)
+    await batch.ends(2)
+    await batch.completes()
+    async with batch.gateway.app[SCANS].turn("another tenant"):
+        found = await asyncio.gather(*(batch.numbers() for _ in range(4)))
+    assert found == [[1, 3, 2]] * 4
+    assert max(most) == 1
+    assert len(most) >= 8
+    assert not batch.gateway.app[SCANS]._locks
 
 
 async def test_the_end_of_a_batch_between_two_pages_loses_and_repeats_nothing(

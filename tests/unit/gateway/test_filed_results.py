@@ -35,9 +35,9 @@ def test_lines_of_all_sizes_come_from_both_files_in_the_order_that_is_asked_for(
     wanted = [(True, number) for number in range(len(output))] + [(False, number) for number in range(len(faults))]
     chance.shuffle(wanted)
     lines = [FiledLine(place, place, is_output, number) for place, (is_output, number) in enumerate(wanted, 1)]
-    files = filed(store, output), filed(store, faults)
-    found = list(parts(lines[7:], *files))
-    for one in files:
+    files = {True: filed(store, output), False: filed(store, faults)}
+    found = list(parts(lines[7:], files))
+    for one in files.values():
         one.file.close()
     assert b"".join(found) == b"".join((output if is_output else faults)[number] for is_output, number in wanted[7:])
     assert len(found) > 5
@@ -46,6 +46,6 @@ def test_lines_of_all_sizes_come_from_both_files_in_the_order_that_is_asked_for(
 
 def test_a_file_that_was_not_made_is_not_needed(tmp_path: Path) -> None:
     output = filed(FileStore(tmp_path), [b"{}\n"])
-    assert list(parts([FiledLine(1, 1, True, 0)], output, None)) == [b"{}\n"]
+    assert list(parts([FiledLine(1, 1, True, 0)], {True: output})) == [b"{}\n"]
     output.file.close()
-    assert list(parts([], None, None)) == []
+    assert list(parts([], {})) == []
