@@ -77,7 +77,7 @@ from gateway.routes import (
     workers,
 )
 from gateway.routes.batch_estimates import ESTIMATING
-from gateway.routes.batch_results import SCANS
+from gateway.routes.batch_results import READ_TURNS
 from gateway.telemetry.keys import OBSERVERS
 from gateway.telemetry.observers import Observers
 
@@ -151,7 +151,7 @@ def create_app(settings: GatewaySettings) -> web.Application:
     app[KEYED] = set()
     app[waits.REPEAT_WAITS] = Places(waits.MOST)
     app[BATCH_WAITS] = BatchWaits(app)
-    app[SCANS] = Turns()
+    app[READ_TURNS] = Turns()
     app[ESTIMATING] = set()
     app[EXPORTING] = set()
     app[RUNNING] = Running()

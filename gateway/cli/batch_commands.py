@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import io
 import os
 import shutil
 import sys
@@ -153,6 +155,7 @@ def results(batch_id: str, follow: bool, output: Path | None, after: str | None,
     They can be read while the batch runs. An interrupted command goes on where it was: type it again with --output, or
     with --after and the id of the last line. With --json and --output it says what was written.
     """
+    output = None if output == Path("-") else output
     if output is not None and after is not None:
         raise click.UsageError("Give one of --output and --after: a file says itself after which line it goes on.")
     found = Followed(after)
@@ -162,8 +165,8 @@ def results(batch_id: str, follow: bool, output: Path | None, after: str | None,
             if output is None:
                 asyncio.run(_follow(api, batch_id, found, sys.stdout.buffer, follow))
             else:
-                with output.open("a+b") as file:
-                    found.after = last_line(file, batch_id)
+                with _to_go_on_with(output) as file:
+                    found.after = last_line(file, batch_id) if file.readable() else None
                     asyncio.run(_follow(api, batch_id, found, file, follow))
         except KeyboardInterrupt:
             again = f"--output {output}" if output is not None else f"--after {found.after}"
@@ -176,6 +179,21 @@ def results(batch_id: str, follow: bool, output: Path | None, after: str | None,
     elif output is not None:
         status = found.status.replace("_", " ")
         click.echo(f"headgate: {found.num_lines:,} lines were added to {output}; the batch is {status}.", err=True)
+
+
+def _to_go_on_with(output: Path) -> BinaryIO:
+    """Opens a file to which lines are added, for this command alone, or a device or pipe, which is only written into. Raises
+    `ApiFailed`.
+    """
+    if output.exists() and not output.is_file():
+        return io.BufferedWriter(io.FileIO(output, "w"))
+    file = output.open("a+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ApiFailed(f"Another command writes to {output} now: name another file, or end that one.") from None
+    return file
 
 
 async def _follow(api: TenantApi, batch_id: str, found: Followed, file: BinaryIO, until_end: bool) -> None:

@@ -36,8 +36,9 @@ from gateway.schema import query
 
 STATUS = "x-headgate-batch-status"
 """The header with the batch's status when its answer began. An answer that began after the end has all that is left."""
-SCANS = web.AppKey("batch_scans", Turns)
-"""The turns of tenants at looking through the files of a batch: all that wait for a batch ask for it when it ends."""
+READ_TURNS = web.AppKey("batch_results_turns", Turns)
+"""The turns of tenants at reading results out of SQL, and at looking through the files of a batch that has ended. All that wait
+for a batch read at the same moment, and together they would take every connection of SQL from the others."""
 
 
 async def results(request: web.Request) -> web.StreamResponse:
@@ -102,10 +103,11 @@ class Results:
         needed was deleted, and 503.
         """
         if self._filed is None:
-            rows = await self._rows()
-            if self.batch.state not in ENDED_BATCH:
-                return await asyncio.to_thread(_lines, rows, self._data_key)
-            self._filed = await self._of_files()
+            async with self._request.app[READ_TURNS].turn(self.batch.tenant_id):
+                rows = await self._rows()
+                if self.batch.state not in ENDED_BATCH:
+                    return await asyncio.to_thread(_lines, rows, self._data_key)
+                self._filed = await self._of_files()
         return await asyncio.to_thread(next, self._filed, b"")
 
     async def _rows(self) -> Sequence[Row[Any]]:
@@ -124,20 +126,17 @@ class Results:
         return rows
 
     async def _of_files(self) -> Iterator[bytes]:
-        """Looks through those files in which a line is left, in the tenant's turn."""
+        """Looks through those files in which a line is left."""
         batch = self.batch
         async with reading(self._request) as conn:
             if not await batch_results.has_filed_line(conn, batch, self._after_no):
                 return iter(())
-        async with self._request.app[SCANS].turn(batch.tenant_id):
-            async with reading(self._request) as conn:
-                lines = await batch_results.filed_lines(conn, batch, self._after_no)
-                kinds = {line.is_output for line in lines}
-                ids = {True: batch.output_file_id or "", False: batch.error_file_id or ""}
-                now = int(time.time())
-                found = {kind: await files.get(conn, batch.tenant_id, ids[kind], now) for kind in kinds}
-            opened = {kind: await self._opened(file) for kind, file in found.items()}
-        return filed.parts(lines, opened)
+            lines = await batch_results.filed_lines(conn, batch, self._after_no)
+            kinds = {line.is_output for line in lines}
+            ids = {True: batch.output_file_id or "", False: batch.error_file_id or ""}
+            now = int(time.time())
+            found = {kind: await files.get(conn, batch.tenant_id, ids[kind], now) for kind in kinds}
+        return filed.parts(lines, {kind: await self._opened(file) for kind, file in found.items()})
 
     async def _opened(self, file: FileInfo) -> Filed:
         reader = await downloads.opened(self._request, file)

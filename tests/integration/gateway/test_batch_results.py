@@ -30,7 +30,7 @@ from gateway.batches.filed import LineStarts
 from gateway.batches.waits import BATCH_WAITS, BatchWaits
 from gateway.idempotency.data_keys import DATA_KEYS
 from gateway.routes import downloads
-from gateway.routes.batch_results import SCANS
+from gateway.routes.batch_results import READ_TURNS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -208,12 +208,12 @@ async def test_clients_that_all_read_a_batch_at_its_end_look_through_its_files_o
     await batch.ends(3, -1)
     await batch.ends(2)
     await batch.completes()
-    async with batch.gateway.app[SCANS].turn("another tenant"):
+    async with batch.gateway.app[READ_TURNS].turn("another tenant"):
         found = await asyncio.gather(*(batch.numbers() for _ in range(4)))
     assert found == [[1, 3, 2]] * 4
     assert max(most) == 1
     assert len(most) >= 8
-    assert not batch.gateway.app[SCANS]._locks
+    assert not batch.gateway.app[READ_TURNS]._locks
 
 
 async def test_the_end_of_a_batch_between_two_pages_loses_and_repeats_nothing(
