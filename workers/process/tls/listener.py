@@ -86,7 +86,8 @@ class TlsListener:
         self._handshake_s = handshake_s
         self._closing_s = closing_s
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """The handshakes that have not ended → the addresses of their other sides."""
         self._is_closed = False
         for one in self.sockets:
             one.setblocking(False)
@@ -99,6 +100,9 @@ class TlsListener:
     def num_handshakes(self) -> int:
         """The number of handshakes that have not ended."""
         return len(self._handshakes)
+
+    def num_handshakes_of(self, address: str) -> int:
+        return sum(one == address for one in self._handshakes.values())
 
     def close(self) -> None:
         """Accepts nothing more, and ends the handshakes. Connections go on."""
@@ -135,8 +139,8 @@ class TlsListener:
                 accepted.close()
                 continue
             handshake = self._loop.create_task(self._shake(accepted, address, protocol))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
+            self._handshakes[handshake] = address
+            handshake.add_done_callback(self._handshakes.pop)
 
     def _listen_again(self, listening: socket.socket) -> None:
         if not self._is_closed:
