@@ -196,7 +196,7 @@ async def test_the_consoles_cookie_is_secure_and_browsers_keep_to_tls(
         async with session.post(f"{gateway.url}/console/sign-in", data=form, allow_redirects=False) as answer:
             assert answer.status == 303
             assert answer.cookies["headgate_console"]["secure"]
-            assert answer.headers["strict-transport-security"] == "max-age=31536000"
+            assert answer.headers["strict-transport-security"] == "max-age=604800"
         named = gateway.url.replace("127.0.0.1", "localhost")
         async with session.get(f"{named}/console/sign-in") as answer:
             assert "strict-transport-security" not in answer.headers
