@@ -65,8 +65,10 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-TLS_ALONE = "max-age=31536000"
-"""A browser that has seen a page over this gateway's own TLS asks the host by TLS alone, for a year."""
+TLS_ALONE = "max-age=604800"
+"""A browser that has seen a page over this gateway's own TLS asks the host by TLS alone, for a week. It does so on every port,
+so that a longer time would long keep it from what else the host serves without TLS.
+"""
 LOCALHOST = "localhost"
 """A browser would keep that for all servers of this name, and it has many."""
 

@@ -113,7 +113,10 @@ class TlsSite(web.BaseSite):
         await super().start()
         server = cast(GatewayServer, self._runner.server)
         hands = Hands(server.shaking, self._has_failed)
-        self._listener = TlsListener(self._sockets, self._certificate.context, hands, server.limits.headers_s)
+        limits = server.limits
+        self._listener = TlsListener(
+            self._sockets, self._certificate.context, hands, limits.headers_s, limits.write_timeout_s
+        )
 
     async def stop(self) -> None:
         if self._listener is not None:

@@ -61,6 +61,21 @@ def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one["spec"]["template"] for one in objects if "template" in one.get("spec", {})}
 
 
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_an_ingress_and_names_of_workers_fit_tls(has_tls):
+    """The ingress speaks TLS to gateways that do, and a worker is found by its name before it is ready."""
+    tls = {"tls": {"secret": "a"}, "links": {"workerSecret": "b", "gatewaySecret": "c"}} if has_tls else {}
+    by_kind = {}
+    for one in rendered(EVERYTHING | tls):
+        by_kind.setdefault(one["kind"], []).append(one)
+    (ingress,) = by_kind["Ingress"]
+    told = ingress["metadata"]["annotations"].get("nginx.ingress.kubernetes.io/backend-protocol")
+    assert told == ("HTTPS" if has_tls else None)
+    workers = [one["spec"] for one in by_kind["Service"] if "worker" in one["metadata"]["name"]]
+    assert len(workers) == 2
+    assert [one.get("publishNotReadyAddresses", False) for one in workers] == [has_tls] * 2
+
+
 def test_the_chart_passes_helms_own_lint():
     done = helm("import helm_python, json, sys; print(json.dumps(helm_python.lint(sys.argv[1])))", str(CHART))
     found = json.loads(done.stdout)

@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 BACKLOG = 100
 MAX_HANDSHAKES = 64
 """The most handshakes at a time. Anybody who reaches the port can begin one, and gateways are few."""
+MAX_HANDSHAKES_PER_ADDRESS = 8
+"""The most of them from one address, so that one stranger does not keep gateways of other addresses out."""
 LOG_EVERY_S = 60.0
 
 Listener = asyncio.Server | TlsListener
@@ -44,19 +46,27 @@ async def listen(address: str, certificate: Certificate | None, serve: ServeLink
 
 async def _listen_by_tls(host: str, port: int, certificate: Certificate, serve: ServeLink) -> TlsListener:
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, _, _, _, where = found[0]
-    opened = socket.create_server((where[0], port), family=family, backlog=BACKLOG)
+    opened: list[socket.socket] = []
+    try:
+        for family, where in dict.fromkeys((one[0], one[4]) for one in found):
+            opened.append(socket.create_server(where, family=family, backlog=BACKLOG))
+    except OSError:
+        for one in opened:
+            one.close()
+        raise
     strangers = Strangers()
 
-    def begin(_: str) -> asyncio.Protocol | None:
+    def begin(address: str) -> asyncio.Protocol | None:
         if listener.num_handshakes >= MAX_HANDSHAKES:
+            return None
+        if listener.num_handshakes_of(address) >= MAX_HANDSHAKES_PER_ADDRESS:
             return None
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(), serve)
 
     def failed(_: asyncio.Protocol, address: str, why: str) -> None:
         strangers.refused(address, why)
 
-    listener = TlsListener([opened], certificate.context, Hands(begin, failed), HANDSHAKE_S)
+    listener = TlsListener(opened, certificate.context, Hands(begin, failed), HANDSHAKE_S)
     return listener
 
 

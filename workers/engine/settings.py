@@ -42,7 +42,7 @@ class WorkerSettings(pydantic.BaseModel):
     """A Hugging Face directory or a hub id."""
     model_id: str = ""
     """Name of the model for clients. Unset: the last part of `model`."""
-    worker_address: str = pydantic.Field(default="", pattern=r"^(unix:/.+|tcp:.+:\d+|)$")
+    worker_address: setting_forms.WorkerAddress = ""
     """Address of the worker, `unix:/path` or `tcp:host:port`. Unset: a socket in the home's run directory."""
     link_ca: Path | None = None
     """A file with the authority by which gateways and workers know each other (PEM). With it, a `tcp:` address speaks TLS,

@@ -99,6 +99,15 @@ def bind(value: str) -> str:
     return value
 
 
+def worker_address(value: str) -> str:
+    """Checks the address at which gateways reach a worker; an empty one is left to the process."""
+    name, _, port = value.removeprefix("tcp:").rpartition(":")
+    is_tcp = value.startswith("tcp:") and name and _is_port(port)
+    if value and not is_tcp and not re.fullmatch(r"unix:/.+", value):
+        raise ValueError(f"it should be unix:/path, or tcp:host:port with a port of at most {MAX_PORT}")
+    return value
+
+
 def api_key(value: str) -> str:
     """Checks a key that a command sends as a header."""
     if not re.fullmatch(r"[!-~]+", value):
@@ -156,6 +165,7 @@ def smtp_url(value: str) -> str:
 
 
 Bind = Annotated[str, pydantic.AfterValidator(bind)]
+WorkerAddress = Annotated[str, pydantic.AfterValidator(worker_address)]
 DatabaseUrl = Annotated[str, pydantic.AfterValidator(database_url)]
 RedisUrl = Annotated[str, pydantic.AfterValidator(redis_url)]
 BrokerUrl = Annotated[str, pydantic.AfterValidator(broker_url)]

@@ -18,7 +18,7 @@ from gateway.routing.links.quarantine import Quarantine
 from gateway.routing.links.trust import LinkDown, LinkRefused, Trust
 from gateway.routing.links.worker_link import WorkerLink, new_process_id
 from gateway.routing.links.worker_records import KeepRecords
-from workers.process.rounds import heed_cancellation, within
+from workers.process.rounds import heed_cancellation, name_of, num_failed, within
 from workers.protocol import registry
 from workers.protocol.messages import Hello
 from workers.protocol.registry import Registration
@@ -32,7 +32,9 @@ SEARCH_EVERY_S = 0.5
 REDIAL_S = 0.5
 """The time until a worker is dialled again that could not be reached."""
 REFUSED_S = 5.0
-"""The time until a worker is dialled again that this gateway does not trust, or that does not trust it."""
+"""The time until a worker is dialled again that this gateway does not trust, or that does not trust it, or whose link a
+fault ended.
+"""
 LOST_S = 0.25
 """The time until a worker is dialled again whose link was up."""
 
@@ -63,7 +65,7 @@ class Fleet:
         self.num_refused = 0
         """How often a worker was dialled, and one side did not trust the other."""
         self.refusals: dict[str, str] = {}
-        """The workers for which that was so the last time, and why."""
+        """The registered workers for which that was so the last time, or whose link a fault ended, and why."""
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -103,6 +105,7 @@ class Fleet:
 
     async def run(self) -> None:
         """Runs until it is cancelled; the links end with it."""
+        num_failed[name_of(self._serve)] += 0
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._news.clear()
@@ -110,6 +113,7 @@ class Fleet:
                 heed_cancellation()
                 if found is not None:
                     self._known = {registration.worker: registration for registration in found}
+                    self.refusals = {name: why for name, why in self.refusals.items() if name in self._known}
                 for registration in self._known.values():
                     link = self._links.get(registration.worker)
                     if link is not None and link.registration != registration and not link.is_up:
@@ -135,23 +139,30 @@ class Fleet:
             self.refusals.pop(link.registration.worker, None)
             await asyncio.sleep(LOST_S)
         except LinkRefused as refused:
+            self.num_refused += 1
             self._note(link.registration, str(refused))
             await asyncio.sleep(REFUSED_S)
         except LinkDown:
             self.refusals.pop(link.registration.worker, None)
             await asyncio.sleep(REDIAL_S)
+        except Exception as fault:  # noqa: BLE001 - such as an address that is none: the other links go on
+            num_failed[name_of(self._serve)] += 1
+            self._note(link.registration, f"a fault ended its link: {type(fault).__name__}. The log says more", fault)
+            await asyncio.sleep(REFUSED_S)
         finally:
             del self._links[link.registration.worker]
             self.look_soon()
             await uninterrupted(link.records.until_kept())  # the worker is dialled meanwhile
 
-    def _note(self, registration: Registration, why: str) -> None:
-        """Notes a refusal. The log has each once, however often the worker is dialled."""
-        self.num_refused += 1
+    def _note(self, registration: Registration, why: str, fault: Exception | None = None) -> None:
+        """Notes why a worker is not linked. The log has each reason once, however often the worker is dialled."""
         if self.refusals.get(registration.worker) != why:
             self.refusals[registration.worker] = why
             said = {"worker": registration.worker, "address": registration.address, "why": why}
-            logger.warning("worker_link_refused", extra=said)
+            if fault is None:
+                logger.warning("worker_link_refused", extra=said)
+            else:
+                logger.error("worker_link_failed", exc_info=fault, extra=said)
 
 
 def decode_all(values: list[bytes]) -> list[Registration]:

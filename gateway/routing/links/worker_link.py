@@ -178,7 +178,7 @@ class WorkerLink:
         self._group_key = group_key
         self._quarantine = quarantine or Quarantine()
         self._trust = trust
-        self._was_up = False
+        self._was_heard = False
         self._is_well = False
         """The engine has stepped, or had nothing to do, since the link is up."""
         self._asked_at = 0.0
@@ -314,17 +314,13 @@ class WorkerLink:
     async def run(self) -> None:
         """Dials and serves until the link is lost; every open call then gets `Lost`. Records may still be under way to SQL,
         which may take seconds: `records.until_kept` waits for them. Raises `LinkDown` if the worker could not be reached at
-        all, and `LinkRefused` if one side does not trust the other.
+        all, and `LinkRefused` if one side does not trust the other: the worker then ends the link before it has said anything.
         """
         context = self._trust.context(self.registration.address)
         try:
             async with patience(HELLO_S):
                 self._connection = await dial(self.registration.address, context)
-        except ConnectionRefusedError:
-            raise LinkDown from None
-        except (ssl.SSLError, ConnectionError) as error:
-            if context is None:
-                raise LinkDown from None
+        except ssl.SSLError as error:
             raise LinkRefused(listener.why(error)) from None
         except (OSError, TimeoutError):
             raise LinkDown from None
@@ -335,6 +331,7 @@ class WorkerLink:
             beats = tasks.create_task(self._beat(self._connection))
             try:
                 await self._listen(self._connection)
+                is_cut = self._connection.is_aborted
             except BaseException:  # this gateway ends, or has a fault: the worker's process goes on
                 self._connection.abort()
                 raise
@@ -343,7 +340,7 @@ class WorkerLink:
                 self._connection.abort()
                 self.records.stop()
             beats.cancel()
-        if not self._was_up and addresses.host_port(self.registration.address) is not None:
+        if not self._was_heard and not is_cut and addresses.host_port(self.registration.address) is not None:
             raise LinkRefused(ENDED_EARLY if context is not None else ENDED_EARLY_IN_PLAIN)
 
     def abort(self) -> None:
@@ -390,6 +387,7 @@ class WorkerLink:
         logger.info("worker_link_lost", extra={"worker": self.registration.worker})
 
     def _on_messages(self, messages: list[Message]) -> None:
+        self._was_heard = True
         for message in messages:
             self._on_message(message)
 
@@ -465,7 +463,7 @@ class WorkerLink:
         if hello.version != PROTOCOL_VERSION or hello.model != self.registration.model:
             logger.warning("worker_not_usable", extra={"worker": self.registration.worker, "model": hello.model})
             return
-        self.hello, self._was_up = hello, True
+        self.hello = hello
         self._quarantine.linked(self.registration.worker, hello.process)
         self._ask_snapshot()
         logger.info("worker_link_up", extra={"worker": self.registration.worker, "model": hello.model})

@@ -18,11 +18,14 @@ from gateways import RunningGateway, running_gateway, until
 from gateway.generation.stream import GENERATION
 from gateway.routing.links import fleet as fleets
 from gateway.routing.links.fleet import Fleet
-from gateway.routing.links.trust import LinkRefused, Trust
+from gateway.routing.links.trust import LinkDown, LinkRefused, Trust
 from gateway.routing.links.worker_link import WorkerLink
 from gateway.telemetry.metrics import METRICS
 from workers.process.tls.certificates import Certificate, Files, Setting, dialling_context, listening_context
+from workers.protocol import addresses
 from workers.protocol.counts import EngineAck, EngineRecords
+from workers.protocol.frames import encode
+from workers.protocol.messages import PROTOCOL_VERSION, Hello
 from workers.protocol.registry import Registration
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -174,6 +177,45 @@ async def test_an_address_beyond_this_machine_is_dialled_without_tls_only_if_tha
         await until(lambda: link.is_up)
         link.abort()
         await running
+
+
+@pytest.mark.parametrize("how", ["another model", "cut here"])
+async def test_a_link_that_ends_although_nobody_distrusts_is_no_refusal(how: str, address: str) -> None:
+    """The worker serves another model and ends, or this gateway cuts a link before the worker's hello."""
+    where = addresses.host_port(address)
+    assert where is not None
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if how == "another model":
+            writer.write(encode(Hello(PROTOCOL_VERSION, "p", model="other")))
+            writer.write_eof()
+            await reader.read()
+        else:
+            await reader.readexactly(1)
+            link.abort()
+        writer.close()
+
+    link = WorkerLink(registered(address), "me", keep)
+    async with await asyncio.start_server(serve, *where):
+        await link.run()
+    assert not link.is_up
+
+
+async def test_a_worker_that_ends_within_a_handshake_is_down_and_not_distrusted(
+    address: str, authority: Authority
+) -> None:
+    where = addresses.host_port(address)
+    assert where is not None
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        writer.transport.abort()
+
+    link = WorkerLink(registered(address), "me", keep, trust=Trust(of_gateway(authority, authority)))
+    async with await asyncio.start_server(serve, *where):
+        with pytest.raises(LinkDown) as down:
+            await link.run()
+    assert type(down.value) is LinkDown
 
 
 async def test_a_worker_that_is_refused_stays_refused_and_the_log_has_it_once(

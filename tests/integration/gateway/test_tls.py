@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,15 @@ from gateways import MODEL, RunningGateway, running_gateway, until
 
 from gateway.listening.tls import CERTIFICATES
 from gateway.telemetry.metrics import METRICS
+from workers.process.tls.listener import CLOSING_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 HANDSHAKE_S = 1.0
 MAX_PER_ADDRESS = 8
+NUM_FILE_BYTES = 300_000
+"""The length of an answer that the gateway has written whole before its client takes it."""
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +151,31 @@ async def test_a_refused_body_is_answered_although_half_a_connection_cannot_clos
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
+async def test_an_answer_whose_connection_closes_reaches_a_slow_reader(
+    gateway: RunningGateway, authority: Authority
+) -> None:
+    """The client pauses for longer than the end of a link may take, with most of the answer unsent."""
+    async with official(gateway, authority) as client:
+        kept = await client.files.create(file=("a.bin", bytes(NUM_FILE_BYTES)), purpose="user_data")
+    head = f"GET /v1/files/{kept.id}/content HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {gateway.keys.api_key}\r\n"
+    asked = f"{head}connection: close\r\n\r\n".encode()
+    answer = await asyncio.to_thread(taken_slowly, gateway.port, trusting(authority), asked)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert len(answer.partition(b"\r\n\r\n")[2]) == NUM_FILE_BYTES
+
+
+def taken_slowly(port: int, context: ssl.SSLContext, asked: bytes) -> bytes:
+    """Returns an answer, of which nothing is read for a while."""
+    with socket.socket() as plain:
+        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        plain.connect(("127.0.0.1", port))
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as spoken, contextlib.suppress(OSError):
+            spoken.sendall(asked)
+            time.sleep(CLOSING_S + 0.3)
+            return b"".join(iter(lambda: spoken.recv(16 * 1024), b""))
+    return b""
+
+
 async def test_a_client_that_leaves_within_its_body_is_no_fault_of_ours(
     gateway: RunningGateway, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -166,7 +196,7 @@ async def test_the_consoles_cookie_is_secure_and_browsers_keep_to_tls(
         async with session.post(f"{gateway.url}/console/sign-in", data=form, allow_redirects=False) as answer:
             assert answer.status == 303
             assert answer.cookies["headgate_console"]["secure"]
-            assert answer.headers["strict-transport-security"] == "max-age=31536000"
+            assert answer.headers["strict-transport-security"] == "max-age=604800"
         named = gateway.url.replace("127.0.0.1", "localhost")
         async with session.get(f"{named}/console/sign-in") as answer:
             assert "strict-transport-security" not in answer.headers

@@ -28,6 +28,7 @@ def test_only_the_model_has_to_be_named(monkeypatch, tmp_path):
     [
         ("HEADGATE_SLOT", "first"),
         ("HEADGATE_WORKER_ADDRESS", "somewhere"),
+        ("HEADGATE_WORKER_ADDRESS", "tcp:10.0.0.5:70000"),
         ("HEADGATE_THREADS", "0"),
         ("HEADGATE_OPS_BIND", "9400"),
         ("HEADGATE_ENGINE_DTYPE", "int3"),

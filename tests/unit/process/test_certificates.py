@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import ssl
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,6 +97,44 @@ def test_a_pair_that_is_half_written_is_read_once_it_is_whole(files: Files, auth
     certificate.look()
     assert not certificate.fault
     assert certificate.newest is not before
+
+
+@pytest.mark.parametrize("what", ["read_bytes", "stat"])
+def test_a_renewed_pair_is_used_although_it_could_not_be_read_for_a_moment(
+    what: str, files: Files, authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate = Certificate(files, https_context)
+    before = certificate.newest
+    authority.sign("listener", "127.0.0.1")
+
+    def fail(_: Path, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as moment:
+        moment.setattr(Path, what, fail)
+        for _ in range(3):
+            certificate.look()
+        assert "cannot be read: Too many open files." in fault(files)
+    assert certificate.fault.endswith("cannot be read: Too many open files.")
+    assert certificate.newest is before
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    certificate.look()
+    assert not certificate.fault
+    assert certificate.newest is not before
+
+
+def test_a_fault_ends_when_the_files_of_before_are_there_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate = Certificate(files, https_context)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as moment:
+        moment.setattr(os, "stat", fail)
+        certificate.look()
+    assert certificate.fault
+    certificate.look()
+    assert not certificate.fault
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,9 @@ from workers.process.tls.certificates import Certificate, Files, Setting, https_
 from workers.process.tls.listener import Hands, TlsListener
 
 LOOPS = pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+SYSTEM_BYTES = 16 * 1024
+NUM_BYTES = 512 * 1024
+"""The length of an answer that the system does not take at once."""
 
 
 class Echo(asyncio.Protocol):
@@ -28,19 +31,34 @@ class Echo(asyncio.Protocol):
         self.transport.write(data)
 
 
+class Answer(asyncio.Protocol):
+    """Answers with many bytes and closes the connection."""
+
+    def connection_made(self, transport: Any) -> None:
+        transport.write(bytes(NUM_BYTES))
+        transport.close()
+
+
 class Served:
-    def __init__(self, directory: Path, handshake_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        handshake_s: float = 20.0,
+        closing_s: float = 20.0,
+        protocol: Callable[[], asyncio.Protocol] = Echo,
+    ) -> None:
         self.authority = Authority(directory)
         pair = self.authority.sign("listener", "127.0.0.1")
         self.certificate = Certificate(Files(Setting("CERT", pair.cert), Setting("KEY", pair.key)), https_context)
         opened = socket.create_server(("127.0.0.1", 0))
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SYSTEM_BYTES)
         self.port = opened.getsockname()[1]
         self.failures: list[tuple[str, str]] = []
         self.refuses = False
         hands = Hands(
-            lambda _: None if self.refuses else Echo(), lambda _, address, why: self.failures.append((address, why))
+            lambda _: None if self.refuses else protocol(), lambda _, address, why: self.failures.append((address, why))
         )
-        self.listener = TlsListener([opened], self.certificate.context, hands, handshake_s)
+        self.listener = TlsListener([opened], self.certificate.context, hands, handshake_s, closing_s)
 
     async def dial(self, context: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.port, ssl=context)
@@ -135,6 +153,33 @@ def test_connections_go_on_when_the_listener_is_closed_and_handshakes_do_not(loo
             await served.dial(None)
         for one in (writer, silent_writer):
             one.close()
+
+    run(loop, test)
+
+
+@LOOPS
+@pytest.mark.parametrize(("closing_s", "is_whole"), [(20.0, True), (0.1, False)], ids=["in time", "too late"])
+def test_a_slow_reader_gets_what_is_unsent_at_a_close(
+    loop: Any, closing_s: float, is_whole: bool, tmp_path: Path
+) -> None:
+    async def test() -> None:
+        served = Served(tmp_path, closing_s=closing_s, protocol=Answer)
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SYSTEM_BYTES)
+        slow.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(slow, ("127.0.0.1", served.port))
+        context = ssl.create_default_context(cafile=served.authority.ca)
+        reader, writer = await asyncio.open_connection(
+            sock=slow, ssl=context, server_hostname="127.0.0.1", limit=SYSTEM_BYTES
+        )
+        await asyncio.sleep(0.5)
+        found = b""
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while piece := await reader.read(SYSTEM_BYTES):
+                found += piece
+        assert (len(found) == NUM_BYTES) is is_whole
+        writer.close()
+        served.listener.close()
 
     run(loop, test)
 

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FILES_EVERY_S = 10.0
 """The time between two looks whether the files have changed."""
@@ -49,8 +51,15 @@ class Setting:
 
     def read(self) -> bytes:
         """Raises `CertificateError`."""
+        return self._do(self.path.read_bytes)
+
+    def mode(self) -> int:
+        """Returns who may do what with the file. Raises `CertificateError`."""
+        return self._do(self.path.stat).st_mode
+
+    def _do(self, what: Callable[[], T]) -> T:
         try:
-            return self.path.read_bytes()
+            return what()
         except OSError as error:
             raise CertificateError(f"{self} cannot be read: {error.strerror}.") from None
 
@@ -135,24 +144,26 @@ class Certificate:
         return self.ends_at - time.time() < ENDS_SOON_S
 
     def look(self) -> None:
-        """Reads the files again if they have changed."""
+        """Reads the files again if they have changed since they could be used, which may have failed for a moment."""
         stamps = self._stamps()
-        if stamps == self._seen:
+        if stamps == self._seen and not self.fault:
             return
-        self._seen = stamps
         try:
             self.newest, self.ends_at = self._read()
         except CertificateError as error:
-            self.fault = str(error)
-            logger.error(
-                "the certificate of before is kept: %s",
-                error,
-                extra={"event": "certificate_unusable", "why": str(error)},
-            )
+            self._keep(str(error))
         else:
+            self._seen = stamps
             self.fault = ""
             said = {"event": "certificate_read", "file": str(self.files.cert.path), "ends_at": int(self.ends_at)}
             logger.info("a new certificate is used", extra=said)
+
+    def _keep(self, fault: str) -> None:
+        """Notes why the files cannot be used. The log has each reason once, however often the files are looked at."""
+        if fault != self.fault:
+            self.fault = fault
+            said = {"event": "certificate_unusable", "why": fault}
+            logger.error("the certificate of before is kept: %s", fault, extra=said)
 
     def _use_newest(self, handshake: Any, name: str | None, context: ssl.SSLContext) -> None:
         if self.newest is not context:
@@ -209,7 +220,7 @@ def _ends_at(cert: Setting) -> float:
 def _refuse_readable(key: Setting) -> None:
     """Refuses a key that every user of the machine may read. Raises `CertificateError`."""
     key.read()
-    if key.path.stat().st_mode & OTHERS:
+    if key.mode() & OTHERS:
         raise CertificateError(
             f"{key} may be read by every user of this machine: type chmod 600 {key.path}, or mount it with the mode 0440."
         )

@@ -21,7 +21,7 @@ ACCEPTED_AT_ONCE = 8
 NO_ROOM_S = 1.0
 """The pause after the system had no room for one more connection."""
 CLOSING_S = 2.0
-"""How long the other side of a connection has to agree that it is closed."""
+"""How long the other side of a link has to take what is unsent and to agree that the link is closed."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _WORDS = {
     "HTTP_REQUEST": "it speaks HTTP without TLS",
@@ -70,15 +70,24 @@ class Hands:
 
 class TlsListener:
     def __init__(
-        self, sockets: Sequence[socket.socket], context: ssl.SSLContext, hands: Hands, handshake_s: float
+        self,
+        sockets: Sequence[socket.socket],
+        context: ssl.SSLContext,
+        hands: Hands,
+        handshake_s: float,
+        closing_s: float = CLOSING_S,
     ) -> None:
-        """The sockets listen already. They are closed with this listener."""
+        """The sockets listen already. They are closed with this listener. A connection that we close loses what its other
+        side has not taken `closing_s` later.
+        """
         self.sockets = tuple(sockets)
         self._context = context
         self._hands = hands
         self._handshake_s = handshake_s
+        self._closing_s = closing_s
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """The handshakes that have not ended → the addresses of their other sides."""
         self._is_closed = False
         for one in self.sockets:
             one.setblocking(False)
@@ -91,6 +100,9 @@ class TlsListener:
     def num_handshakes(self) -> int:
         """The number of handshakes that have not ended."""
         return len(self._handshakes)
+
+    def num_handshakes_of(self, address: str) -> int:
+        return sum(one == address for one in self._handshakes.values())
 
     def close(self) -> None:
         """Accepts nothing more, and ends the handshakes. Connections go on."""
@@ -127,8 +139,8 @@ class TlsListener:
                 accepted.close()
                 continue
             handshake = self._loop.create_task(self._shake(accepted, address, protocol))
-            self._handshakes.add(handshake)
-            handshake.add_done_callback(self._handshakes.discard)
+            self._handshakes[handshake] = address
+            handshake.add_done_callback(self._handshakes.pop)
 
     def _listen_again(self, listening: socket.socket) -> None:
         if not self._is_closed:
@@ -141,7 +153,7 @@ class TlsListener:
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=self._handshake_s,
-                ssl_shutdown_timeout=CLOSING_S,
+                ssl_shutdown_timeout=self._closing_s,
             )
         except OSError as error:  # of TLS, too
             self._hands.failed(protocol, address, why(error))

@@ -12,6 +12,9 @@ import pytest
 
 from gateway.routing.links import fleet as fleets
 from gateway.routing.links.fleet import Fleet
+from gateway.routing.links.trust import Trust
+from workers.process.rounds import num_failed
+from workers.protocol.counts import EngineAck, EngineRecords
 from workers.protocol.registry import Registration
 
 ONE = Registration("worker-0", "process", "unix:/none", "model", "root", 1)
@@ -25,6 +28,7 @@ class Link:
     def __init__(self, registration: Registration, *_: object) -> None:
         self.registration, self.is_up, self.ended = registration, True, asyncio.Event()
         self.kept = asyncio.Event()
+        self.records = self
         Link.made.append(self)
 
     def abort(self) -> None:
@@ -86,6 +90,46 @@ async def test_a_worker_whose_link_ends_is_dialled_again_without_a_look_being_du
     await until(lambda: len(Link.made) == 2)
     assert (len(seen.fleet.links), seen.fleet.num_lost) == (1, 1)
     assert not Link.made[0].kept.is_set(), "SQL may be away: its records are waited for meanwhile"
+
+
+@pytest.mark.parametrize("address", ["tcp:127.0.0.1:70000", f"tcp:{'a' * 64}.org:7000", "tcp:nowhere"])
+async def test_a_registration_that_cannot_be_dialled_costs_no_other_worker_its_link(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fleets, "REFUSED_S", 0.0)
+    monkeypatch.setattr(fleets, "SEARCH_EVERY_S", 0.01)
+    broken = msgspec.structs.replace(ONE, worker="worker-1", address=address)
+    registered, made = [ONE, broken], fleets.WorkerLink
+    links: list[Link] = []
+
+    def link(registration: Registration, *more: object) -> object:
+        if registration is broken:
+            return made(registration, *more)  # type: ignore[arg-type]
+        links.append(Link(registration))
+        return links[-1]
+
+    async def look() -> list[Registration]:
+        return registered
+
+    monkeypatch.setattr(fleets, "WorkerLink", link)
+    before = num_failed["Fleet._serve"]
+    fleet = Fleet(look, keep, trust=Trust(may_be_plain=True))
+    task = asyncio.create_task(fleet.run())
+    async with asyncio.timeout(30):
+        await until(lambda: num_failed["Fleet._serve"] >= before + 3)
+        assert fleet.links == links == [links[0]]
+        assert [*fleet.refusals] == ["worker-1"]
+        registered = [ONE]
+        await until(lambda: not fleet.refusals)
+    task.cancel()
+    links[0].kept.set()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["worker_link_failed"]
+    assert fleet.num_refused == 0
+
+
+async def keep(records: EngineRecords) -> EngineAck:
+    return EngineAck(records.worker, records.records[-1].seq)
 
 
 @pytest.mark.parametrize("is_up", [False, True])
