@@ -165,7 +165,7 @@ def results(batch_id: str, follow: bool, output: Path | None, after: str | None,
             if output is None:
                 asyncio.run(_follow(api, batch_id, found, sys.stdout.buffer, follow))
             else:
-                with _to_go_on_with(output) as file:
+                with to_go_on_with(output) as file:
                     found.after = last_line(file, batch_id) if file.readable() else None
                     asyncio.run(_follow(api, batch_id, found, file, follow))
         except KeyboardInterrupt:
@@ -181,7 +181,7 @@ def results(batch_id: str, follow: bool, output: Path | None, after: str | None,
         click.echo(f"headgate: {found.num_lines:,} lines were added to {output}; the batch is {status}.", err=True)
 
 
-def _to_go_on_with(output: Path) -> BinaryIO:
+def to_go_on_with(output: Path) -> BinaryIO:
     """Opens a file to which lines are added, for this command alone, or a device or pipe, which is only written into. Raises
     `ApiFailed`.
     """

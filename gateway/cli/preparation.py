@@ -6,6 +6,7 @@ Its libraries take most of a second to load, so `up` imports this module after i
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Collection, Sequence
 
@@ -26,6 +27,10 @@ from gateway.generation.served import model_files
 from gateway.journal.journals import gateway_journals
 from gateway.metering.replay import replay
 from workers.process.children.forked import give_back
+
+# A start that fails for another reason cancels what runs here, and SQLAlchemy would print a traceback of the connection that it
+# closes then. Processes that log do so through their own handlers.
+logging.getLogger("sqlalchemy.pool").addHandler(logging.NullHandler())
 
 
 class Preparation:

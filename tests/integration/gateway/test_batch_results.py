@@ -216,6 +216,30 @@ async def test_clients_that_all_read_a_batch_at_its_end_look_through_its_files_o
     assert not batch.gateway.app[READ_TURNS]._locks
 
 
+async def test_all_that_wait_for_a_batch_read_with_one_connection_at_a_time(
+    batch: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Together they took every connection, and other tenants got 503."""
+    num_reading, most, page = 0, 0, pages.ended_page
+
+    async def counted(*asked: Any) -> Any:
+        nonlocal num_reading, most
+        num_reading += 1
+        most = max(most, num_reading)
+        try:
+            await asyncio.sleep(0.02)
+            return await page(*asked)
+        finally:
+            num_reading -= 1
+
+    monkeypatch.setattr(pages, "ended_page", counted)
+    waiting = [asyncio.create_task(batch.numbers(wait=20)) for _ in range(6)]
+    await until(lambda: batch.gateway.app[BATCH_WAITS].num == 6)
+    await batch.ends(1)
+    assert await asyncio.gather(*waiting) == [[1]] * 6
+    assert most == 1
+
+
 async def test_the_end_of_a_batch_between_two_pages_loses_and_repeats_nothing(
     batch: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from gateway.cli.api import ApiFailed
-from gateway.cli.batch_commands import last_line
+from gateway.cli.batch_commands import last_line, to_go_on_with
 from gateway.cli.batch_retry import as_value, sort, why_left
 
 
@@ -113,3 +114,18 @@ def test_a_file_with_something_else_stays_as_it_is(content):
     with pytest.raises(ApiFailed, match=r"results\.jsonl has something other than results of batch_0a"):
         last_line(file, "batch_0a")
     assert file.getvalue() == content
+
+
+def test_a_file_of_results_belongs_to_one_command_at_a_time(tmp_path):
+    """Two that followed a batch into one file wrote every line twice."""
+    path = tmp_path / "results.jsonl"
+    with to_go_on_with(path), pytest.raises(ApiFailed, match="Another command writes to"):
+        to_go_on_with(path)
+    to_go_on_with(path).close()
+
+
+def test_a_device_is_written_into_and_not_read_to_its_end():
+    """/dev/zero has none, and a pipe cannot be read again."""
+    with to_go_on_with(Path("/dev/zero")) as file:
+        assert not file.readable()
+        file.write(b"a line")
