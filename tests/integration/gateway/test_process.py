@@ -254,7 +254,7 @@ async def test_a_bind_that_others_reach_without_a_proxy_is_warned_of(
         _, log = await asyncio.to_thread(process.communicate, timeout=15)
     lines = [line for line in log.decode().splitlines() if "keys_in_the_clear" in line]
     assert len(lines) == (0 if networks else 1)
-    assert all("Put a proxy with TLS in front" in json.loads(line)["msg"] for line in lines)
+    assert all("put a proxy with TLS in front" in json.loads(line)["msg"] for line in lines)
 
 
 async def test_what_stops_the_start_is_one_sentence(tmp_path: Path, redis_url: str) -> None:

@@ -130,11 +130,13 @@ async def test_batch_task_chunk_and_lines_find_each_other_although_a_worker_dies
     # The worker that died took the first try of a line with it.
     lost = [root for roots in tries.values() for root in roots[:-1]]
     cut = [root for root in lost if attributes(root)["error.type"] == "upstream_lost"]
-    assert cut
-    for root in cut:
-        (chat,) = [s for s in spans if s.trace_id == root.trace_id and s.name == f"chat {MODEL}"]
+    # A line that is sent in the moment of the death ends with the same error, and no worker has a part in it.
+    chats = [[s for s in spans if s.trace_id == root.trace_id and s.name == f"chat {MODEL}"] for root in cut]
+    assert any(chats)
+    for chat in (one for found in chats for one in found):
         assert events(chat, "worker_lost")
         assert attributes(chat)["headgate.worker.id"] == "worker-0"
+    assert max(map(len, chats)) == 1
     services = {a.value.string_value for r in collector.resources for a in r.attributes if a.key == "service.name"}
     assert services == {"headgate-gateway", "headgate-jobs"}
     assert "canary" not in str(spans)
